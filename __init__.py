@@ -1,0 +1,13 @@
+"""Parallel denoising for ComfyUI: FLUX on several GPUs."""
+
+WEB_DIRECTORY = "./web"
+
+
+async def comfy_entrypoint():  # type: ignore[no-untyped-def]
+    """ComfyUI's hook for custom nodes."""
+    from .nodes import ParallelExtension
+
+    return ParallelExtension()
+
+
+__all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]

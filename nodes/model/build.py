@@ -1,0 +1,58 @@
+"""Building a MODEL from a checkpoint's header: ComfyUI's own model class on the meta device, its weights elsewhere."""
+
+from __future__ import annotations
+
+import os
+from types import MappingProxyType
+
+import comfy.model_detection
+import comfy.model_management
+import comfy.utils
+import torch
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.host import Backend
+from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.models.family import ModelSpec
+from ...parallel_backend.plan import ParallelPlan, resolve
+from ...parallel_backend.weights.checkpoint import read_header
+from .patcher import ParallelModelPatcher
+from .proxy import DiffusionProxy
+from .remote import RemoteModel
+
+WEIGHT_DTYPES = MappingProxyType(
+    {"default": None, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+)
+"""The choices of Load Diffusion Model that the workers carry."""
+
+
+def load_model(backend: Backend, family_name: str, path: str, weight_dtype: str, plan: ParallelPlan) -> ParallelModelPatcher:
+    """A MODEL for a file; reads the file's header only.
+
+    Raises:
+        Refused: the file is not one of this family, or the plan cannot work on this machine.
+    """
+    family = FAMILIES[family_name]
+    part, config = family.inspect(read_header(path))
+    resolved = resolve(plan, torch.cuda.device_count(), family.limits(config))
+    tensors = part.meta_tensors()
+    model_config = comfy.model_detection.model_config_from_unet(tensors, "")
+    if model_config is None:
+        raise Refused(f"{part.path.name} is not a model ComfyUI knows: choose another file.")
+    device = comfy.model_management.get_torch_device()
+    dtypes = list(model_config.supported_inference_dtypes)
+    dtype = WEIGHT_DTYPES[weight_dtype] or comfy.model_management.unet_dtype(
+        model_params=comfy.utils.calculate_parameters(tensors),
+        supported_dtypes=dtypes,
+        weight_dtype=comfy.utils.weight_dtype(tensors),
+    )
+    model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
+    status = os.stat(path)
+    spec = ModelSpec(family_name, str(path), status.st_mtime_ns, status.st_size, str(dtype).removeprefix("torch."))
+    size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    remote = RemoteModel(backend, family, config, spec, resolved, size)
+    model = model_config.get_model(tensors, "", device=torch.device("meta"))
+    model.diffusion_model = DiffusionProxy(model.diffusion_model, remote)
+    patcher = ParallelModelPatcher(model, load_device=device, offload_device=comfy.model_management.unet_offload_device())
+    patcher.add_sampling_wrapper()
+    return patcher

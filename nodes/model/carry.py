@@ -1,0 +1,199 @@
+"""From a ComfyUI sampling run to the fields of a Sample message, or the reason why it runs step by step instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.conds
+import comfy.k_diffusion.sampling
+import comfy.model_sampling
+import comfy.samplers
+import torch
+from comfy.patcher_extension import CallbacksMP, WrappersMP
+from comfy_extras.nodes_custom_sampler import Guider_Basic
+from torch import Tensor
+
+from ...parallel_backend.denoise import samplers
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.wire.messages import FlowSettings, Prompt
+from .unsupported import refuse_prompts, refuse_transformer_options
+
+MODEL_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
+"""What model_options may hold; anything else changes the denoise in this process."""
+
+WRAPPERS = (WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
+"""Wrappers around what the workers do in their loop."""
+
+CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
+"""Callbacks at every model call."""
+
+PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
+    "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "timestep_start", "timestep_end"
+}  # fmt: skip
+"""What a prompt may hold. Other numbers and words do not reach a FLUX model, other tensors and objects might."""
+
+TENSOR_NAMES = {"c_crossattn": "context", "y": "y", "guidance": "guidance"}
+"""ComfyUI's names of the model's conditioning -> the model's own."""
+
+CONST_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
+
+
+class NotCarried(Exception):
+    """The workers' loop does not carry this; it runs with one forward of the model per call instead."""
+
+
+@dataclass(frozen=True)
+class SamplerRun:
+    """The arguments of a SAMPLER_SAMPLE wrapper."""
+
+    sampler: Any
+    guider: Any
+    sigmas: Tensor
+    extra_args: Mapping[str, Any]
+    noise: Tensor
+    latent: Tensor
+    mask: Tensor | None
+
+    @property
+    def model_options(self) -> Mapping[str, Any]:
+        return self.extra_args["model_options"]  # type: ignore[no-any-return]
+
+
+def refuse_what_cannot_work(run: SamplerRun) -> None:
+    """Raise Refused for what neither the loop nor single forwards can do."""
+    refuse_transformer_options(run.model_options.get("transformer_options", {}))
+    refuse_prompts(run.guider.conds)
+    if "multigpu_clones" in run.model_options:
+        raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
+    for entries in run.guider.conds.values():
+        for entry in entries:
+            unknown = sorted(set(entry["model_conds"]) - set(TENSOR_NAMES))
+            if unknown:
+                raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it.")
+
+
+def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The fields and tensors of the Sample message that does the same.
+
+    Raises:
+        NotCarried: with the reason.
+    """
+    _check_surroundings(run)
+    name, options = _sampler(run.sampler)
+    prompts, tensors = _prompts(run)
+    fields: dict[str, Any] = {
+        "compute_dtype": str(run.guider.inner_model.get_dtype_inference()).removeprefix("torch."),
+        "sampler": name,
+        "options": options,
+        "seed": run.extra_args["seed"],
+        "flow": _flow(run.guider.inner_model.model_sampling),
+        "cfg": float(run.guider.cfg),
+        "positive": prompts["positive"],
+        "negative": prompts.get("negative"),
+    }
+    sampling = run.guider.inner_model.model_sampling
+    full = run.sampler.max_denoise(run.guider, run.sigmas)
+    tensors["x"] = sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
+    tensors["sigmas"] = run.sigmas
+    if run.mask is not None:
+        tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
+    return fields, tensors
+
+
+def _check_surroundings(run: SamplerRun) -> None:
+    guider, options = run.guider, run.model_options
+    if type(guider) not in (comfy.samplers.CFGGuider, Guider_Basic):
+        raise NotCarried(f"the guider {type(guider).__name__}")
+    if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
+        raise NotCarried("a sampler with arguments of its own")
+    added = sorted(set(options) - MODEL_OPTIONS)
+    if added:
+        raise NotCarried(f"the model option {added[0]}")
+    transformer = options.get("transformer_options", {})
+    for kind in WRAPPERS:
+        wrappers = transformer.get("wrappers", {}).get(kind, {})
+        if names := [str(name or "unnamed") for name, functions in wrappers.items() if functions]:
+            raise NotCarried(f"the {kind} wrapper {names[0]}")
+    for kind in CALLBACKS:
+        if any(transformer.get("callbacks", {}).get(kind, {}).values()):
+            raise NotCarried(f"the callback {kind}")
+
+
+def _sampler(sampler: Any) -> tuple[str, dict[str, Any]]:
+    if type(sampler) is not comfy.samplers.KSAMPLER:
+        raise NotCarried(f"the sampler {type(sampler).__name__}")
+    function = sampler.sampler_function
+    stock = comfy.k_diffusion.sampling
+    name = next((n for n in samplers.SAMPLERS if getattr(stock, f"sample_{n}", None) is function), None)
+    if name is None:
+        raise NotCarried(f"the sampler {getattr(function, '__name__', str(function)).removeprefix('sample_')}")
+    try:
+        samplers.check(name, sampler.extra_options)
+    except Refused as reason:
+        raise NotCarried(f"this setting: {reason}") from None
+    if set(sampler.inpaint_options) - {"random"}:
+        raise NotCarried("a sampler with inpaint options")
+    return name, {key: value for key, value in sampler.extra_options.items() if value is not None}
+
+
+def _flow(sampling: Any) -> FlowSettings:
+    kind, const = type(sampling), comfy.model_sampling.CONST
+    scales: dict[Callable[..., Any], Callable[[], float]] = {
+        comfy.model_sampling.ModelSamplingFlux.timestep: lambda: 1.0,
+        comfy.model_sampling.ModelSamplingDiscreteFlow.timestep: lambda: float(sampling.multiplier),
+    }
+    plain = all(getattr(kind, name, None) is getattr(const, name) for name in CONST_METHODS)
+    if not plain or kind.timestep not in scales:
+        raise NotCarried(f"the model sampling {kind.__name__}")
+    return FlowSettings(
+        timestep_scale=scales[kind.timestep](),
+        first_sigma=float(sampling.percent_to_sigma(1e-4)),
+        noise_scale=float(getattr(sampling, "noise_scale", 1.0)),
+    )
+
+
+def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
+    sides = dict(run.guider.conds)
+    one_sided = math.isclose(run.guider.cfg, 1.0) and not run.model_options.get("disable_cfg1_optimization", False)
+    if one_sided:
+        sides.pop("negative", None)
+    tensors: dict[str, Tensor] = {}
+    return {side: _side(side, entries, tensors) for side, entries in sides.items() if entries is not None}, tensors
+
+
+def _side(side: str, entries: Sequence[Mapping[str, Any]], tensors: dict[str, Tensor]) -> list[Prompt]:
+    prompts = []
+    for index, entry in enumerate(entries):
+        other = sorted(key for key in set(entry) - PROMPT_KEYS if entry[key] is not None)
+        if other:
+            raise NotCarried(f"{other[0]} in the conditioning")
+        names = {}
+        for key, condition in entry["model_conds"].items():
+            if type(condition) is not comfy.conds.CONDRegular:
+                raise NotCarried(f"{key} in the conditioning")
+            names[TENSOR_NAMES[key]] = f"prompt.{side}.{index}.{key}"
+            tensors[names[TENSOR_NAMES[key]]] = condition.cond
+        prompts.append(
+            Prompt(
+                names,
+                strength=float(entry.get("strength", 1.0)),
+                start=_number(entry.get("timestep_start")),
+                end=_number(entry.get("timestep_end")),
+            )
+        )
+    return prompts
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _inpaint_noise(run: SamplerRun) -> Tensor:
+    """What the part outside the mask is noised with: the initial noise, or noise of its own (ddim)."""
+    if not run.sampler.inpaint_options.get("random", False):
+        return run.noise
+    generator = torch.manual_seed(run.extra_args["seed"] + 1)
+    return torch.randn(run.noise.shape, generator=generator, device="cpu").to(run.noise)

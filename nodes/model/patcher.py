@@ -1,0 +1,106 @@
+"""ParallelModelPatcher: ComfyUI's ModelPatcher for a model whose weights are elsewhere.
+
+Object patches, wrappers, injections and callbacks work as ever; only the movement of weights does nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import comfy.model_patcher
+import torch
+from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+from .remote import RemoteModel
+from .sampling import STRICT, run_in_workers
+from .unsupported import refuse_weights
+
+KEY = "parallel"
+
+
+class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
+    """A MODEL of Load Parallel FLUX."""
+
+    @property
+    def remote(self) -> RemoteModel:
+        """Where the weights are."""
+        return self.model.diffusion_model.remote
+
+    def strict(self) -> ParallelModelPatcher:
+        """A clone that refuses what cannot run in the workers' own loop instead of running it step by step."""
+        clone: ParallelModelPatcher = self.clone()
+        clone.model_options["transformer_options"][STRICT] = True
+        return clone
+
+    def add_sampling_wrapper(self) -> None:
+        """Make samplers run in the workers."""
+        self.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, run_in_workers)
+
+    def model_size(self) -> int:
+        """Bytes that the workers hold, or will hold, on this process's device."""
+        return self.remote.weight_bytes * self.remote.copies_on(self.load_device)
+
+    def loaded_size(self) -> int:
+        """Bytes that the workers hold now on this process's device."""
+        return self.remote.backend.held_bytes(self.remote.spec) * self.remote.copies_on(self.load_device)
+
+    def partially_load(self, device_to: torch.device, extra_memory: int = 0, force_patch_weights: bool = False) -> int:
+        """Apply object patches and injections; the workers load the weights when they are asked to sample."""
+        with self.use_ejected(skip_and_inject_on_exit_only=True):
+            self.unpatch_model()
+            self.patch_model(device_to)
+        return 0
+
+    def load(self, device_to: torch.device | None = None, *_: Any, **__: Any) -> None:
+        """Move no weight; tell callbacks as ever."""
+        self.model.device = device_to
+        self.model.current_weight_patches_uuid = self.patches_uuid
+        for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
+            callback(self, device_to, 0, False, True)
+
+    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
+        """Undo object patches and injections; there is no weight to move to `device_to`."""
+        super().unpatch_model(None, unpatch_weights)
+
+    def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False) -> int:
+        """Make the workers give their weights' memory back, all of it."""
+        freed = self.loaded_size()
+        self.remote.backend.release(self.remote.spec)
+        return freed
+
+    def detach(self, unpatch_all: bool = True) -> Any:
+        """Undo patches; where ComfyUI unloads the model (`unpatch_all`), the workers give their memory back."""
+        result = super().detach(unpatch_all)
+        if unpatch_all:
+            self.remote.backend.release(self.remote.spec)
+        return result
+
+    def add_patches(self, *_: Any, **__: Any) -> NoReturn:
+        """LoRA and merging."""
+        raise refuse_weights("Applying a LoRA or merging models")
+
+    def add_hook_patches(self, *_: Any, **__: Any) -> NoReturn:
+        """LoRA hooks on conditioning."""
+        raise refuse_weights("Applying LoRA hooks")
+
+    def get_key_patches(self, *_: Any, **__: Any) -> NoReturn:
+        """Merging."""
+        raise refuse_weights("Merging models")
+
+    def state_dict_for_saving(self, *_: Any, **__: Any) -> NoReturn:
+        """Saving."""
+        raise refuse_weights("Saving the model")
+
+    def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:
+        """MultiGPU CFG Split and Select Model Device."""
+        raise refuse_weights("MultiGPU CFG Split")
+
+    def add_weight_wrapper(self, *_: Any, **__: Any) -> NoReturn:
+        """Functions applied to weights as they are used."""
+        raise refuse_weights("Wrapping weights")
+
+    def add_object_patch(self, name: str, obj: Any) -> None:
+        """As ever, except inside the diffusion model."""
+        if name.split(".")[0] == "diffusion_model":
+            raise refuse_weights(f"Replacing {name}")
+        super().add_object_patch(name, obj)

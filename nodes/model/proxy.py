@@ -1,0 +1,53 @@
+"""The weightless stand-in for a diffusion model: one forward of it is one request to the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.patcher_extension
+import torch
+from torch import Tensor, nn
+
+from ...parallel_backend.errors import Refused
+from .remote import RemoteModel
+from .unsupported import refuse_transformer_options
+
+CONDITIONING = ("y", "guidance")
+"""What the model takes besides the text, by ComfyUI's names."""
+
+
+class DiffusionProxy(nn.Module):
+    """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
+
+    def __init__(self, skeleton: nn.Module, remote: RemoteModel) -> None:
+        super().__init__()
+        self._modules = skeleton._modules
+        self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
+        self.remote = remote
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_skeleton"][0], name)
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor, timestep: Tensor, context: Tensor, **inputs: Any) -> Tensor:
+        """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs ComfyUI's DIFFUSION_MODEL wrappers."""
+        options = inputs.pop("transformer_options", {})
+        wrappers = comfy.patcher_extension.get_all_wrappers(
+            comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options
+        )
+        executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
+        return executor.execute(x, timestep, context, transformer_options=options, **inputs)
+
+    def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
+        refuse_transformer_options(transformer_options)
+        given = {name: value for name, value in inputs.items() if value is not None}
+        unknown = sorted(set(given) - set(CONDITIONING))
+        if unknown:
+            raise Refused(f"{', '.join(unknown)} is not supported by this MODEL yet: remove the node that adds it.")
+        conditioning = {"context": context, **given}
+        self.remote.check(x, conditioning)
+        self.remote.kernel(x.dtype)
+        return self.remote.forward({"x": x, "timestep": timestep.float(), **conditioning}, x.dtype).to(x.device)

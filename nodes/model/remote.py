@@ -1,0 +1,82 @@
+"""RemoteModel: where the weights of a MODEL are and how to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ...parallel_backend.attention.kernels import Kernel, choose_kernel
+from ...parallel_backend.errors import Cancelled, Refused
+from ...parallel_backend.host import Backend
+from ...parallel_backend.models.family import Family, ModelSpec
+from ...parallel_backend.plan import ResolvedPlan
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """A model in the workers: what to load, with which plan. Starting takes place when it is first used."""
+
+    backend: Backend
+    family: Family
+    config: Any
+    spec: ModelSpec
+    plan: ResolvedPlan
+    weight_bytes: int
+
+    def kernel(self, dtype: torch.dtype) -> Kernel:
+        """The attention kernel the workers will use. Raises Refused where the plan's choice cannot run."""
+        device = torch.device(self.plan.devices[0])
+        return choose_kernel(self.plan.attention, device, dtype, self.family.limits(self.config).head_dim)
+
+    def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:
+        """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
+        self.family.check(self.config, latent, conditioning)
+        for name, tensor in conditioning.items():
+            self.check_numbers(f"conditioning ({name})", tensor)
+
+    def check_numbers(self, what: str, tensor: Tensor) -> None:
+        """Raise Refused where a tensor holds NaN or infinity."""
+        wrong = int((~torch.isfinite(tensor)).sum())
+        if wrong:
+            raise Refused(
+                f"the {what} holds {wrong} values of {tensor.numel()} that are NaN or infinite: "
+                "look at the node it comes from (a text encoder or VAE in too low a precision does that)."
+            )
+
+    def copies_on(self, device: torch.device) -> int:
+        """How many workers hold weights on a device of this process."""
+        name = device.type if device.index is None else str(device)
+        return sum(worker == name for worker in self.plan.devices)
+
+    def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, **fields: Any) -> Tensor:
+        """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
+        try:
+            return self.backend.sample(
+                tensors, on_progress, comfy.model_management.processing_interrupted, model=self.spec, plan=self.plan, **fields
+            )
+        except Cancelled:
+            raise _interrupted() from None
+
+    def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Run the model once in a compute dtype."""
+        name = str(dtype).removeprefix("torch.")
+        try:
+            return self.backend.forward(
+                self.spec, self.plan, name, tensors, comfy.model_management.processing_interrupted
+            )
+        except Cancelled:
+            raise _interrupted() from None
+
+
+def _interrupted() -> BaseException:
+    """ComfyUI's exception for Cancel, its flag cleared."""
+    try:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+    except comfy.model_management.InterruptProcessingException as error:
+        return error
+    return comfy.model_management.InterruptProcessingException()

@@ -1,0 +1,68 @@
+"""The SAMPLER_SAMPLE wrapper: the whole denoise in the workers where they carry it, step by step where not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ...parallel_backend.errors import Refused
+from .carry import NotCarried, SamplerRun, fields_of, refuse_what_cannot_work
+from .remote import RemoteModel
+
+log = logging.getLogger(__name__)
+
+STRICT = "parallel_strict"
+
+
+def run_in_workers(
+    executor: Any,
+    guider: Any,
+    sigmas: Tensor,
+    extra_args: dict[str, Any],
+    callback: Any,
+    noise: Tensor,
+    latent_image: Tensor | None = None,
+    denoise_mask: Tensor | None = None,
+    disable_pbar: bool = False,
+) -> Tensor:
+    """Stand in for `Sampler.sample`; returns its result.
+
+    Raises:
+        Refused: what the workers cannot do at all, or, on a strict MODEL, not in their own loop.
+    """
+    remote: RemoteModel = guider.inner_model.diffusion_model.remote
+    assert latent_image is not None
+    run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
+    refuse_what_cannot_work(run)
+    kernel = remote.kernel(guider.inner_model.get_dtype_inference())
+    for entries in guider.conds.values():
+        for entry in entries:
+            given = {name: c.cond for name, c in entry["model_conds"].items()}
+            remote.check(noise, {"context": given.pop("c_crossattn"), **given})
+    remote.check_numbers("latent", latent_image)
+    where = f"{remote.plan.describe()}, attention {kernel.name} ({kernel.reason})"
+    try:
+        if executor.idx + 1 < len(executor.wrappers):
+            raise NotCarried("another wrapper around the sampler")
+        fields, tensors = fields_of(run)
+    except NotCarried as reason:
+        if run.model_options["transformer_options"].get(STRICT):
+            raise Refused(
+                f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
+            ) from None
+        log.info("Parallel: one forward per model call on %s, because the workers' loop does not carry %s", where, reason)
+        return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+    log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
+    total = len(sigmas) - 1
+    with tqdm(total=total, disable=disable_pbar) as bar:
+
+        def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
+            bar.update(step + 1 - bar.n)
+            if callback is not None:
+                callback(step, denoised.to(noise.device), x.to(noise.device), total)
+
+        samples = remote.sample(tensors, on_progress, **fields).to(noise.device)
+    return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)

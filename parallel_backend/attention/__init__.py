@@ -1,0 +1,1 @@
+"""Attention over ranks: kernels that return (out, LSE), their merge, and Ulysses x Ring."""

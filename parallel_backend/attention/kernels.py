@@ -1,0 +1,83 @@
+"""Attention kernels that return the output and its log-sum-exp, and the choice among them.
+
+Every kernel takes q `[batch, queries, heads, head_dim]`, k and v `[batch, keys, heads, head_dim]` and returns out
+`[batch, queries, heads, head_dim]` in q's dtype and LSE `[batch, heads, queries]` in fp32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import Refused
+
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+CHOICES = ("auto", "sdpa", "flash")
+"""What a plan may ask for: torch's own kernels, the flash-attn package, or the best of them."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A chosen kernel and why it was chosen, for the log."""
+
+    name: str
+    reason: str
+    attend: Attend
+
+
+def choose_kernel(choice: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
+    """The kernel for a device and dtype.
+
+    Raises:
+        Refused: the kernel asked for cannot run here; the sentence says why and what can.
+    """
+    if choice not in CHOICES:
+        raise Refused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
+    obstacle = flash_obstacle(device, dtype, head_dim)
+    if choice == "flash" and obstacle:
+        raise Refused(f"attention flash cannot be used: {obstacle}; use auto or sdpa.")
+    if choice != "sdpa" and not obstacle:
+        return Kernel("flash", "flash-attn is installed", _flash_attn)
+    reason = "asked for" if choice == "sdpa" else obstacle or ""
+    return Kernel("sdpa", reason, _sdpa_cpu if device.type == "cpu" else _sdpa_cuda)
+
+
+def flash_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the flash-attn package cannot serve, or None if it can."""
+    if device.type != "cuda":
+        return f"flash-attn runs on GPUs only and this worker is on the {device.type}"
+    if importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"flash-attn takes fp16 and bf16, not {str(dtype).removeprefix('torch.')}"
+    if head_dim > 256:
+        return f"flash-attn takes heads of up to 256, this model's have {head_dim}"
+    return None
+
+
+def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    from flash_attn import flash_attn_func
+
+    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True)
+    return out, lse
+
+
+def _sdpa_cpu(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+    return out.transpose(1, 2), lse
+
+
+def _sdpa_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
+    else:
+        out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
+        lse = lse[..., : q.shape[2]]  # this kernel pads the LSE to a multiple of its block
+    return out.transpose(1, 2), lse

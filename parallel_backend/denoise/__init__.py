@@ -1,0 +1,1 @@
+"""The denoise: samplers, guidance, inpainting and one parallel forward of the model."""

@@ -1,0 +1,127 @@
+"""The host's end of the workers' connections: a Unix socket in a private directory and one reading thread."""
+
+from __future__ import annotations
+
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ..wire.frames import BadFrame, Frame, FrameDecoder, encode, host_decoder
+from ..wire.messages import Hello, Message, Pulse
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from a rank."""
+
+    rank: int
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """A rank's connection ended; `reason` is empty where it was closed in an orderly way."""
+
+    rank: int
+    reason: str
+
+
+@dataclass
+class Heard:
+    """What a rank last said of itself, when it was heard, and when it last got anywhere (monotonic seconds)."""
+
+    pulse: Pulse
+    at: float
+    moved: float
+
+
+class Channel:
+    """Accepts one connection a rank and queues what arrives. Pulses are not queued; `heard` has each rank's latest."""
+
+    def __init__(self, path: Path, generation: int) -> None:
+        self.events: queue.Queue[Received | Disconnected] = queue.Queue()
+        self.heard: dict[int, Heard] = {}
+        self._generation = generation
+        self._connections: dict[int, socket.socket] = {}
+        self._closing = threading.Event()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._read, name="parallel-channel", daemon=True)
+        self._thread.start()
+
+    def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a message to a rank.
+
+        Raises:
+            OSError: the connection is gone; a Disconnected event says more.
+        """
+        self._connections[rank].sendall(encode(message, tensors))
+
+    def close(self) -> None:
+        """Close every connection and end the reading thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                for key, _ in selector.select(timeout=0.1):
+                    if key.fileobj is self._listener:
+                        connection, _ = self._listener.accept()
+                        selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+                    elif not self._receive(key.data):
+                        selector.unregister(key.fileobj)
+            for key in list(selector.get_map().values()):
+                if isinstance(key.data, _Peer):
+                    key.data.connection.close()
+
+    def _receive(self, peer: _Peer) -> bool:
+        """Read what a peer sent; False when its connection is over."""
+        reason = ""
+        try:
+            data = peer.connection.recv(1 << 20)
+            if data:
+                for frame in peer.decoder.feed(data):
+                    self._accept(peer, frame)
+                return True
+        except (OSError, BadFrame) as error:
+            reason = str(error)
+        peer.connection.close()
+        if peer.rank is not None:
+            self.events.put(Disconnected(peer.rank, reason))
+        return False
+
+    def _accept(self, peer: _Peer, frame: Frame) -> None:
+        message = frame.message
+        if peer.rank is None:
+            if not isinstance(message, Hello) or message.generation != self._generation:
+                raise BadFrame("not a worker of this generation")
+            peer.rank = message.rank
+            self._connections[message.rank] = peer.connection
+        if isinstance(message, Pulse):
+            self._hear(peer.rank, message)
+        else:
+            self.events.put(Received(peer.rank, frame))
+
+    def _hear(self, rank: int, pulse: Pulse) -> None:
+        now, last = time.monotonic(), self.heard.get(rank)
+        moved = last.moved if last and last.pulse == pulse else now
+        self.heard[rank] = Heard(pulse, now, moved)
+
+
+class _Peer:
+    """A connection, its decoder, and its rank once it has said Hello."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.decoder: FrameDecoder = host_decoder()
+        self.rank: int | None = None

@@ -1,0 +1,238 @@
+"""WorkerGroup: the workers of one generation, from start to end, one request at a time."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import Cancelled, WorkerFailed
+from ..wire.frames import Frame
+from ..wire.messages import Cancel, Done, Failed, Forward, Progress, Ready, Release, Sample, Shutdown, Stopped
+from . import diagnosis
+from .channel import Channel, Disconnected, Received
+from .launcher import Launched, launch, make_directory, socket_path
+
+log = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, Tensor, Tensor], None]
+Interrupted = Callable[[], bool]
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds after which a phase counts as failed.
+
+    `start`: until all workers are ready. `silence`: since a rank's last pulse. `stall`: since any rank got anywhere.
+    `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
+    `leave`: for workers to leave when told to.
+    """
+
+    start: float = 300
+    silence: float = 30
+    stall: float = 300
+    cancel: float = 60
+    report: float = 1
+    leave: float = 5
+
+
+class State(enum.Enum):
+    """A group's life. It never goes back: after FAILED or STOPPED a new group, a new generation, takes its place."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RUNNING = "running"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class WorkerGroup:
+    """Worker processes on a list of devices; starting takes place in the constructor.
+
+    Raises:
+        WorkerFailed: they did not come up.
+        Cancelled: the user cancelled meanwhile.
+    """
+
+    def __init__(
+        self, devices: tuple[str, ...], transport: str, generation: int, deadlines: Deadlines, interrupted: Interrupted
+    ) -> None:
+        self.devices = devices
+        self.transport = transport
+        self.state = State.STARTING
+        self._deadlines = deadlines
+        self._reports: list[Failed] = []
+        try:
+            directory = make_directory()
+            self._channel = Channel(socket_path(directory), generation)
+            self._launched: Launched = launch(directory, devices, transport, generation)
+        except OSError as error:
+            raise WorkerFailed(f"The workers could not be started: {error}. Free what is missing and queue again.") from error
+        try:
+            self._wait_until_ready(interrupted)
+        except BaseException:
+            self._end(State.FAILED)
+            raise
+        self.state = State.READY
+
+    def alive(self) -> bool:
+        """Whether the group can take a request; finds out about workers that died while idle."""
+        if self.state is State.READY and any(p.poll() is not None for p in self._launched.processes):
+            log.warning("%s", diagnosis.explain(self._launched, self.devices, self._channel.heard, self._reports))
+            self._end(State.FAILED)
+        return self.state is State.READY
+
+    def carry_out(
+        self,
+        message: Sample | Forward | Release,
+        tensors: Mapping[str, Tensor],
+        on_progress: OnProgress,
+        interrupted: Interrupted,
+    ) -> Frame:
+        """Send a request and wait for its end; returns the frame of its Done message.
+
+        Args:
+            on_progress: called with the step, the denoised latent and x; what it raises cancels the request.
+            interrupted: asked often; True cancels the request.
+
+        Raises:
+            Cancelled: the user cancelled; the workers are ready again.
+            WorkerFailed: the group has failed and is stopped.
+        """
+        assert self.state is State.READY
+        self.state = State.RUNNING
+        try:
+            return self._converse(message, tensors, on_progress, interrupted)
+        except WorkerFailed:
+            self._end(State.FAILED)
+            raise
+        finally:
+            if self.state is State.RUNNING:
+                self.state = State.READY
+
+    def stop(self) -> None:
+        """End the workers; they leave nothing behind."""
+        if self.state in (State.STOPPED, State.FAILED):
+            return
+        try:
+            self._channel.send(0, Shutdown())
+        except OSError:
+            pass  # already gone
+        self._end(State.STOPPED)
+
+    def _converse(
+        self,
+        message: Sample | Forward | Release,
+        tensors: Mapping[str, Tensor],
+        on_progress: OnProgress,
+        interrupted: Interrupted,
+    ) -> Frame:
+        started = time.monotonic()
+        self._send(message, tensors)
+        cancelled_at: float | None = None
+        stopped_by: BaseException | None = None
+        while True:
+            frame = self._next_frame(started)
+            match frame.message if frame else None:
+                case Progress(step=step) if stopped_by is None and frame is not None:
+                    try:
+                        on_progress(step, frame.tensors["denoised"], frame.tensors["x"])
+                    except BaseException as error:  # ComfyUI's callback raises to interrupt; the workers must be idle first
+                        stopped_by = error
+                case Done() if frame is not None:
+                    if stopped_by is not None:
+                        raise stopped_by
+                    return frame
+                case Stopped():
+                    raise stopped_by or Cancelled
+            if stopped_by is None and interrupted():
+                stopped_by = Cancelled()
+            if stopped_by is not None and cancelled_at is None:
+                cancelled_at = time.monotonic()
+                self._send(Cancel(message.request), {})
+            if cancelled_at is not None and time.monotonic() - cancelled_at > self._deadlines.cancel:
+                log.warning("the workers did not stop within %.0f s of Cancel and were ended", self._deadlines.cancel)
+                self._end(State.FAILED)
+                raise stopped_by or Cancelled
+
+    def _send(self, message: Sample | Forward | Release | Cancel, tensors: Mapping[str, Tensor]) -> None:
+        try:
+            self._channel.send(0, message, tensors)
+        except OSError:
+            pass  # the Disconnected event that follows tells why
+
+    def _next_frame(self, since: float) -> Frame | None:
+        """The next frame if one comes soon. Raises WorkerFailed when something is wrong with a rank."""
+        try:
+            event = self._channel.events.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            event = None
+        match event:
+            case Disconnected():
+                raise self._failure()
+            case Received(frame=Frame(message=Failed() as report)):
+                self._reports.append(report)
+                raise self._failure()
+            case Received(frame=frame):
+                return frame
+        self._check_pulses(since)
+        return None
+
+    def _failure(self) -> WorkerFailed:
+        """Wait a moment for the other ranks' accounts, then name the cause."""
+        until = time.monotonic() + self._deadlines.report
+        while (left := until - time.monotonic()) > 0:
+            try:
+                event = self._channel.events.get(timeout=left)
+            except queue.Empty:
+                break
+            if isinstance(event, Received) and isinstance(event.frame.message, Failed):
+                self._reports.append(event.frame.message)
+            if all(process.poll() is not None for process in self._launched.processes):
+                until = min(until, time.monotonic() + POLL_SECONDS)
+        for process in self._launched.processes:
+            process.poll()
+        return diagnosis.explain(self._launched, self.devices, self._channel.heard, self._reports)
+
+    def _check_pulses(self, since: float) -> None:
+        now, heard = time.monotonic(), self._channel.heard
+        for rank in range(len(self.devices)):
+            quiet = now - max(since, heard[rank].at if rank in heard else since)
+            if quiet > self._deadlines.silence:
+                raise diagnosis.silent(rank, self.devices, heard.get(rank), quiet)
+        still = now - max([since, *(h.moved for h in heard.values())])
+        if still > self._deadlines.stall:
+            raise diagnosis.stalled(self.devices, heard, still)
+
+    def _wait_until_ready(self, interrupted: Interrupted) -> None:
+        started = time.monotonic()
+        ready: set[int] = set()
+        while len(ready) < len(self.devices):
+            try:
+                event = self._channel.events.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                event = None
+            match event:
+                case Received(rank=rank, frame=Frame(message=Ready())):
+                    ready.add(rank)
+                case Received(frame=Frame(message=Failed() as report)):
+                    self._reports.append(report)
+                    raise self._failure()
+            if any(process.poll() is not None for process in self._launched.processes):
+                raise self._failure()
+            if interrupted():
+                raise Cancelled
+            if time.monotonic() - started > self._deadlines.start:
+                raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
+
+    def _end(self, state: State) -> None:
+        self.state = state
+        self._launched.end(self._deadlines.leave if state is State.STOPPED else 0)
+        self._channel.close()

@@ -1,0 +1,339 @@
+"""FLUX.1 (dev and schnell types) over diffusers' FluxTransformer2DModel, numerically as ComfyUI's Flux.
+
+Where the two differ in low precision, ComfyUI's order is followed: timestep features are computed in fp32 and then
+cast, guidance is multiplied in the compute dtype, and an odd latent is padded circularly to the patch size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import Refused
+from ..layout import TokenLayout
+from ..plan import ModelLimits
+from ..weights.checkpoint import Checkpoint
+from ..weights.flux_keys import HEAD_DIM, TIME_FEATURES, flux_keys
+from ..weights.keymap import KeyMap
+from ..weights.layers import rms_norm, use_cast_linears
+from .family import Activations, Block, Conditioning, Qkv
+
+PATCH = 2
+PREFIXES = ("", "model.diffusion_model.")
+TIME_FACTOR = 1000.0
+
+
+@dataclass(frozen=True)
+class FluxConfig:
+    """The shape of a FLUX model, read off its tensors."""
+
+    hidden: int
+    double_blocks: int
+    single_blocks: int
+    channels: int
+    text_width: int
+    pooled_width: int
+    guidance: bool
+
+    @property
+    def heads(self) -> int:
+        return self.hidden // HEAD_DIM
+
+
+class FluxFamily:
+    """Reads FLUX files with Black Forest Labs' tensor names and builds the model."""
+
+    def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, FluxConfig]:
+        """The model's own tensors and its configuration. Raises Refused where the file is no FLUX.1 model."""
+        name = checkpoint.path.name
+        for prefix in PREFIXES:
+            if f"{prefix}double_blocks.0.img_attn.qkv.weight" in checkpoint.entries:
+                break
+        else:
+            kind = "diffusers' tensor names" if "x_embedder.weight" in checkpoint.entries else "no FLUX.1 tensors"
+            raise Refused(
+                f"{name} has {kind}: choose a FLUX.1 dev or schnell file with the original tensor names "
+                "(double_blocks.0.img_attn.qkv.weight and so on)."
+            )
+        part = checkpoint.select(prefix, _original_name)
+        if "double_stream_modulation_img.lin.weight" in part.entries:
+            raise Refused(f"{name} is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.")
+        try:
+            config = _read_config(part)
+        except (KeyError, IndexError) as missing:
+            raise Refused(f"{name} lacks the FLUX.1 tensor {missing}: choose a complete FLUX.1 file.") from None
+        if config.channels != 16:
+            raise Refused(
+                f"{name} takes {config.channels} latent channels (Fill, Canny and Depth models do); only FLUX.1 models "
+                "with 16 are supported: choose a FLUX.1 dev or schnell file."
+            )
+        self._check_tensors(part, config)
+        return part, config
+
+    def limits(self, config: FluxConfig) -> ModelLimits:
+        """A Ulysses degree is at most the number of heads."""
+        return ModelLimits(heads=config.heads, head_dim=HEAD_DIM)
+
+    def check(self, config: FluxConfig, latent: Tensor, conditioning: Conditioning) -> None:
+        """Refuse a latent or conditioning of the wrong width, in one sentence with the numbers."""
+        if latent.ndim != 4 or latent.shape[1] != config.channels:
+            raise Refused(
+                f"the latent has the shape {list(latent.shape)} and FLUX takes [batch, {config.channels}, height, width]: "
+                "use EmptySD3LatentImage, or encode with a FLUX VAE."
+            )
+        if min(latent.shape) < 1:
+            raise Refused(
+                f"the latent has the shape {list(latent.shape)}, with nothing in it: "
+                "use a width and height of at least 16 pixels."
+            )
+        widths = {"context": ("text", config.text_width), "y": ("pooled text", config.pooled_width)}
+        for key, (what, width) in widths.items():
+            tensor = conditioning.get(key)
+            if tensor is not None and tensor.shape[-1] < width or (key == "context" and tensor.shape[-1] != width):
+                raise Refused(
+                    f"the conditioning's {what} is {tensor.shape[-1]} wide and this model takes {width}: "
+                    "use the text encoders that belong to the model (for FLUX.1: t5xxl and clip_l)."
+                )
+        if conditioning["context"].ndim != 3 or conditioning["context"].shape[1] == 0:
+            raise Refused(
+                f"the conditioning's text has the shape {list(conditioning['context'].shape)} and "
+                f"[batch, tokens, {config.text_width}] with at least one token is needed: encode a prompt."
+            )
+
+    def keys(self, config: FluxConfig) -> KeyMap:
+        """Which rows of which tensors make each parameter."""
+        return flux_keys(**asdict(config))
+
+    def build(self, config: FluxConfig) -> FluxModel:
+        """The model on the meta device."""
+        return FluxModel(config)
+
+    def _check_tensors(self, part: Checkpoint, config: FluxConfig) -> None:
+        name = part.path.name
+        for piece in (piece for pieces in self.keys(config).values() for piece in pieces):
+            entry = part.entries.get(piece.name)
+            if entry is None:
+                raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete FLUX.1 file.")
+            if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
+                kind = str(entry.dtype).removeprefix("torch.")
+                raise Refused(
+                    f"{name} holds {piece.name} as {kind}, a format not supported yet: choose an fp32, fp16 or bf16 file."
+                )
+            if entry.shape[:1] < (piece.stop,) or entry.shape[1:] != piece.row_shape:
+                raise Refused(
+                    f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit a model of "
+                    f"{config.hidden} features: choose a complete FLUX.1 file."
+                )
+
+
+def _original_name(name: str) -> str:
+    """ComfyUI saves the norms' scales under another name than Black Forest Labs."""
+    return name.removesuffix(".weight") + ".scale" if name.endswith("_norm.weight") else name
+
+
+def _read_config(part: Checkpoint) -> FluxConfig:
+    def count(stem: str) -> int:
+        numbers = {name.split(".")[1] for name in part.entries if name.startswith(f"{stem}.")}
+        return len(numbers)
+
+    image = part.entries["img_in.weight"].shape
+    return FluxConfig(
+        hidden=image[0],
+        double_blocks=count("double_blocks"),
+        single_blocks=count("single_blocks"),
+        channels=image[1] // PATCH**2,
+        text_width=part.entries["txt_in.weight"].shape[1],
+        pooled_width=part.entries["vector_in.in_layer.weight"].shape[1],
+        guidance="guidance_in.in_layer.weight" in part.entries,
+    )
+
+
+class FluxModel:
+    """FluxTransformer2DModel's modules, driven token run by token run."""
+
+    def __init__(self, config: FluxConfig) -> None:
+        from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel  # 5 s: workers only
+
+        with torch.device("meta"):
+            module = FluxTransformer2DModel(
+                in_channels=config.channels * PATCH**2,
+                num_layers=config.double_blocks,
+                num_single_layers=config.single_blocks,
+                attention_head_dim=HEAD_DIM,
+                num_attention_heads=config.heads,
+                joint_attention_dim=config.text_width,
+                pooled_projection_dim=config.pooled_width,
+                guidance_embeds=config.guidance,
+            )
+        use_cast_linears(module)
+        self.module: nn.Module = module.eval().requires_grad_(False)
+        self.heads = config.heads
+        self.head_dim = HEAD_DIM
+        self.blocks: Sequence[Block] = [
+            *(DoubleBlock(block) for block in module.transformer_blocks),
+            *(SingleBlock(block) for block in module.single_transformer_blocks),
+        ]
+        self._config = config
+        self._flux = module
+
+    def layout(self, latent: Tensor, conditioning: Conditioning, ring: int, ulysses: int) -> TokenLayout:
+        """The cut of the tokens; an odd latent counts a partial patch as a whole one."""
+        rows, columns = _grid(latent.shape)
+        return TokenLayout(conditioning["context"].shape[1], rows * columns, self.heads, ring, ulysses)
+
+    def embed(
+        self, latent: Tensor, timestep: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int
+    ) -> Activations:
+        """The activations of one sequence rank's tokens."""
+        flux, run, text_run = self._flux, layout.image(rank), layout.text(rank)
+        image = flux.x_embedder(_patchify(latent)[:, run])
+        text = flux.context_embedder(conditioning["context"][:, text_run])
+        ids = torch.cat([torch.zeros(text.shape[1], 3, device=latent.device), _positions(latent)[run]])
+        return Activations(
+            tokens=torch.cat([text, image], dim=1),
+            text=text.shape[1],
+            vec=self._vec(latent, timestep, conditioning),
+            rope=flux.pos_embed(ids),
+        )
+
+    def unembed(self, state: Activations) -> Tensor:
+        """The velocity of the local image tokens, `[batch, local image tokens, channels * patch area]`."""
+        head = self._flux.norm_out
+        scale, shift = head.linear(F.silu(state.vec)).chunk(2, dim=1)
+        image = _modulate(state.tokens[:, state.text :], shift, scale)
+        return self._flux.proj_out(image)
+
+    def assemble(self, tokens: Tensor, latent_shape: torch.Size) -> Tensor:
+        """All image tokens as a latent, cropped to its shape."""
+        batch, _, height, width = latent_shape
+        rows, columns = _grid(latent_shape)
+        grid = tokens.view(batch, rows, columns, -1, PATCH, PATCH).permute(0, 3, 1, 4, 2, 5)
+        return grid.reshape(batch, -1, rows * PATCH, columns * PATCH)[:, :, :height, :width]
+
+    def _vec(self, latent: Tensor, timestep: Tensor, conditioning: Conditioning) -> Tensor:
+        embed, dtype = self._flux.time_text_embed, latent.dtype
+        vec = embed.timestep_embedder(_time_features(timestep).to(dtype))
+        guidance = conditioning.get("guidance")
+        if self._config.guidance and guidance is not None:
+            vec = vec + embed.guidance_embedder(_time_features(guidance).to(dtype))
+        pooled = conditioning.get("y")
+        if pooled is None:
+            pooled = torch.zeros(latent.shape[0], self._config.pooled_width, device=latent.device, dtype=dtype)
+        return vec + embed.text_embedder(pooled[:, : self._config.pooled_width])
+
+
+class DoubleBlock:
+    """A block with separate weights for text and image tokens and joint attention."""
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+
+    def before(self, state: Activations) -> tuple[Qkv, tuple[Tensor, Tensor]]:
+        """q, k, v of all local tokens and the modulations of both streams."""
+        attn, text = self._block.attn, state.text
+        image_mod = self._block.norm1.linear(F.silu(state.vec))
+        text_mod = self._block.norm1_context.linear(F.silu(state.vec))
+        image = _modulate(state.tokens[:, text:], *image_mod.chunk(6, dim=1)[:2])
+        words = _modulate(state.tokens[:, :text], *text_mod.chunk(6, dim=1)[:2])
+        words_q = rms_norm(attn.norm_added_q, _split(attn.add_q_proj(words)))
+        words_k = rms_norm(attn.norm_added_k, _split(attn.add_k_proj(words)))
+        q = torch.cat([words_q, rms_norm(attn.norm_q, _split(attn.to_q(image)))], dim=1)
+        k = torch.cat([words_k, rms_norm(attn.norm_k, _split(attn.to_k(image)))], dim=1)
+        v = torch.cat([_split(attn.add_v_proj(words)), _split(attn.to_v(image))], dim=1)
+        return (_rotate(q, state.rope), _rotate(k, state.rope), v), (text_mod, image_mod)
+
+    def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
+        """Both streams' outputs, text first."""
+        block, text = self._block, state.text
+        joined = attention.flatten(2)
+        words = self._stream(state.tokens[:, :text], block.attn.to_add_out(joined[:, :text]), carried[0], block.ff_context)
+        image = self._stream(state.tokens[:, text:], block.attn.to_out[0](joined[:, text:]), carried[1], block.ff)
+        return _finite(torch.cat([words, image], dim=1))
+
+    @staticmethod
+    def _stream(x: Tensor, attention: Tensor, modulation: Tensor, feed_forward: nn.Module) -> Tensor:
+        _, _, gate, shift, scale, mlp_gate = modulation.chunk(6, dim=1)
+        x = x + gate[:, None] * attention
+        return x + mlp_gate[:, None] * feed_forward(_modulate(x, shift, scale))
+
+
+class SingleBlock:
+    """A block that treats text and image tokens alike, its MLP parallel to its attention."""
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+
+    def before(self, state: Activations) -> tuple[Qkv, tuple[Tensor, Tensor]]:
+        """q, k, v of all local tokens; carried on are the modulated tokens and the gate."""
+        attn = self._block.attn
+        shift, scale, gate = self._block.norm.linear(F.silu(state.vec)).chunk(3, dim=1)
+        x = _modulate(state.tokens, shift, scale)
+        q = _rotate(rms_norm(attn.norm_q, _split(attn.to_q(x))), state.rope)
+        k = _rotate(rms_norm(attn.norm_k, _split(attn.to_k(x))), state.rope)
+        return (q, k, _split(attn.to_v(x))), (x, gate)
+
+    def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
+        """The block's output tokens."""
+        x, gate = carried
+        mlp = F.gelu(self._block.proj_mlp(x), approximate="tanh")
+        out = self._block.proj_out(torch.cat([attention.flatten(2), mlp], dim=2))
+        return _finite(state.tokens + gate[:, None] * out)
+
+
+def _grid(latent_shape: torch.Size) -> tuple[int, int]:
+    return math.ceil(latent_shape[2] / PATCH), math.ceil(latent_shape[3] / PATCH)
+
+
+def _patchify(latent: Tensor) -> Tensor:
+    """`[batch, channels, height, width]` to `[batch, rows * columns, channels * patch area]`, padded circularly."""
+    rows, columns = _grid(latent.shape)
+    padding = (0, columns * PATCH - latent.shape[3], 0, rows * PATCH - latent.shape[2])
+    if any(padding):
+        latent = F.pad(latent, padding, mode="circular")
+    batch, channels = latent.shape[:2]
+    grid = latent.view(batch, channels, rows, PATCH, columns, PATCH).permute(0, 2, 4, 1, 3, 5)
+    return grid.reshape(batch, rows * columns, channels * PATCH**2)
+
+
+def _positions(latent: Tensor) -> Tensor:
+    """`[image tokens, 3]`: 0, row, column."""
+    rows, columns = _grid(latent.shape)
+    ids = torch.zeros(rows, columns, 3, device=latent.device)
+    ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
+    ids[..., 2] = torch.arange(columns, device=latent.device)
+    return ids.view(-1, 3)
+
+
+def _time_features(time: Tensor) -> Tensor:
+    """Sinusoidal features `[batch, 256]` in fp32, cosine first (DDPM, arXiv 2006.11239); scaled in the input's dtype."""
+    half = TIME_FEATURES // 2
+    frequencies = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=time.device) / half)
+    angles = (TIME_FACTOR * time)[:, None].float() * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def _split(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, HEAD_DIM))
+
+
+def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+
+
+def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions (arXiv 2104.09864) on `[batch, tokens, heads, head_dim]`, computed in fp32."""
+    cos, sin = (t[None, :, None] for t in rope)
+    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([-imaginary, real], dim=-1).flatten(-2)
+    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """In fp16, overflow is clamped to the largest number, where ComfyUI does so."""
+    return torch.nan_to_num(x, nan=0.0, posinf=65504, neginf=-65504) if x.dtype == torch.float16 else x

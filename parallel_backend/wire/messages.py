@@ -1,0 +1,141 @@
+"""Every message, schema-checked on arrival. Host to worker: `ToWorker`; worker to host: `ToHost`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..models.family import ModelSpec
+from ..plan import ResolvedPlan
+
+PROTOCOL = 1
+"""Raised whenever a message or the framing changes; both sides must agree."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; tensors travel beside the message, by name."""
+
+
+class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The MODEL's rectified-flow sampling (ComfyUI's CONST), as plain numbers.
+
+    `timestep_scale` turns sigma into the model's timestep; `first_sigma` stands in for a first sigma of 1 in SDE
+    samplers; `noise_scale` multiplies fresh noise.
+    """
+
+    timestep_scale: float
+    first_sigma: float
+    noise_scale: float
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors.
+
+    It takes part while `end <= sigma <= start`; outputs of several entries are averaged by `strength`.
+    """
+
+    tensors: dict[str, str]
+    strength: float = 1.0
+    start: float | None = None
+    end: float | None = None
+
+
+class Sample(Message, frozen=True):
+    """Run a whole denoise.
+
+    Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, and for inpainting `mask`, `latent`, `noise`.
+    """
+
+    request: int
+    model: ModelSpec
+    plan: ResolvedPlan
+    compute_dtype: str
+    sampler: str
+    options: dict[str, float | int | str]
+    seed: int
+    flow: FlowSettings
+    cfg: float
+    positive: list[Prompt]
+    negative: list[Prompt] | None
+
+
+class Forward(Message, frozen=True):
+    """Run the model once. Tensors: `x` (compute dtype), `timestep`, and the conditioning by the model's names."""
+
+    request: int
+    model: ModelSpec
+    plan: ResolvedPlan
+    compute_dtype: str
+
+
+class Release(Message, frozen=True):
+    """Give back the memory of the weights held."""
+
+    request: int
+
+
+class Cancel(Message, frozen=True):
+    """Stop the request at the next step boundary."""
+
+    request: int
+
+
+class Shutdown(Message, frozen=True):
+    """Leave."""
+
+
+class Hello(Message, frozen=True):
+    """A worker's first message on its connection."""
+
+    protocol: int
+    generation: int
+    rank: int
+    pid: int
+
+
+class Ready(Message, frozen=True):
+    """The process group is up on this rank."""
+
+
+class Pulse(Message, frozen=True):
+    """Sent every second: what the rank is doing, and a counter that grows as long as it gets anywhere."""
+
+    phase: str
+    step: int
+    marks: int
+
+
+class Progress(Message, frozen=True):
+    """A step's first model call is done. Tensors: `denoised`, `x`."""
+
+    request: int
+    step: int
+
+
+class Done(Message, frozen=True):
+    """The request is finished. Tensors: `result`, unless there is none. `held_bytes`: weights held by rank 0."""
+
+    request: int
+    held_bytes: int
+
+
+class Stopped(Message, frozen=True):
+    """The request was cancelled on all ranks, which are idle again."""
+
+    request: int
+
+
+class Failed(Message, frozen=True):
+    """A rank's own account of its failure; `at` is seconds since the epoch."""
+
+    rank: int
+    device: str
+    phase: str
+    step: int
+    out_of_memory: bool
+    reason: str
+    trace: str
+    at: float
+
+
+ToWorker = Sample | Forward | Release | Cancel | Shutdown
+ToHost = Hello | Ready | Pulse | Progress | Done | Stopped | Failed

@@ -1,0 +1,23 @@
+"""What a rank is doing, written by its main thread and told to the host by its link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Status:
+    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded."""
+
+    phase: str = "starting"
+    step: int = 0
+    marks: int = 0
+
+    def enter(self, phase: str, step: int = 0) -> None:
+        """Begin a phase, or a step of it."""
+        self.phase, self.step = phase, step
+        self.mark()
+
+    def mark(self) -> None:
+        """Note that something got done."""
+        self.marks += 1

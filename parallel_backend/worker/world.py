@@ -1,0 +1,61 @@
+"""The process group of all ranks: joining it, relaying rank 0's frames, and agreeing at step boundaries."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+
+from ..wire.frames import Frame, encode, worker_decoder
+from .environment import Environment
+
+FOREVER = datetime.timedelta(days=365)
+"""Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
+
+
+class World:
+    """All ranks of this generation."""
+
+    def __init__(self, environment: Environment) -> None:
+        if environment.device.type == "cuda":
+            torch.cuda.set_device(environment.device)
+        backend = "cpu:gloo,cuda:nccl" if environment.transport == "nccl" else "gloo"
+        dist.init_process_group(
+            backend,
+            init_method=environment.rendezvous,
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=FOREVER,
+        )
+        self.rank = environment.rank
+        self.size = environment.world_size
+        self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+
+    def relay(self, frame: Frame | None) -> Frame:
+        """Rank 0's frame on every rank; the others pass None and wait here for work."""
+        if self.size == 1:
+            assert frame is not None
+            return frame
+        data = torch.frombuffer(bytearray(encode(frame.message, frame.tensors)), dtype=torch.uint8) if frame else None
+        length = torch.tensor([0 if data is None else data.numel()])
+        dist.broadcast(length, 0, group=self._control)
+        if data is None:
+            data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, 0, group=self._control)
+        if frame is not None:
+            return frame
+        (received,) = worker_decoder().feed(data.numpy().tobytes())
+        return received
+
+    def agree(self, flag: bool) -> bool:
+        """Rank 0's flag on every rank, so that all take the same branch."""
+        if self.size == 1:
+            return flag
+        value = torch.tensor([int(flag)], dtype=torch.uint8)
+        dist.broadcast(value, 0, group=self._control)
+        return bool(value)
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()

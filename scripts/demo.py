@@ -1,0 +1,156 @@
+"""Draws one picture three ways in a real ComfyUI: with its own KSampler, one parallel worker, and several.
+
+Prints the picture's path, the time a step takes and how far the parallel latents are from KSampler's;
+exits with 1 if that is too far or anything fails.
+"""
+
+import argparse
+import copy
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from comfyui import REPO, ComfyUI, ComfyUIError, Graph, Progress, Run
+from safetensors.torch import load_file
+from tqdm import tqdm
+
+TOLERANCE = 1e-5
+SPRITES = REPO / "workflows" / "sprites"
+GRAPH = REPO / "scripts" / "sprites_api.json"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What one way of drawing gave: the picture, its latent, and the seconds a step takes."""
+
+    picture: Path
+    latent: torch.Tensor
+    step: float
+
+
+def parallel(graph: Graph, devices: str) -> Graph:
+    """The same graph with the loader and the sampler swapped for the parallel ones."""
+    graph = copy.deepcopy(graph)
+    graph["plan"] = {
+        "class_type": "ParallelPlan",
+        "inputs": {"devices": devices, "ulysses": 0, "ring": 0, "attention": "auto"},
+    }
+    graph["model"]["class_type"] = "LoadParallelFlux"
+    graph["model"]["inputs"]["plan"] = ["plan", 0]
+    graph["sampler"]["class_type"] = "ParallelSampler"
+    return graph
+
+
+def draw(comfyui: ComfyUI, title: str, graph: Graph) -> Drawing:
+    """Run a graph twice: with another seed to load and warm up, then to keep and to time."""
+    warm_up = copy.deepcopy(graph)
+    warm_up["sampler"]["inputs"]["seed"] += 1
+    del warm_up["save_latent"], warm_up["save_image"]
+    warm_up["preview"] = {"class_type": "PreviewImage", "inputs": {"images": ["image", 0]}}
+    follow(comfyui, f"{title}, loading", warm_up)
+    run = follow(comfyui, title, graph)
+
+    (latent_file,), (picture,) = comfyui.files(run, "save_latent"), comfyui.files(run, "save_image")
+    times = [progress.time for progress in run.progress if progress.node == "sampler"]
+    step = (times[-1] - times[0]) / (len(times) - 1)  # the first step's start is not known
+    return Drawing(picture, load_file(latent_file)["latent_tensor"].double(), step)
+
+
+def follow(comfyui: ComfyUI, title: str, graph: Graph) -> Run:
+    """Queue a graph and show the sampler's steps while they are made."""
+    steps = graph["sampler"]["inputs"]["steps"]
+    layout = "{desc} {bar:30} {n:>3}/{total} {elapsed}"
+    with tqdm(total=steps, desc=f"{title:<34}", bar_format=layout) as bar:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.node == "sampler":
+                bar.update(progress.value - bar.n)
+
+        run = comfyui.queue(graph, on_progress=on_progress, timeout=600)
+        run.check()
+        if bar.n < steps:
+            raise ComfyUIError(f"{title}: only {bar.n} of {steps} steps were reported")
+    return run
+
+
+def compare(drawing: Drawing, reference: Drawing) -> tuple[float, float]:
+    """Relative L2 error and largest absolute error of a latent."""
+    error = drawing.latent - reference.latent
+    return (error.norm() / reference.latent.norm()).item(), error.abs().max().item()
+
+
+def plans(devices: str | None) -> tuple[str, str]:
+    """The devices of the two parallel drawings: one worker, and several."""
+    if devices is None:
+        devices = "auto" if torch.cuda.device_count() >= 2 else "cpu:2"
+    if devices.startswith("cpu"):
+        return "cpu:1", devices
+    return "0" if devices == "auto" else devices.split(",")[0], devices
+
+
+def report(reference: Drawing, single: Drawing, several: Drawing) -> bool:
+    """Print the summary; whether both parallel latents are KSampler's."""
+    print(f"\n{'':<26}{'seconds a step':>16}{'relative L2 error':>20}{'largest error':>16}")
+    same = True
+    for title, drawing in (
+        ("ComfyUI's KSampler", reference),
+        ("one worker", single),
+        ("several workers", several),
+    ):
+        relative, largest = compare(drawing, reference)
+        same &= relative <= TOLERANCE  # false for NaN as well
+        print(f"{title:<26}{drawing.step:>16.4f}{relative:>20.1e}{largest:>16.1e}")
+    print(f"\nPicture: {several.picture}")
+    print(f"The {'same' if same else 'WRONG'} picture: the relative error may be {TOLERANCE:.0e} at most.")
+    if (gain := single.step / several.step) > 1.05:
+        print(f"Several workers are {gain:.2f} times as fast as one.")
+    else:
+        print("No gain in speed here: this model is so small that passing data takes longer than computing.")
+    return same
+
+
+def main() -> int:
+    """Run the demo; the exit status."""
+    parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__)
+    parser.add_argument("--comfyui", type=Path, required=True, help="ComfyUI's folder (demo.sh sets it)")
+    parser.add_argument(
+        "--base-dir", type=Path, required=True, help="for models, log and pictures (demo.sh sets it)"
+    )
+    parser.add_argument(
+        "--devices",
+        help='devices of the plan with several workers, such as "0,1" or "cpu:4" (default: all GPUs if there '
+        "are two or more, else two CPU workers)",
+    )
+    arguments = parser.parse_args()
+    one, several = plans(arguments.devices)
+    graph = json.loads(GRAPH.read_text())
+
+    host = ("--cpu",) if several.startswith("cpu") else ()
+    comfyui = ComfyUI(arguments.comfyui, arguments.base_dir, args=host)
+    comfyui.add_model("diffusion_models", [SPRITES / "sprites-flux-schnell.safetensors"])
+    comfyui.add_model("vae_approx", SPRITES.glob("taef1_*.safetensors"))
+    comfyui.add_input(SPRITES.glob("*-on-*.safetensors"))
+    comfyui.add_input([SPRITES / "empty.safetensors"])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # so that ComfyUI is stopped as by Ctrl-C
+    print(f"Starting ComfyUI; its log is {comfyui.log_path}", flush=True)
+    try:
+        with comfyui:
+            drawings = (
+                draw(comfyui, "ComfyUI's KSampler", graph),
+                draw(comfyui, f"one worker ({one})", parallel(graph, one)),
+                draw(comfyui, f"several workers ({several})", parallel(graph, several)),
+            )
+    except (ComfyUIError, TimeoutError) as error:
+        print(f"demo.sh: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0 if report(*drawings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Draws one picture with ComfyUI's own nodes, with one worker and with several, and compares them. No questions asked.
+# Arguments go to demo.py: see demo.sh --help.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
+
+setup
+exec "$VENV_PYTHON" "$REPO/scripts/demo.py" --comfyui "$COMFYUI_PATH" --base-dir "$CACHE/demo" "$@"

