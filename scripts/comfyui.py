@@ -87,9 +87,7 @@ class Run:
     def check(self) -> Self:
         """Return self, or raise ComfyUIError if the run did not succeed."""
         if self.status != "success":
-            raise ComfyUIError(
-                f"the run's status is {self.status}: {self.error or self.node_errors or 'no error'}"
-            )
+            raise ComfyUIError(f"the run's status is {self.status}: {self.error or self.node_errors or 'no error'}")
         return self
 
 
@@ -203,9 +201,7 @@ class ComfyUI:
     def _wait_until_ready(self, deadline: float) -> None:
         while True:
             if self.process.poll() is not None:
-                raise ComfyUIError(
-                    self._with_log(f"ComfyUI ended with code {self.process.returncode} while starting")
-                )
+                raise ComfyUIError(self._with_log(f"ComfyUI ended with code {self.process.returncode} while starting"))
             try:
                 return self._http.get(f"{self.url}/system_stats", timeout=5).raise_for_status()
             except requests.RequestException:
@@ -255,11 +251,7 @@ class ComfyUI:
     ) -> Run:
         """Queue a graph and wait until it is done, has failed, was interrupted or is rejected."""
         run = self._submit(graph)
-        return (
-            run
-            if run.status == "rejected"
-            else self.wait(run.prompt_id, on_progress=on_progress, timeout=timeout)
-        )
+        return run if run.status == "rejected" else self.wait(run.prompt_id, on_progress=on_progress, timeout=timeout)
 
     def submit(self, graph: Graph) -> str:
         """Queue a graph and return its prompt id for `wait`. Raises ComfyUIError if it is rejected."""

@@ -116,9 +116,7 @@ def main() -> int:
     """Run the demo; the exit status."""
     parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__)
     parser.add_argument("--comfyui", type=Path, required=True, help="ComfyUI's folder (demo.sh sets it)")
-    parser.add_argument(
-        "--base-dir", type=Path, required=True, help="for models, log and pictures (demo.sh sets it)"
-    )
+    parser.add_argument("--base-dir", type=Path, required=True, help="for models, log and pictures (demo.sh sets it)")
     parser.add_argument(
         "--devices",
         help='devices of the plan with several workers, such as "0,1" or "cpu:4" (default: all GPUs if there '

@@ -3,7 +3,7 @@
 #
 #   setup            finds or downloads ComfyUI, and makes a virtual environment with torch, ComfyUI's requirements
 #                    and ours. Sets REPO, CACHE, COMFYUI_PATH and VENV_PYTHON. Takes no time once all is there.
-#   setup_dev        adds the development extras of pyproject.toml.
+#   setup_dev        adds what the tests need: dev-requirements.txt.
 #   setup_chromium   finds or installs Chromium, which the tests of the web extension drive. Sets CHROMIUM.
 #
 # The environment may set PYTHON (a Python 3.10 to 3.12), COMFYUI_PATH (a ComfyUI folder), CHROMIUM (a browser) and
@@ -112,14 +112,15 @@ make_environment() {
   } || fail "the environment could not be installed: check the network and that $CACHE has 6 GB free, then run it again."
 }
 
-# Complete while pyproject.toml is the one it was installed from.
-is_setup_dev() { cmp -s -- "$REPO/pyproject.toml" "$VENV/pyproject.toml"; }
+# Done while the list is the one that was installed from.
+is_setup_dev() { cmp -s -- "$REPO/scripts/dev-requirements.txt" "$VENV/dev-requirements.txt"; }
 
 install_dev() {
   is_setup_dev && return
-  say "Installing the development extras"
-  { uv_install -r "$REPO/pyproject.toml" --extra dev && cp -- "$REPO/pyproject.toml" "$VENV/pyproject.toml"; } ||
-    fail "the development extras could not be installed: check the network, then run it again."
+  say "Installing the development requirements"
+  local list="$REPO/scripts/dev-requirements.txt"
+  { uv_install -r "$list" && cp -- "$list" "$VENV/"; } ||
+    fail "the development requirements could not be installed: check the network, then run it again."
 }
 
 find_chromium() {

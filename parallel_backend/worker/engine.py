@@ -11,7 +11,7 @@ from ..denoise import loop
 from ..denoise.forward import ParallelForward
 from ..denoise.guidance import Guidance
 from ..denoise.inpaint import Inpaint
-from ..denoise.samplers import Flow, LatentNoise, start
+from ..denoise.samplers import Flow, start
 from ..errors import Cancelled
 from ..mesh import Mesh, build_mesh
 from ..models.family import ModelSpec
@@ -82,9 +82,9 @@ class Engine:
         def after_call(step: int, denoised: Tensor, x: Tensor) -> None:
             self._answer(Progress(message.request, step), {"denoised": denoised, "x": x})
 
-        x = tensors["x"]
-        noise = LatentNoise(tuple(x.shape), x.device, message.seed)
-        steps = start(message.sampler, x, tensors["sigmas"], flow=flow, noise=noise, options=message.options)
+        steps = start(
+            message.sampler, tensors["x"], tensors["sigmas"], sampling=flow, seed=message.seed, options=message.options
+        )
         return loop.run(steps, denoise, before_step, after_call)
 
     def _forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:

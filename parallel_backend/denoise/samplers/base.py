@@ -86,5 +86,5 @@ def slope(x: Tensor, sigma: Tensor, denoised: Tensor) -> Tensor:
 
 
 def combine(weights: Iterable[Tensor | float], tensors: Iterable[Tensor]) -> Tensor:
-    """The weighted sum of one or more tensors; there must be a weight for each."""
-    return reduce(add, (weight * tensor for weight, tensor in zip(weights, tensors, strict=True)))
+    """The weighted sum of tensors, of as many as there are weights."""
+    return reduce(add, (weight * tensor for weight, tensor in zip(weights, tensors, strict=False)))

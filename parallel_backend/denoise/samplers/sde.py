@@ -28,8 +28,8 @@ class _Leap(NamedTuple):
     """Factor of `x`."""
     clean: Tensor
     """Factor of the clean latent in `x` at the end: alpha."""
-    amount: Tensor
-    """Standard deviation of the noise the step adds."""
+    spread: Tensor
+    """Standard deviation of the noise the step adds, over its final sigma."""
 
 
 def _leap(flow: Flow, sigma: Tensor, sigma_next: Tensor, eta: float) -> _Leap:
@@ -40,7 +40,7 @@ def _leap(flow: Flow, sigma: Tensor, sigma_next: Tensor, eta: float) -> _Leap:
         z=h * (eta + 1),
         kept=sigma_next / sigma * (-h * eta).exp(),
         clean=sigma_next * end.exp(),
-        amount=sigma_next * (-2 * h * eta).expm1().neg().sqrt(),
+        spread=(-2 * h * eta).expm1().neg().sqrt(),
     )
 
 
@@ -118,10 +118,10 @@ def dpmpp_2m_sde(
         x = leap.kept * x - leap.clean * (-leap.z).expm1() * denoised
         if before is not None:
             denoised_before, h_before = before
-            second = (-leap.z).expm1() / leap.z + 1 if solver_type == "heun" else -0.5 * (-leap.z).expm1()
-            x = x + leap.clean * second * (leap.h / h_before) * (denoised - denoised_before)
+            weight = (-leap.z).expm1() / leap.z + 1 if solver_type == "heun" else -0.5 * (-leap.z).expm1()
+            x = x + leap.clean * weight * (1 / (h_before / leap.h)) * (denoised - denoised_before)
         if eta > 0 and s_noise > 0:
-            x = x + draw(sigma, sigma_next) * leap.amount * s_noise
+            x = x + draw(sigma, sigma_next) * sigma_next * leap.spread * s_noise
         before = denoised, leap.h
     return x
 
@@ -159,11 +159,13 @@ def dpmpp_3m_sde(
             else:
                 denoised_2, h_2 = before[1]
                 ratio_2 = h_2 / leap.h
-                second = (first - (denoised_1 - denoised_2) / ratio_2) / (ratio_1 + ratio_2)
+                change = first - (denoised_1 - denoised_2) / ratio_2
+                first = first + change * ratio_1 / (ratio_1 + ratio_2)
+                second = change / (ratio_1 + ratio_2)
                 phi_3 = phi_2 / leap.z - 0.5
-                x = x + leap.clean * phi_2 * (first + second * ratio_1) - leap.clean * phi_3 * second
+                x = x + leap.clean * phi_2 * first - leap.clean * phi_3 * second
         if eta > 0 and s_noise > 0:
-            x = x + draw(sigma, sigma_next) * leap.amount * s_noise
+            x = x + draw(sigma, sigma_next) * sigma_next * leap.spread * s_noise
         before.appendleft((denoised, leap.h))
     return x
 
