@@ -109,7 +109,9 @@ class SaveConditioning(io.ComfyNode):
             partial.replace(Path(folder, file))
         except (OSError, safetensors.SafetensorError) as error:
             partial.unlink(missing_ok=True)
-            raise Refused(f"{file} could not be written to {folder}: {error}. Make room there and queue again.") from error
+            raise Refused(
+                f"{file} could not be written to {folder}: {error}. Make room there and queue again."
+            ) from error
         shown = [{"filename": file, "subfolder": subfolder, "type": "input"}]
         return io.NodeOutput(ui={"conditioning": shown})
 

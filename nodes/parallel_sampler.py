@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.samplers
-import nodes as comfy_nodes
 from comfy_api.latest import io
+
+import nodes as comfy_nodes
 
 from ..parallel_backend.errors import Refused
 from .model.patcher import ParallelModelPatcher
@@ -53,7 +54,9 @@ class ParallelSampler(io.ComfyNode):
                     tooltip="The algorithm of the denoise. Those the workers do not carry are refused by name.",
                 ),
                 io.Combo.Input(
-                    "scheduler", options=comfy.samplers.KSampler.SCHEDULERS, tooltip="How the noise falls over the steps."
+                    "scheduler",
+                    options=comfy.samplers.KSampler.SCHEDULERS,
+                    tooltip="How the noise falls over the steps.",
                 ),
                 io.Conditioning.Input("positive", tooltip="What the picture should show."),
                 io.Conditioning.Input("negative", tooltip="What it should not show; unused at cfg 1."),

@@ -32,6 +32,7 @@ class TokenLayout:
 
     @property
     def ranks(self) -> int:
+        """Sequence ranks."""
         return self.ring * self.ulysses
 
     def text(self, rank: int) -> slice:

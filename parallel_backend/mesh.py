@@ -32,7 +32,9 @@ def build_mesh(plan: ResolvedPlan, device: torch.device) -> Mesh:
     mesh = init_device_mesh(kind, sizes, mesh_dim_names=AXES)
     groups = {axis: mesh.get_group(axis) for axis in AXES}
     communicators = {axis: Communicator(group, device, staged) for axis, group in groups.items()}
-    sequence = Communicator(dist.group.WORLD, device, staged)
+    world = dist.group.WORLD
+    assert world is not None, "the process group is not up"
+    sequence = Communicator(world, device, staged)
     for communicator in (*communicators.values(), sequence):
         communicator.warm_up()
     return Mesh(sequence=sequence, **communicators)

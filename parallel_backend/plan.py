@@ -38,11 +38,12 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world_size(self) -> int:
+        """Workers."""
         return len(self.devices)
 
     @property
     def transport(self) -> str:
-        """"nccl" with one GPU a rank; "gloo" on CPUs and when ranks share a GPU (staged through host memory)."""
+        """ "nccl" with one GPU a rank; "gloo" on CPUs and when ranks share a GPU (staged through host memory)."""
         on_gpu = all(device.startswith("cuda") for device in self.devices)
         return "nccl" if on_gpu and len(set(self.devices)) == len(self.devices) else "gloo"
 
@@ -95,10 +96,14 @@ def _devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
         return ("cpu",) * int(count)
     names = [part.strip().removeprefix("cuda:") for part in wish.split(",") if part.strip()]
     if not names or not all(name.isdecimal() for name in names):
-        raise Refused(f'devices {plan.devices!r} is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".')
+        raise Refused(
+            f'devices {plan.devices!r} is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
+        )
     missing = sorted({int(name) for name in names if int(name) >= gpus})
     if missing:
-        shown = f"GPUs 0 to {gpus - 1} are visible" if gpus > 1 else "only GPU 0 is visible" if gpus else "none is visible"
+        shown = (
+            f"GPUs 0 to {gpus - 1} are visible" if gpus > 1 else "only GPU 0 is visible" if gpus else "none is visible"
+        )
         instead = ",".join(str(index) for index in range(gpus)) if gpus else "cpu:2"
         raise Refused(
             f"devices {plan.devices!r} asks for GPU {', '.join(map(str, missing))}, but {shown}: "

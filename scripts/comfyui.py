@@ -388,7 +388,7 @@ def _decode(message: aiohttp.WSMessage) -> _Event:
 
 
 def _finish(run: Run, entry: dict[str, Any]) -> None:
-    # the history's own status_str is not used: a fully cached run inherits that of the run before
+    # the history's own status_str calls an interrupted run an error
     run.outputs = entry["outputs"]
     run.messages = [(kind, data) for kind, data in entry["status"]["messages"]]
     kind, data = run.messages[-1]

@@ -17,6 +17,6 @@ def comfy_on_path() -> None:
     if folder not in sys.path:
         # Last, because ComfyUI's folder has a `tests` and a `nodes` too.
         sys.path.append(folder)
-    import comfy.cli_args  # noqa: PLC0415  (only importable from here on)
+    import comfy.cli_args
 
     comfy.cli_args.args.cpu = True

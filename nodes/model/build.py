@@ -20,13 +20,13 @@ from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote import RemoteModel
 
-WEIGHT_DTYPES = MappingProxyType(
-    {"default": None, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-)
+WEIGHT_DTYPES = MappingProxyType({"default": None, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2})
 """The choices of Load Diffusion Model that the workers carry."""
 
 
-def load_model(backend: Backend, family_name: str, path: str, weight_dtype: str, plan: ParallelPlan) -> ParallelModelPatcher:
+def load_model(
+    backend: Backend, family_name: str, path: str, weight_dtype: str, plan: ParallelPlan
+) -> ParallelModelPatcher:
     """A MODEL for a file; reads the file's header only.
 
     Raises:
@@ -53,6 +53,8 @@ def load_model(backend: Backend, family_name: str, path: str, weight_dtype: str,
     remote = RemoteModel(backend, family, config, spec, resolved, size)
     model = model_config.get_model(tensors, "", device=torch.device("meta"))
     model.diffusion_model = DiffusionProxy(model.diffusion_model, remote)
-    patcher = ParallelModelPatcher(model, load_device=device, offload_device=comfy.model_management.unet_offload_device())
+    patcher = ParallelModelPatcher(
+        model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
+    )
     patcher.add_sampling_wrapper()
     return patcher

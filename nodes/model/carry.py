@@ -72,7 +72,9 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
         for entry in entries:
             unknown = sorted(set(entry["model_conds"]) - set(TENSOR_NAMES))
             if unknown:
-                raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it.")
+                raise Refused(
+                    f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it."
+                )
 
 
 def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -62,7 +62,9 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
         """Undo object patches and injections; there is no weight to move to `device_to`."""
         super().unpatch_model(None, unpatch_weights)
 
-    def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False) -> int:
+    def partially_unload(
+        self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False
+    ) -> int:
         """Make the workers give their weights' memory back, all of it."""
         freed = self.loaded_size()
         self.remote.backend.release(self.remote.spec)

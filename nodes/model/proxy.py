@@ -35,9 +35,7 @@ class DiffusionProxy(nn.Module):
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor, **inputs: Any) -> Tensor:
         """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs ComfyUI's DIFFUSION_MODEL wrappers."""
         options = inputs.pop("transformer_options", {})
-        wrappers = comfy.patcher_extension.get_all_wrappers(
-            comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options
-        )
+        wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
         executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
 

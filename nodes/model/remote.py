@@ -57,7 +57,12 @@ class RemoteModel:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
         try:
             return self.backend.sample(
-                tensors, on_progress, comfy.model_management.processing_interrupted, model=self.spec, plan=self.plan, **fields
+                tensors,
+                on_progress,
+                comfy.model_management.processing_interrupted,
+                model=self.spec,
+                plan=self.plan,
+                **fields,
             )
         except Cancelled:
             raise _interrupted() from None

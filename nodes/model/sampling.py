@@ -53,7 +53,9 @@ def run_in_workers(
             raise Refused(
                 f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
-        log.info("Parallel: one forward per model call on %s, because the workers' loop does not carry %s", where, reason)
+        log.info(
+            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s", where, reason
+        )
         return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1

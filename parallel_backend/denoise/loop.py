@@ -12,7 +12,10 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 
 
 def run(
-    steps: Steps, denoise: Denoise, before_step: Callable[[int], None], after_call: Callable[[int, Tensor, Tensor], None]
+    steps: Steps,
+    denoise: Denoise,
+    before_step: Callable[[int], None],
+    after_call: Callable[[int, Tensor, Tensor], None],
 ) -> Tensor:
     """Run a sampler to its end and return the final latent.
 

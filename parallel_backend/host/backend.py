@@ -34,7 +34,9 @@ class Backend:
         self._requests = itertools.count(1)
         self._lock = threading.RLock()
 
-    def sample(self, tensors: Mapping[str, Tensor], on_progress: OnProgress, interrupted: Interrupted, **fields: Any) -> Tensor:
+    def sample(
+        self, tensors: Mapping[str, Tensor], on_progress: OnProgress, interrupted: Interrupted, **fields: Any
+    ) -> Tensor:
         """Run a whole denoise; `fields` are those of the Sample message. Returns the final latent, fp32 on the CPU.
 
         Raises:
@@ -45,7 +47,12 @@ class Backend:
         return self._request(Sample, fields, tensors, on_progress, interrupted).tensors["result"]
 
     def forward(
-        self, model: ModelSpec, plan: ResolvedPlan, compute_dtype: str, tensors: Mapping[str, Tensor], interrupted: Interrupted
+        self,
+        model: ModelSpec,
+        plan: ResolvedPlan,
+        compute_dtype: str,
+        tensors: Mapping[str, Tensor],
+        interrupted: Interrupted,
     ) -> Tensor:
         """Run the model once; returns its output in the compute dtype on the CPU. Raises as `sample` does."""
         fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
@@ -114,5 +121,3 @@ class Backend:
 
 def _no_progress(step: int, denoised: Tensor, x: Tensor) -> None:
     """Requests other than Sample report no steps."""
-
-

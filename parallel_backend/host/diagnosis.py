@@ -14,7 +14,9 @@ from .launcher import Launched
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 
 
-def explain(launched: Launched, devices: Sequence[str], heard: Mapping[int, Heard], reports: Sequence[Failed]) -> WorkerFailed:
+def explain(
+    launched: Launched, devices: Sequence[str], heard: Mapping[int, Heard], reports: Sequence[Failed]
+) -> WorkerFailed:
     """The error for a group in which a process ended or a rank reported a failure.
 
     A process that was killed by a signal could not report; its peers' reports of lost connections are consequences.
@@ -22,7 +24,9 @@ def explain(launched: Launched, devices: Sequence[str], heard: Mapping[int, Hear
     """
     for rank, process in enumerate(launched.processes):
         if process.returncode is not None and process.returncode < 0:
-            return WorkerFailed(f"{_who(rank, devices)} was killed by {_signal(process)}{_doing(heard.get(rank))}. {AFTERWARDS}")
+            return WorkerFailed(
+                f"{_who(rank, devices)} was killed by {_signal(process)}{_doing(heard.get(rank))}. {AFTERWARDS}"
+            )
     if reports:
         first = min(reports, key=lambda report: report.at)
         return _from_report(first, devices)

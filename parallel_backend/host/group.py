@@ -74,7 +74,9 @@ class WorkerGroup:
             self._channel = Channel(socket_path(directory), generation)
             self._launched: Launched = launch(directory, devices, transport, generation)
         except OSError as error:
-            raise WorkerFailed(f"The workers could not be started: {error}. Free what is missing and queue again.") from error
+            raise WorkerFailed(
+                f"The workers could not be started: {error}. Free what is missing and queue again."
+            ) from error
         try:
             self._wait_until_ready(interrupted)
         except BaseException:
@@ -144,7 +146,9 @@ class WorkerGroup:
                 case Progress(step=step) if stopped_by is None and frame is not None:
                     try:
                         on_progress(step, frame.tensors["denoised"], frame.tensors["x"])
-                    except BaseException as error:  # ComfyUI's callback raises to interrupt; the workers must be idle first
+                    except (
+                        BaseException
+                    ) as error:  # ComfyUI's callback raises to interrupt; the workers must be idle first
                         stopped_by = error
                 case Done() if frame is not None:
                     if stopped_by is not None:

@@ -43,6 +43,7 @@ class FluxConfig:
 
     @property
     def heads(self) -> int:
+        """Attention heads."""
         return self.hidden // HEAD_DIM
 
 
@@ -95,7 +96,9 @@ class FluxFamily:
         widths = {"context": ("text", config.text_width), "y": ("pooled text", config.pooled_width)}
         for key, (what, width) in widths.items():
             tensor = conditioning.get(key)
-            if tensor is not None and tensor.shape[-1] < width or (key == "context" and tensor.shape[-1] != width):
+            if tensor is None:
+                continue
+            if tensor.shape[-1] < width or (key == "context" and tensor.shape[-1] != width):
                 raise Refused(
                     f"the conditioning's {what} is {tensor.shape[-1]} wide and this model takes {width}: "
                     "use the text encoders that belong to the model (for FLUX.1: t5xxl and clip_l)."
@@ -252,7 +255,9 @@ class DoubleBlock:
         """Both streams' outputs, text first."""
         block, text = self._block, state.text
         joined = attention.flatten(2)
-        words = self._stream(state.tokens[:, :text], block.attn.to_add_out(joined[:, :text]), carried[0], block.ff_context)
+        words = self._stream(
+            state.tokens[:, :text], block.attn.to_add_out(joined[:, :text]), carried[0], block.ff_context
+        )
         image = self._stream(state.tokens[:, text:], block.attn.to_out[0](joined[:, text:]), carried[1], block.ff)
         return _finite(torch.cat([words, image], dim=1))
 

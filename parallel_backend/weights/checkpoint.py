@@ -51,6 +51,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of data in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -98,13 +99,13 @@ def read_header(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         header = json.loads(raw)
         assert isinstance(header, dict)
-        entries = {
-            name: _entry(name, value, 8 + length) for name, value in header.items() if name != "__metadata__"
-        }
+        entries = {name: _entry(name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         if isinstance(error, Refused):
             raise
-        raise Refused(f"{path.name} has a damaged header ({error or 'no table of tensors'}); download it again.") from None
+        raise Refused(
+            f"{path.name} has a damaged header ({error or 'no table of tensors'}); download it again."
+        ) from None
     end = max((entry.offset + entry.nbytes for entry in entries.values()), default=8 + length)
     if end > size:
         raise Refused(f"{path.name} is truncated: it should have {end} bytes and has {size}; download it again.")
@@ -163,7 +164,7 @@ class CheckpointReader:
             flat[begin : begin + count].copy_(piece.view(entry.dtype))
 
     def _read(self, offset: int, nbytes: int) -> Tensor:
-        view = memoryview(self._buffer.numpy())[:nbytes]
+        view = memoryview(self._buffer.numpy().data)[:nbytes]
         done = 0
         while done < nbytes:
             count = os.preadv(self._fd, [view[done:]], offset + done)

@@ -21,7 +21,14 @@ Linear = tuple[str, str, Rows, int]
 
 
 def flux_keys(
-    *, hidden: int, double_blocks: int, single_blocks: int, channels: int, text_width: int, pooled_width: int, guidance: bool
+    *,
+    hidden: int,
+    double_blocks: int,
+    single_blocks: int,
+    channels: int,
+    text_width: int,
+    pooled_width: int,
+    guidance: bool,
 ) -> KeyMap:
     """The key map of a FLUX model of the given shape."""
     linears = [

@@ -14,6 +14,7 @@ class CastLinear(nn.Linear):
     """A linear layer whose weight and bias are cast to the input's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x` times the weight, in `x`'s dtype."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
 

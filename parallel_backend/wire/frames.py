@@ -59,7 +59,8 @@ def encode(message: Message, tensors: Tensors | None = None) -> bytes:
     """A message and CPU copies of its tensors as one frame."""
     flat = {name: tensor.detach().to("cpu").contiguous() for name, tensor in (tensors or {}).items()}
     shapes = tuple(
-        TensorShape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in flat.items()
+        TensorShape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in flat.items()
     )
     header = msgspec.msgpack.encode(Header(msgspec.Raw(msgspec.msgpack.encode(message)), shapes))
     assert len(header) <= MAX_HEADER_BYTES, "a message has outgrown the header limit"
@@ -105,7 +106,7 @@ class FrameDecoder:
         self._pending = None
         try:
             message = self._message.decode(header.message)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadFrame(f"message not understood: {error}") from None
         return Frame(message, _tensors(header.tensors, payload))
 
@@ -125,7 +126,7 @@ class FrameDecoder:
         del self._buffer[: PREFIX.size + length]
         try:
             header = self._header.decode(raw)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadFrame(f"header not understood: {error}") from None
         size = sum(_nbytes(shape) for shape in header.tensors)
         if size > MAX_TENSOR_BYTES:

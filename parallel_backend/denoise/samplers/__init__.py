@@ -97,19 +97,13 @@ def check(name: str, options: Mapping[str, object] = _NOTHING) -> None:
             continue
         if option not in kinds:
             takes = ", ".join(sorted(kinds)) or "none"
-            raise Refused(
-                f"The sampler {name!r} is not carried with the option {option!r}; its options are: {takes}."
-            )
+            raise Refused(f"The sampler {name!r} is not carried with the option {option!r}; its options are: {takes}.")
         kind = kinds[option]
         if isinstance(kind, tuple):
             if value not in kind:
-                raise Refused(
-                    f"The option {option!r} of {name!r} must be {' or '.join(kind)}, not {value!r}."
-                )
+                raise Refused(f"The option {option!r} of {name!r} must be {' or '.join(kind)}, not {value!r}.")
         elif isinstance(value, bool) or not isinstance(value, (int, kind)):
-            raise Refused(
-                f"The option {option!r} of {name!r} must be of type {kind.__name__}, not {value!r}."
-            )
+            raise Refused(f"The option {option!r} of {name!r} must be of type {kind.__name__}, not {value!r}.")
 
 
 def start(

@@ -17,11 +17,9 @@ sent are never written to.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from functools import reduce
 from itertools import pairwise
-from operator import add
 from typing import NamedTuple
 
 import torch
@@ -83,8 +81,3 @@ def intervals(sigmas: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 def slope(x: Tensor, sigma: Tensor, denoised: Tensor) -> Tensor:
     """dx/dsigma of the probability-flow ODE at `x` (arXiv 2206.00364)."""
     return (x - denoised) / sigma
-
-
-def combine(weights: Iterable[Tensor | float], tensors: Iterable[Tensor]) -> Tensor:
-    """The weighted sum of tensors, of as many as there are weights."""
-    return reduce(add, (weight * tensor for weight, tensor in zip(weights, tensors, strict=False)))

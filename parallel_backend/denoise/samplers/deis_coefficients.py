@@ -48,9 +48,15 @@ def deis_weights(sigmas: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 def _sigma_rate(start: Tensor, growth: Tensor, time: Tensor) -> Tensor:
+    """dsigma/dtime, from log(kept) = -log(sigma² + 1).
+
+    ComfyUI differentiates log(kept) automatically, which multiplies by 1 / kept * kept. That is one but for
+    rounding, and rounding shows: the weights are large and of either sign where sigma drops steeply.
+    """
     kept = torch.exp(-0.5 * time**2 * growth - time * start)
-    log_rate = -(time * growth) - start
-    return -0.5 * log_rate / torch.sqrt(kept * (1 - kept))
+    one = 1 / kept * kept
+    log_kept_rate = -(one * growth) * time - one * start
+    return -0.5 * log_kept_rate / torch.sqrt(kept * (1 - kept))
 
 
 def _lagrange(nodes: Tensor, node: int, at: Tensor) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from .base import Flow, ModelCall, Steps, combine, intervals, slope
+from .base import Flow, ModelCall, Steps, intervals, slope
 from .deis_coefficients import ORDER as DEIS_ORDER
 from .deis_coefficients import deis_weights
 from .noise import LatentNoise
@@ -48,7 +49,8 @@ def ipndm(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
         if sigma_next == 0:
             x = denoised
         else:
-            x = x + (sigma_next - sigma) * combine(_ADAMS_BASHFORTH[len(slopes) - 1], slopes)
+            width = sigma_next - sigma
+            x = _advance(x, [width * weight for weight in _ADAMS_BASHFORTH[len(slopes) - 1]], slopes)
     return x
 
 
@@ -59,7 +61,14 @@ def deis(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
     for step, sigma, _sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)
         slopes.appendleft(slope(x, sigma, denoised))
-        x = x + combine(weights[step], slopes)
+        x = _advance(x, weights[step], slopes)
+    return x
+
+
+def _advance(x: Tensor, weights: Sequence[Tensor], slopes: Iterable[Tensor]) -> Tensor:
+    # Where a step uses fewer slopes than there are, it uses the newest.
+    for weight, past in zip(weights, slopes, strict=False):
+        x = x + weight * past
     return x
 
 

@@ -205,12 +205,13 @@ def seeds_2(
             ahead = ahead + first * between * s_noise
         denoised_ahead = yield ModelCall(ahead, between, None)
 
+        phi_1 = (-leap.z).expm1()
         if solver_type == "phi_1":
-            predicted = (-leap.z).expm1() * torch.lerp(denoised, denoised_ahead, 1 / (2 * r))
+            gain = leap.clean * phi_1 * torch.lerp(denoised, denoised_ahead, 1 / (2 * r))
         else:
-            weight_ahead = ((-leap.z).expm1() + leap.z) / -leap.z / r
-            predicted = ((-leap.z).expm1() - weight_ahead) * denoised + weight_ahead * denoised_ahead
-        x = leap.kept * x - leap.clean * predicted
+            weight = (phi_1 + leap.z) / -leap.z / r
+            gain = leap.clean * ((phi_1 - weight) * denoised + weight * denoised_ahead)
+        x = leap.kept * x - gain
         if stochastic:
             # The noise of the whole step: what the first part added, decayed, and what the rest of it adds.
             rest = (r - 1) * leap.h * eta

@@ -1,0 +1,103 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from parallel_backend.attention.kernels import choose_kernel
+from parallel_backend.attention.merge import PartialAttention
+from parallel_backend.attention.parallel import ParallelAttention
+from parallel_backend.errors import Refused
+from parallel_backend.layout import TokenLayout
+from parallel_backend.mesh import build_mesh
+from parallel_backend.plan import ResolvedPlan
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def qkv(tokens: int, heads: int, batch: int = 1, head_dim: int = 16) -> Tensor:
+    generator = torch.Generator().manual_seed(tokens * heads)
+    return torch.randn(3, batch, tokens, heads, head_dim, generator=generator)
+
+
+def torch_attention(inputs: Tensor) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in inputs.double())
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int) -> Tensor:
+    """The whole result, each rank's tokens put back where they belong."""
+    tokens, heads = inputs.shape[2:4]
+    layout = TokenLayout(text, tokens - text, heads, ring, ulysses)
+    plan = ResolvedPlan(devices=("cpu",) * (ring * ulysses), ring=ring, ulysses=ulysses, attention="auto")
+
+    def rank_of_attention(rank: int) -> Tensor:
+        attention = ParallelAttention(build_mesh(plan, CPU), layout, choose_kernel("auto", CPU, inputs.dtype, 16))
+        mine = torch.cat(
+            [inputs[:, :, :text][:, :, layout.text(rank)], inputs[:, :, text:][:, :, layout.image(rank)]], 2
+        )
+        return attention(*mine)
+
+    parts = run_ranks(ring * ulysses, rank_of_attention)
+    result = torch.full_like(inputs[0], float("nan"))
+    for rank, part in enumerate(parts):
+        run_text, run_image = layout.text(rank), layout.image(rank)
+        cut = run_text.stop - run_text.start
+        result[:, run_text] = part[:, :cut]
+        result[:, text + run_image.start : text + run_image.stop] = part[:, cut:]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "heads", "text", "image", "batch"),
+    [
+        (1, 2, 4, 37, 221, 1),
+        (2, 1, 4, 37, 221, 2),
+        (2, 2, 4, 1, 64, 1),
+        (2, 2, 3, 7, 30, 2),
+        (3, 1, 2, 5, 11, 1),
+        (1, 3, 4, 5, 11, 1),
+        (2, 4, 30, 3, 50, 1),
+        (4, 2, 3, 2, 3, 1),
+        (8, 1, 1, 1, 2, 1),
+        (1, 8, 8, 0, 5, 1),
+    ],
+)
+def test_ring_x_ulysses_is_attention_for_any_tokens_and_heads(
+    ring: int, ulysses: int, heads: int, text: int, image: int, batch: int
+) -> None:
+    inputs = qkv(text + image, heads, batch)
+    torch.testing.assert_close(
+        attend_over_ranks(inputs, text, ring, ulysses).double(), torch_attention(inputs), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_merging_blocks_of_keys_is_attention_over_all_of_them() -> None:
+    q, k, v = inputs = qkv(50, 2)
+    attend = choose_kernel("sdpa", CPU, torch.float32, 16).attend
+    partial = PartialAttention()
+    for block in (slice(0, 1), slice(1, 30), slice(30, 50)):
+        partial.add(*attend(q, k[:, block], v[:, block]))
+    torch.testing.assert_close(partial.result().double(), torch_attention(inputs), rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_that_cannot_run_is_refused_with_the_reason() -> None:
+    with pytest.raises(Refused, match=r"flash cannot be used: flash-attn runs on GPUs only .* use auto or sdpa"):
+        choose_kernel("flash", CPU, torch.bfloat16, 128)
+    with pytest.raises(Refused, match="use one of auto, sdpa, flash"):
+        choose_kernel("xformers", CPU, torch.bfloat16, 128)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 37, 300])
+def test_gpu_kernels_return_attention_and_its_lse(dtype: torch.dtype, queries: int) -> None:
+    q, k, v = torch.randn(3, 2, 300, 4, 128, device="cuda", dtype=dtype)
+    q = q[:, :queries]
+    out, lse = choose_kernel("sdpa", q.device, dtype, 128).attend(q, k, v)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 128**0.5
+    expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double())
+    tolerance = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert lse.shape == scores.shape[:3]
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)

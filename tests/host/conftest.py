@@ -1,0 +1,73 @@
+"""A real ComfyUI on the CPU for all tests of this folder, with tiny models and prompts in its folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from scripts.comfyui import REPO, ComfyUI, Graph, Run
+from tests.tiny_flux import save_conditioning, save_flux
+
+TEXT_LENGTHS = (1, 37, 256, 300, 512)
+
+
+@pytest.fixture(scope="session")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """The server. Models: tiny-schnell, tiny-dev (guidance), each fp32 with 4 heads, tiny-3-heads, and sprites."""
+    server = ComfyUI(os.environ["COMFYUI_PATH"], tmp_path_factory.mktemp("comfyui"))
+    fill(server)
+    with server:
+        yield server
+
+
+def fill(server: ComfyUI) -> None:
+    """Put the tests' models and prompts into a server's folders."""
+    models = server.base_dir / "models" / "diffusion_models"
+    save_flux(models / "tiny-schnell.safetensors")
+    save_flux(models / "tiny-dev.safetensors", guidance=True, seed=1)
+    save_flux(models / "tiny-3-heads.safetensors", heads=3, seed=2)
+    sprites = REPO / "workflows" / "sprites"
+    server.add_model("diffusion_models", [sprites / "sprites-flux-schnell.safetensors"])
+    server.add_model("vae_approx", sprites.glob("taef1_*.safetensors"))
+    server.add_input([*sprites.glob("*-on-*.safetensors"), sprites / "empty.safetensors"])
+    for tokens in TEXT_LENGTHS:
+        save_conditioning(server.input_dir / f"cond-{tokens}.safetensors", tokens)
+    save_conditioning(server.input_dir / "cond-37-other.safetensors", 37, seed=1)
+
+
+@pytest.fixture(scope="session")
+def latent_of(comfyui: ComfyUI) -> Callable[[Graph], Tensor]:
+    """Runs a graph and returns the latent its node "save" saved (fp64); the same graph is run only once."""
+    done: dict[str, Tensor] = {}
+
+    def latent(graph: Graph) -> Tensor:
+        key = repr(graph)
+        if key not in done:
+            done[key] = saved_latent(comfyui, comfyui.queue(graph, timeout=300).check())
+        return done[key]
+
+    return latent
+
+
+def saved_latent(server: ComfyUI, run: Run, node_id: str = "save") -> Tensor:
+    """The latent that a SaveLatent node of a run wrote, in fp64."""
+    (file,) = server.files(run, node_id)
+    return load_file(Path(file))["latent_tensor"].double()
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Relative L2 error; NaN counts as infinite."""
+    assert result.shape == reference.shape
+    error = ((result - reference).norm() / reference.norm()).item()
+    return error if error == error else float("inf")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)

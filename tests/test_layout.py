@@ -1,0 +1,31 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_backend.layout import TokenLayout, cut, length
+
+numbers = st.integers(0, 5000)
+degrees = st.integers(1, 8)
+
+
+@given(total=numbers, parts=degrees)
+def test_cut_covers_everything_once_and_evenly(total: int, parts: int) -> None:
+    runs = cut(total, parts)
+    assert [item for run in runs for item in range(run.start, run.stop)] == list(range(total))
+    assert max(map(length, runs)) - min(map(length, runs)) <= 1
+
+
+@given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
+def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: int, ring: int, ulysses: int) -> None:
+    layout = TokenLayout(text, image, heads, ring, ulysses)
+    assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image
+    assert sum(layout.ring_tokens()) == text + image
+    assert sum(layout.head_counts()) == heads
+    for ring_rank in range(ring):
+        assert sum(layout.ulysses_tokens(ring_rank)) == layout.ring_tokens()[ring_rank]
+
+
+@pytest.mark.parametrize(("text", "image"), [(6572 - 6336, 6336), (6592 - 6336, 6336)])
+def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int) -> None:
+    layout = TokenLayout(text, image, 24, ring=2, ulysses=2)
+    assert [layout.tokens(rank) for rank in range(4)] == [(text + image) // 4] * 4

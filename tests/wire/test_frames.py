@@ -1,0 +1,81 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallel_backend.models.family import ModelSpec
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.wire.frames import MAX_HEADER_BYTES, PREFIX, BadFrame, encode, host_decoder, worker_decoder
+from parallel_backend.wire.messages import PROTOCOL, Cancel, FlowSettings, Progress, Prompt, Sample
+
+SAMPLE = Sample(
+    request=3,
+    model=ModelSpec("flux", "/models/a.safetensors", 1, 2, "float32"),
+    plan=ResolvedPlan(("cpu", "cpu"), 1, 2, "auto"),
+    compute_dtype="bfloat16",
+    sampler="euler",
+    options={"eta": 0.5, "solver_type": "heun"},
+    seed=2**64 - 1,
+    flow=FlowSettings(1.0, 0.999, 1.0),
+    cfg=2.0,
+    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, 1.0, 0.9, None)],
+    negative=None,
+)
+TENSORS = {
+    "x": torch.randn(1, 16, 3, 5),
+    "half": torch.randn(7).half(),
+    "brain": torch.randn(2, 3).bfloat16(),
+    "empty": torch.empty(0, 4),
+    "scalar": torch.tensor(3.0),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) -> None:
+    data = encode(SAMPLE, TENSORS) + encode(Cancel(3))
+    decoder = worker_decoder()
+    frames = [frame for start in range(0, len(data), piece) for frame in decoder.feed(data[start : start + piece])]
+    assert [frame.message for frame in frames] == [SAMPLE, Cancel(3)]
+    assert frames[0].tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert frames[0].tensors[name].dtype == tensor.dtype
+        assert torch.equal(frames[0].tensors[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"GET / HTTP/1.1\r\n", "not bytes of this protocol"),
+        (PREFIX.pack(b"PDIT", PROTOCOL + 1, 4), f"protocol {PROTOCOL + 1} instead of {PROTOCOL}"),
+        (PREFIX.pack(b"PDIT", PROTOCOL, MAX_HEADER_BYTES + 1), "over the limit"),
+        (PREFIX.pack(b"PDIT", PROTOCOL, 4) + b"\xff\xff\xff\xff", "header not understood"),
+        (encode(Progress(1, 2)), "message not understood"),
+        (encode(Cancel(3)).replace(b"Cancel", b"Cancer"), "message not understood"),
+        (encode(Cancel(3), {"x": torch.zeros(3)}).replace(b"float32", b"float99"), "dtype"),
+    ],
+)
+def test_what_is_no_frame_is_refused(data: bytes, complaint: str) -> None:
+    with pytest.raises(BadFrame, match=complaint):
+        worker_decoder().feed(data)
+
+
+def test_a_huge_tensor_is_refused_before_anything_is_allocated() -> None:
+    frame = encode(Cancel(3), {"x": torch.zeros(2**16 + 1)})
+    shape = frame.replace(b"\xce\x00\x01\x00\x01", b"\xce\xff\xff\xff\xff")
+    assert shape != frame
+    with pytest.raises(BadFrame, match=r"17179869180 bytes of tensors is over the limit"):
+        worker_decoder().feed(shape)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_mutated_frames_never_do_more_than_be_refused(data: st.DataObject) -> None:
+    frame = bytearray(encode(SAMPLE, TENSORS))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    for decoder in (worker_decoder(), host_decoder()):
+        try:
+            decoder.feed(bytes(frame))
+        except BadFrame:
+            continue
