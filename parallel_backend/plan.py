@@ -84,9 +84,10 @@ def _devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
         wanted = plan.ring * plan.ulysses
         if wanted > len(available):
             have = f"{gpus} GPU{'s are' if gpus != 1 else ' is'} visible" if gpus else "no GPU is visible"
+            instead = f", or write cpu:{wanted} into devices" if wanted <= MAX_WORLD_SIZE else ""
             raise Refused(
                 f"ring {plan.ring} x ulysses {plan.ulysses} needs {wanted} devices and {have}: "
-                f"lower the degrees to a product of {len(available)}, or write cpu:{wanted} into devices."
+                f"lower the degrees to a product of {len(available)}{instead}."
             )
         return available[: wanted or None]
     if wish.startswith("cpu"):
@@ -116,16 +117,16 @@ def _devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
 
 def _degrees(plan: ParallelPlan, world: int, limits: ModelLimits) -> tuple[int, int]:
     ring, ulysses = plan.ring, plan.ulysses
+    best = largest_divisor(world, limits.heads)
     if ulysses > limits.heads:
         raise Refused(
             f"ulysses {ulysses} is more than the model's {limits.heads} attention heads: "
-            f"use ulysses {largest_divisor(world, limits.heads)} x ring {world // largest_divisor(world, limits.heads)}."
+            f"use ring {world // best} x ulysses {best}."
         )
     if not ulysses and not ring:
-        ulysses = largest_divisor(world, limits.heads)
+        ulysses = best
     if world % (ring or 1) or world % (ulysses or 1) or (ring and ulysses and ring * ulysses != world):
         asked = " x ".join(f"{axis} {degree}" for axis, degree in (("ring", ring), ("ulysses", ulysses)) if degree)
-        best = largest_divisor(world, limits.heads)
         raise Refused(
             f"{asked} does not come to the {world} workers of devices {plan.devices!r}: "
             f"use ring {world // best} x ulysses {best}, set both to 0 (automatic), or choose other devices."
@@ -133,7 +134,6 @@ def _degrees(plan: ParallelPlan, world: int, limits: ModelLimits) -> tuple[int, 
     ring = ring or world // ulysses
     ulysses = ulysses or world // ring
     if ulysses > limits.heads:
-        best = largest_divisor(world, limits.heads)
         raise Refused(
             f"ring {ring} on {world} workers leaves ulysses {ulysses}, more than the model's {limits.heads} "
             f"attention heads: use ring {world // best} x ulysses {best}."
