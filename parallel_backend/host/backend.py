@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import Cancelled
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..wire.frames import Frame
@@ -33,6 +34,7 @@ class Backend:
         self._generations = itertools.count(1)
         self._requests = itertools.count(1)
         self._lock = threading.RLock()
+        self._closing = threading.Event()
 
     def sample(
         self, tensors: Mapping[str, Tensor], on_progress: OnProgress, interrupted: Interrupted, **fields: Any
@@ -72,12 +74,20 @@ class Backend:
                     group.carry_out(Release(next(self._requests)), {}, _no_progress, lambda: False)
 
     def close(self) -> None:
-        """End all workers."""
-        with self._lock:
+        """End all workers; requests, also the running one, are cancelled from here on.
+
+        Workers that are too busy to stop soon end with this process.
+        """
+        self._closing.set()
+        if not self._lock.acquire(timeout=self._deadlines.leave):
+            return
+        try:
             for group in self._groups.values():
                 group.stop()
             self._groups.clear()
             self._held.clear()
+        finally:
+            self._lock.release()
 
     def _request(
         self,
@@ -87,11 +97,16 @@ class Backend:
         on_progress: OnProgress,
         interrupted: Interrupted,
     ) -> Frame:
+        def stopped() -> bool:
+            return self._closing.is_set() or interrupted()
+
         with self._lock:
+            if self._closing.is_set():
+                raise Cancelled
             message = kind(request=next(self._requests), **fields)
-            group = self._group(message.plan, interrupted)
+            group = self._group(message.plan, stopped)
             try:
-                frame = group.carry_out(message, tensors, on_progress, interrupted)
+                frame = group.carry_out(message, tensors, on_progress, stopped)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)
