@@ -78,6 +78,7 @@ def launch(directory: Path, devices: tuple[str, ...], transport: str, generation
                 names.SOCKET: str(socket_path(directory)),
                 names.GENERATION: str(generation),
                 names.DEATH_PIPE: str(death_read),
+                names.RUN_DIRECTORY: str(directory),
             }
             with Launched._log(directory, rank).open("wb") as log:
                 processes.append(

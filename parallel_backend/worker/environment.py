@@ -13,11 +13,16 @@ GENERATION = "PARALLEL_GENERATION"
 DEVICE = "PARALLEL_DEVICE"
 TRANSPORT = "PARALLEL_TRANSPORT"
 DEATH_PIPE = "PARALLEL_DEATH_PIPE"
+RUN_DIRECTORY = "PARALLEL_RUN_DIRECTORY"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """One rank's settings. `rendezvous` is torch.distributed's init method; `death_pipe` closes when the host dies."""
+    """One rank's settings.
+
+    `rendezvous` is torch.distributed's init method. `death_pipe` closes when the host dies; `run_directory` is then
+    removed.
+    """
 
     rank: int
     world_size: int
@@ -27,6 +32,7 @@ class Environment:
     socket: str
     generation: int
     death_pipe: int
+    run_directory: str
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Environment:
@@ -40,4 +46,5 @@ class Environment:
             socket=variables[SOCKET],
             generation=int(variables[GENERATION]),
             death_pipe=int(variables[DEATH_PIPE]),
+            run_directory=variables[RUN_DIRECTORY],
         )

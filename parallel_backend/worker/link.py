@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import socket
 import threading
-import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -27,15 +28,15 @@ class Link:
 
     def __init__(self, environment: Environment, status: Status) -> None:
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._environment = environment
         self._status = status
         self._cancelled = -1
         self._sending = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(environment.socket)
         self.send(Hello(PROTOCOL, environment.generation, environment.rank, os.getpid()))
-        for name, target in (("receive", self._receive), ("pulse", self._pulse)):
-            threading.Thread(target=target, name=name, daemon=True).start()
-        threading.Thread(target=_leave_with_host, args=(environment.death_pipe,), daemon=True).start()
+        for target in (self._receive, self._pulse, self._watch_host):
+            threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
     def send(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message and its tensors; blocks while the host does not read."""
@@ -58,19 +59,24 @@ class Link:
                         self.inbox.put(frame)
         except (OSError, BadFrame):
             pass  # the host is gone, or is not ours: either way there is nobody to work for
-        os._exit(0)
+        self._leave()
 
     def _pulse(self) -> None:
         while True:
             status = self._status
+            status.changed.clear()
             try:
                 self.send(Pulse(status.phase, status.step, status.marks))
             except OSError:
-                os._exit(0)
-            time.sleep(PULSE_SECONDS)
+                self._leave()
+            status.changed.wait(PULSE_SECONDS)
 
+    def _watch_host(self) -> None:
+        """Block until the host's end of the pipe closes, which the kernel does however the host ends."""
+        os.read(self._environment.death_pipe, 1)
+        self._leave()
 
-def _leave_with_host(death_pipe: int) -> None:
-    """Block until the host's end of the pipe closes, which the kernel does however the host ends."""
-    os.read(death_pipe, 1)
-    os._exit(0)
+    def _leave(self) -> NoReturn:
+        """End this process, and clean up for a host that no longer can."""
+        shutil.rmtree(self._environment.run_directory, ignore_errors=True)
+        os._exit(0)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 
 @dataclass
 class Status:
-    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded."""
+    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`."""
 
     phase: str = "starting"
     step: int = 0
     marks: int = 0
+    changed: threading.Event = field(default_factory=threading.Event)
 
     def enter(self, phase: str, step: int = 0) -> None:
         """Begin a phase, or a step of it."""
         self.phase, self.step = phase, step
         self.mark()
+        self.changed.set()
 
     def mark(self) -> None:
         """Note that something got done."""
