@@ -16,6 +16,7 @@ from ..plan import ResolvedPlan
 from ..wire.frames import Frame
 from ..wire.messages import Forward, Release, Sample
 from .group import Deadlines, Interrupted, OnProgress, WorkerGroup
+from .report import table
 from .versions import check_versions
 
 log = logging.getLogger(__name__)
@@ -91,12 +92,14 @@ class Backend:
             message = kind(request=next(self._requests), **fields)
             group = self._group(message.plan, interrupted)
             try:
-                frame = group.carry_out(message, tensors, on_progress, interrupted)
+                answer = group.carry_out(message, tensors, on_progress, interrupted)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)
-            self._held[message.plan.devices] = (message.model, frame.message.held_bytes)
-            return frame
+            self._held[message.plan.devices] = (message.model, answer.frame.message.held_bytes)
+            if isinstance(message, Sample):
+                log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
+            return answer.frame
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way."""
