@@ -105,7 +105,7 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
 def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan | None = None) -> str:
     """The ranking as plain text: milliseconds a step and their parts, gigabytes on the fullest device."""
     heads = ("", "plan", "ms/step", *PARTS, "GB", "")
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for entry in ranking:
         notes = []
         if entry.breakdown.memory > memory_limit:
@@ -116,11 +116,16 @@ def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan |
         mark = "*" if entry.plan == chosen else ""
         memory = f"{entry.breakdown.memory / 1e9:.1f}"
         rows.append((mark, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", *parts, memory, ", ".join(notes)))
-    shown = [column for column in range(len(heads)) if column < 4 or any(row[column] not in ("", "0.0") for row in rows[1:])]
+    shown = [
+        column for column in range(len(heads)) if column < 4 or any(row[column] not in ("", "0.0") for row in rows[1:])
+    ]
     widths = {column: max(len(row[column]) for row in rows) for column in shown}
     text = {0, 1, len(heads) - 1}
     lines = (
-        "  ".join(row[column].ljust(widths[column]) if column in text else row[column].rjust(widths[column]) for column in shown)
+        "  ".join(
+            row[column].ljust(widths[column]) if column in text else row[column].rjust(widths[column])
+            for column in shown
+        )
         for row in rows
     )
     return "\n".join(line.rstrip() for line in lines)
@@ -142,9 +147,7 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], limit: floa
     )
 
 
-def _why(
-    chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked, limit: float
-) -> str:
+def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked, limit: float) -> str:
     sentences = []
     if chosen.plan.world_size > 1:
         sentences.append(_against_single(chosen, single, limit))

@@ -298,4 +298,3 @@ class _Estimate:
 def _partner(rank: int, inner: int) -> int:
     """The rank of the other CFG branch, with `inner` ranks a branch."""
     return rank + inner if rank // inner % 2 == 0 else rank - inner
-

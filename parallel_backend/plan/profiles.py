@@ -21,9 +21,10 @@ class ModelShape:
     """A transformer's shape.
 
     `double_weights` and `single_weights` are the parameters of one block, `other_weights` those outside the blocks;
-    `token_weights` those that multiply each token in a block. A token covers `pixels` x `pixels` pixels, and
-    `latent_frames` frames of the latent, which has one every 4 video frames (0: the model makes pictures). `joint_text` is false where text tokens are
-    only attended to (cross-attention) and take no part in the sequence. `channels` are the latent's, per token.
+    `token_weights` those that multiply each token in a block. A token covers `pixels` x `pixels` pixels and, in models of
+    videos, `latent_frames` frames of a latent that has one every 4 video frames (0: the model makes pictures). `channels`
+    are the latent's, per token. `joint_text` is false where text tokens are only attended to (cross-attention) and take
+    no part in the sequence. `guided`: usually sampled with a negative branch.
     """
 
     name: str
@@ -174,11 +175,6 @@ HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for 
 
 ETHERNET_100 = Level(1024, 11 * GIGA, 80 * MICRO)  # one 100 Gbit port a node, shared by its GPUs
 ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
-
-
-FIXED_H100 = 0.10
-FIXED_A100 = 0.46
-FIXED_COG15 = 88.3
 
 
 def _profiles() -> dict[str, Profile]:
