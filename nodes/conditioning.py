@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -99,21 +100,31 @@ class SaveConditioning(io.ComfyNode):
     def execute(cls, conditioning: list[Any], filename_prefix: str) -> io.NodeOutput:
         """Write the file; it appears whole or not at all."""
         tensors = _tensors(conditioning)
-        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
-            filename_prefix, folder_paths.get_input_directory()
-        )
-        file = f"{name}_{counter:05}_{SUFFIX}"
-        partial = Path(folder, f".{file}.part")
         try:
-            safetensors.torch.save_file(tensors, partial)
-            partial.replace(Path(folder, file))
+            file, subfolder = _write(tensors, filename_prefix)
         except (OSError, safetensors.SafetensorError) as error:
-            partial.unlink(missing_ok=True)
             raise Refused(
-                f"{file} could not be written to {folder}: {error}. Make room there and queue again."
+                f"{filename_prefix} could not be written to ComfyUI's input folder ({error}): make room there or choose "
+                "another name."
             ) from error
         shown = [{"filename": file, "subfolder": subfolder, "type": "input"}]
         return io.NodeOutput(ui={"conditioning": shown})
+
+
+def _write(tensors: dict[str, torch.Tensor], prefix: str) -> tuple[str, str]:
+    """Write a new file in the input folder; returns its name and subfolder."""
+    directory = folder_paths.get_input_directory()
+    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, directory)
+    while (file := Path(folder, f"{name}_{counter:05}_{SUFFIX}")).exists():  # the counter is wrong for "name/"
+        counter += 1
+    partial = file.with_name(f".{file.name}.part")
+    try:
+        safetensors.torch.save_file(tensors, partial)
+        partial.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return file.name, subfolder
 
 
 def _tensors(conditioning: list[Any]) -> dict[str, torch.Tensor]:

@@ -22,9 +22,13 @@ def flux_tensors(
     guidance: bool = False,
     dtype: torch.dtype = torch.float32,
     prefix: str = "",
+    norm_scale: str = "scale",
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A checkpoint's tensors; weights are scaled so that activations stay near 1 and every part matters."""
+    """A checkpoint's tensors; weights are scaled so that activations stay near 1 and every part matters.
+
+    `prefix` begins every name; `norm_scale` ends the names of the norms' scales ("weight" in files of ComfyUI's).
+    """
     generator = torch.Generator().manual_seed(seed)
     h = heads * HEAD_DIM
     tensors: dict[str, Tensor] = {}
@@ -36,7 +40,7 @@ def flux_tensors(
 
     def norms(name: str) -> None:
         for part in ("query_norm", "key_norm"):
-            tensors[f"{name}.{part}.scale"] = 1 + 0.2 * torch.randn(HEAD_DIM, generator=generator)
+            tensors[f"{name}.{part}.{norm_scale}"] = 1 + 0.2 * torch.randn(HEAD_DIM, generator=generator)
 
     linear("img_in", 4 * CHANNELS, h)
     linear("txt_in", TEXT_WIDTH, h)

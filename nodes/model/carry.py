@@ -13,7 +13,6 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
-from comfy_extras.nodes_custom_sampler import Guider_Basic
 from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
@@ -39,6 +38,10 @@ TENSOR_NAMES = {"c_crossattn": "context", "y": "y", "guidance": "guidance"}
 """ComfyUI's names of the model's conditioning -> the model's own."""
 
 CONST_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
+"""What makes a model sampling CONST: these methods are inherited unchanged."""
+
+GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
+"""What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
 
 
 class NotCarried(Exception):
@@ -113,7 +116,8 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _check_surroundings(run: SamplerRun) -> None:
     guider, options = run.guider, run.model_options
-    if type(guider) not in (comfy.samplers.CFGGuider, Guider_Basic):
+    plain = comfy.samplers.CFGGuider
+    if not all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS):
         raise NotCarried(f"the guider {type(guider).__name__}")
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
         raise NotCarried("a sampler with arguments of its own")

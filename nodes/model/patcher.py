@@ -89,6 +89,10 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
         """Merging."""
         raise refuse_weights("Merging models")
 
+    def patch_weight_to_device(self, *_: Any, **__: Any) -> NoReturn:
+        """Extracting a LoRA from a difference of models."""
+        raise refuse_weights("Reading the weights")
+
     def state_dict_for_saving(self, *_: Any, **__: Any) -> NoReturn:
         """Saving."""
         raise refuse_weights("Saving the model")

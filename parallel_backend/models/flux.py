@@ -67,7 +67,7 @@ class FluxFamily:
             raise Refused(f"{name} is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.")
         try:
             config = _read_config(part)
-        except (KeyError, IndexError) as missing:
+        except KeyError as missing:
             raise Refused(f"{name} lacks the FLUX.1 tensor {missing}: choose a complete FLUX.1 file.") from None
         if config.channels != 16:
             raise Refused(
@@ -149,14 +149,23 @@ def _read_config(part: Checkpoint) -> FluxConfig:
         numbers = {name.split(".")[1] for name in part.entries if name.startswith(f"{stem}.")}
         return len(numbers)
 
-    image = part.entries["img_in.weight"].shape
+    def matrix(name: str) -> tuple[int, ...]:
+        shape = part.entries[name].shape
+        if len(shape) != 2:
+            raise Refused(
+                f"{part.path.name} holds {name} with the shape {list(shape)}, which is no matrix: choose a complete "
+                "FLUX.1 file."
+            )
+        return shape
+
+    image = matrix("img_in.weight")
     return FluxConfig(
         hidden=image[0],
         double_blocks=count("double_blocks"),
         single_blocks=count("single_blocks"),
         channels=image[1] // PATCH**2,
-        text_width=part.entries["txt_in.weight"].shape[1],
-        pooled_width=part.entries["vector_in.in_layer.weight"].shape[1],
+        text_width=matrix("txt_in.weight")[1],
+        pooled_width=matrix("vector_in.in_layer.weight")[1],
         guidance="guidance_in.in_layer.weight" in part.entries,
     )
 

@@ -99,10 +99,11 @@ def read_header(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         header = json.loads(raw)
         assert isinstance(header, dict)
-        entries = {name: _entry(name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        if isinstance(error, Refused):
-            raise
+        tables = {name: value for name, value in header.items() if name != "__metadata__"}
+        entries = {name: _entry(path, name, value, 8 + length) for name, value in tables.items()}
+    except Refused:
+        raise
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         raise Refused(
             f"{path.name} has a damaged header ({error or 'no table of tensors'}); download it again."
         ) from None
@@ -112,10 +113,13 @@ def read_header(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(path, entries)
 
 
-def _entry(name: str, value: Mapping[str, Any], data_start: int) -> Entry:
+def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> Entry:
     dtype = DTYPES.get(value["dtype"])
     if dtype is None:
-        raise Refused(f"tensor {name} has the type {value['dtype']}, which is not supported ({', '.join(DTYPES)} are).")
+        raise Refused(
+            f"{path.name} holds {name} as {value['dtype']}, a type not supported ({', '.join(DTYPES)} are): "
+            "choose another file."
+        )
     shape = tuple(value["shape"])
     if not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"tensor {name} has the shape {shape}")

@@ -29,7 +29,7 @@ pytestmark = [
 
 SEED = 1234
 TOLERANCE = 1e-6
-SCHEDULERS = ("simple", "normal", "karras", "beta", "sgm_uniform")
+SCHEDULERS = ("simple", "karras", "normal", "beta", "sgm_uniform")
 STEP_COUNTS = (1, 2, 5, 20)
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -159,14 +159,16 @@ def start_latent(model_sampling: Any, sigmas: Tensor, batch: int) -> Tensor:
 
 
 def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor]]:
-    """Whole schedules, those of img2img (the end of a longer one), of dpm_2, and such that stop before zero."""
+    """Whole schedules, those of img2img (the end of a longer one), of dpm_2, and ones that stop early."""
     for count in STEP_COUNTS:
         whole = comfy.samplers.calculate_sigmas(model_sampling, scheduler, count)
-        longer = comfy.samplers.calculate_sigmas(model_sampling, scheduler, int(count / 0.6))
         yield f"{count} steps", whole
-        yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
         yield f"the first of {count} steps", whole[: (count + 1) // 2 + 1]
-    yield "5 steps without the last but one", torch.cat([longer[-7:-2], longer[-1:]])
+        if count < 20 or scheduler == "simple":  # Brownian paths take their time
+            longer = comfy.samplers.calculate_sigmas(model_sampling, scheduler, int(count / 0.6))
+            yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
+    one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
+    yield "5 steps without the last but one", torch.cat([one_more[:-2], one_more[-1:]])
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
@@ -182,9 +184,7 @@ def worst(ours: Run, theirs: Run) -> float:
     assert [call.step for call in our_calls] == [call.step for call in their_calls]
     distances = [distance(our_result, their_result)]
     for call, their_call in zip(our_calls, their_calls, strict=True):
-        distances += [
-            distance(getattr(call, key), getattr(their_call, key)) for key in ("x", "sigma", "denoised")
-        ]
+        distances += [distance(getattr(call, key), getattr(their_call, key)) for key in ("x", "sigma", "denoised")]
     return max(distances)
 
 
@@ -192,8 +192,9 @@ def worst(ours: Run, theirs: Run) -> float:
 @each_sampler
 def test_equals_comfyui_at_every_call(name: str, options: dict[str, Any], sampling: str) -> None:
     model_sampling = SAMPLINGS[sampling]
-    # Where the latent is on the CPU, the _gpu ones are the same function with the same noise.
-    for scheduler in SCHEDULERS[:1] if name.endswith("_gpu") else SCHEDULERS:
+    # On the CPU the _gpu ones are the others; that and the options do not hang on the schedule.
+    schedulers = SCHEDULERS[:2] if options or name.endswith("_gpu") else SCHEDULERS
+    for scheduler in schedulers:
         for case, sigmas in schedules(model_sampling, scheduler):
             x = start_latent(model_sampling, sigmas, batch=2 if len(sigmas) == 6 else 1)
             given = (name, options, model_sampling, x, sigmas)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
+
+from scripts.comfyui import ComfyUI, Run
 
 Graph = dict[str, Any]
 
@@ -72,3 +75,32 @@ def insert_after_model(graph: Graph, class_type: str, **inputs: Any) -> Graph:
                 other["inputs"][input_name] = [name, 0]
     graph[name] = node(class_type, model=["model", 0], **inputs)
     return graph
+
+
+def insert_after(graph: Graph, source: str, class_type: str, input_name: str, **inputs: Any) -> Graph:
+    """The graph with a node put between the node `source` and all that takes its first output."""
+    graph = copy.deepcopy(graph)
+    name = f"{class_type} after {source}"
+    for other in graph.values():
+        for key, value in other["inputs"].items():
+            if value == [source, 0]:
+                other["inputs"][key] = [name, 0]
+    graph[name] = node(class_type, **{input_name: [source, 0]}, **inputs)
+    return graph
+
+
+def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[Run, str]:
+    """Queue a graph; returns the run and what the server logged meanwhile."""
+    before = len(server.log)
+    run = server.queue(graph, timeout=timeout)
+    return run, server.log[before:]
+
+
+_WAY = re.compile(
+    r"Parallel: (?:\w+ in the workers on |one forward per model call on .*, because the workers' loop does not carry (.+))"
+)
+
+
+def ways(log: str) -> list[str]:
+    """How each denoise in a log ran: "loop", or what kept it out of the workers' loop."""
+    return [match[1] or "loop" for match in _WAY.finditer(log)]

@@ -26,7 +26,7 @@ def deis_weights(sigmas: Tensor) -> list[tuple[Tensor, ...]]:
     At most `ORDER` 0-dim fp32 weights a step, no more than there are slopes, and one for a step that ends
     at zero.
     """
-    # 1 + sigma² rounds to fp32 before anything else: for the lower sigma that is 1.5 % of what is left of it.
+    # 1 + sigma² rounds to fp32 before anything else: for the lower sigma that is 1 % of the logarithm.
     log_low, log_high = (torch.tensor(sigma).square().add(1).log().double() for sigma in _SIGMA_RANGE)
     growth = 2 * (log_low / _FIRST_TIME - log_high) / (_FIRST_TIME - 1)
     start = log_high - 0.5 * growth

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-import torchsde  # type: ignore[import-untyped]
+import torchsde
 from torch import Tensor
 
-
-class NoiseSource(Protocol):
-    """Standard normal noise for the step between two sigmas (0-dim fp32): fp32, shaped like the view."""
-
-    def __call__(self, sigma: Tensor, sigma_next: Tensor, /) -> Tensor: ...
+NoiseSource = Callable[[Tensor, Tensor], Tensor]
+"""Standard normal noise for the step from one sigma to the next (0-dim fp32): fp32, shaped like the view."""
 
 
 def whole(drawn: Tensor) -> Tensor:

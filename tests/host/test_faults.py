@@ -1,0 +1,219 @@
+"""Every request ends, whatever ends it: Cancel, a killed worker, a killed ComfyUI; and the next prompt works."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scripts.comfyui import ComfyUI, ComfyUIError, Progress, Run
+from tests.host.conftest import fill, relative_error, saved_latent
+from tests.host.graphs import Graph, ksampler_graph, parallel
+
+SEEDS = itertools.count(3300)
+STEP = 5
+"""The step of a long run at which something happens to it."""
+
+KILLED = r"was killed by SIGKILL \(often the system running out of memory\) while"
+AFTERWARDS = r"\. The workers were stopped; queue the prompt again and they start afresh\."
+
+
+def short() -> Graph:
+    """A job of a moment, with a seed of its own so that ComfyUI has no result of it."""
+    return ksampler_graph("tiny-schnell", width=64, height=64, steps=2, cfg=2.0, seed=next(SEEDS))
+
+
+def long(**settings: Any) -> Graph:
+    """A job of minutes in steps of a fraction of a second."""
+    return parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=1000, seed=next(SEEDS), **settings))
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """A ComfyUI of this module's own with a temporary folder of its own; not started."""
+    base_dir = tmp_path_factory.mktemp("faults")
+    temporary = base_dir / "temporary"
+    temporary.mkdir()
+    server = ComfyUI(os.environ["COMFYUI_PATH"], base_dir, env={"TMPDIR": str(temporary)})
+    fill(server)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child of a background job would ignore it
+    with server:
+        yield server
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture
+def server(own_server: ComfyUI) -> ComfyUI:
+    """The server, started again where a test has ended it."""
+    if own_server.process.poll() is not None:
+        own_server.stop()
+        own_server.start()
+    return own_server
+
+
+def workers(server: ComfyUI) -> list[psutil.Process]:
+    """The live workers by rank."""
+    ranks = {}
+    for process in server.children():
+        with contextlib.suppress(psutil.Error):
+            if "parallel_backend.worker" in process.cmdline():
+                ranks[int(process.environ()["RANK"])] = process
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def run_directories(server: ComfyUI) -> list[Path]:
+    """What the pack has in the temporary folder."""
+    return list(Path(server.env["TMPDIR"]).glob("comfyui-parallel-*"))
+
+
+def wait_until(condition: Callable[[], Any], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def assert_right(server: ComfyUI) -> None:
+    """An ordinary prompt gives the right latent."""
+    graph = short()
+    expected = saved_latent(server, server.queue(graph).check())
+    run = server.queue(parallel(graph), timeout=300).check()
+    assert relative_error(saved_latent(server, run), expected) <= 1e-5
+
+
+def with_workers(server: ComfyUI) -> list[psutil.Process]:
+    """The workers, started if there are none, idle and with the model loaded."""
+    assert_right(server)
+    return workers(server)
+
+
+class Disturbed:
+    """A long run to which something happens at a step; `seconds` is how long it then took to end."""
+
+    def __init__(self, server: ComfyUI, graph: Graph, disturb: Callable[[], None]) -> None:
+        happened: list[float] = []
+
+        def at_step(progress: Progress) -> None:
+            if progress.value == STEP:
+                disturb()
+                happened.append(time.perf_counter())
+
+        self.run: Run = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
+        self.seconds = time.perf_counter() - happened[0]
+        times = [progress.time for progress in self.run.progress[: STEP + 1]]
+        self.step_seconds = statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+# -- Cancel
+
+
+@pytest.mark.parametrize("sampler", ["euler", "dpm_2", "uni_pc"], ids=["one call a step", "two calls", "step by step"])
+def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, sampler):
+    before = with_workers(server)
+    cancelled = Disturbed(server, long(sampler=sampler), server.interrupt)
+    assert cancelled.run.status == "interrupted"
+    assert cancelled.seconds <= 1 + 3 * cancelled.step_seconds
+    assert workers(server) == before
+    assert_right(server)
+    assert workers(server) == before
+
+
+def test_cancel_while_the_workers_start_ends_them(server):
+    for worker in workers(server):
+        worker.kill()
+    prompt = server.submit(parallel(short()))
+    wait_until(lambda: len(workers(server)) == 2, 30)
+    pressed = time.monotonic()
+    server.interrupt()
+    assert server.wait(prompt).status == "interrupted"
+    assert time.monotonic() - pressed <= 3
+    assert not workers(server)
+    assert not run_directories(server)
+    assert_right(server)
+
+
+def test_cancel_while_the_model_loads_leaves_the_workers_alive(server):
+    for worker in workers(server):
+        worker.kill()
+    prompt = server.submit(parallel(short()))
+    readies = server.log.count("Parallel: workers ready")
+    wait_until(lambda: server.log.count("Parallel: workers ready") > readies, 60)
+    server.interrupt()
+    started = time.monotonic()
+    assert server.wait(prompt).status == "interrupted"
+    print("cancel in loading took", time.monotonic() - started)
+    before = workers(server)
+    assert len(before) == 2
+    assert_right(server)
+    assert workers(server) == before
+
+
+# -- killed workers
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_killed_in_the_middle_is_one_clear_error_and_leaves_nothing(server, rank):
+    before = with_workers(server)
+    killed = Disturbed(server, long(), before[rank].kill)
+    assert killed.run.status == "error"
+    assert killed.seconds <= 5
+    message = killed.run.error.exception_message
+    assert re.fullmatch(rf"Worker {rank} of 2 \(cpu\) {KILLED} sampling, step \d+{AFTERWARDS}", message)
+    assert not any(worker.is_running() for worker in before)
+    assert not workers(server)
+    assert not run_directories(server)
+    assert_right(server)
+
+
+def test_a_worker_killed_while_starting_is_one_clear_error_and_leaves_nothing(server):
+    for worker in workers(server):
+        worker.kill()
+    prompt = server.submit(parallel(short()))
+    wait_until(lambda: len(workers(server)) == 2, 30)
+    workers(server)[1].kill()
+    killed_at = time.monotonic()
+    run = server.wait(prompt)
+    assert time.monotonic() - killed_at <= 5
+    assert run.status == "error"
+    assert re.fullmatch(rf"Worker 1 of 2 \(cpu\) {KILLED} [a-z ]+{AFTERWARDS}", run.error.exception_message)
+    assert not workers(server)
+    assert not run_directories(server)
+    assert_right(server)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server, rank):
+    before = with_workers(server)
+    before[rank].kill()
+    assert_right(server)
+    assert len(workers(server)) == 2
+    assert not set(before) & set(workers(server))
+    assert len(run_directories(server)) == 1
+
+
+# -- a killed ComfyUI
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle"])
+def test_when_comfyui_ends_its_workers_end(server, number, busy):
+    before = with_workers(server)
+    assert len(before) == 2
+    if busy:
+        with pytest.raises(ComfyUIError, match="ended while a graph was running"):
+            Disturbed(server, long(), lambda: server.process.send_signal(number))
+    else:
+        server.process.send_signal(number)
+    wait_until(lambda: server.process.poll() is not None, 10)
+    wait_until(lambda: not any(worker.is_running() for worker in before), 5)
+    wait_until(lambda: not run_directories(server), 1)

@@ -1,0 +1,351 @@
+"""ComfyUI's own nodes on a MODEL of Load Parallel FLUX: the same latent, by the expected way."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import (
+    Graph,
+    insert_after,
+    insert_after_model,
+    ksampler_graph,
+    node,
+    parallel,
+    queue_logged,
+    ways,
+)
+
+SEED = 1100
+STEPS = 4
+
+
+def basic(model: str = "tiny-schnell", **settings: Any) -> Graph:
+    return ksampler_graph(model, **{"seed": SEED, "steps": STEPS, "cfg": 2.0} | settings)
+
+
+def advanced(**settings: Any) -> Graph:
+    """KSamplerAdvanced in KSampler's place."""
+    graph = basic()
+    sampler = graph["sampler"]
+    sampler["class_type"] = "KSamplerAdvanced"
+    sampler["inputs"]["noise_seed"] = sampler["inputs"].pop("seed")
+    del sampler["inputs"]["denoise"]
+    whole = {"add_noise": "enable", "start_at_step": 0, "end_at_step": 10000, "return_with_leftover_noise": "disable"}
+    sampler["inputs"] |= whole | settings
+    return graph
+
+
+def two_advanced() -> Graph:
+    """The first half with what noise is left, and the second half from there."""
+    graph = advanced(end_at_step=2, return_with_leftover_noise="enable")
+    first = graph["first"] = graph.pop("sampler")
+    rest = {"latent_image": ["first", 0], "add_noise": "disable", "start_at_step": 2, "end_at_step": 10000}
+    graph["sampler"] = node("KSamplerAdvanced", **first["inputs"] | rest | {"return_with_leftover_noise": "disable"})
+    return graph
+
+
+def custom(guider: str = "CFGGuider", select: dict[str, Any] | None = None, **guider_inputs: Any) -> Graph:
+    """SamplerCustomAdvanced with a guider and a sampler node."""
+    graph = basic()
+    prompts = {
+        "BasicGuider": {"conditioning": ["positive", 0]},
+        "CFGGuider": {"positive": ["positive", 0], "negative": ["negative", 0], "cfg": 2.0},
+    }
+    guider_inputs = prompts.get(guider, {}) | guider_inputs
+    return graph | {
+        "noise": node("RandomNoise", noise_seed=SEED),
+        "guider": node(guider, model=["model", 0], **guider_inputs),
+        "select": select or node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=STEPS, denoise=1.0),
+        "sampler": node(
+            "SamplerCustomAdvanced",
+            noise=["noise", 0],
+            guider=["guider", 0],
+            sampler=["select", 0],
+            sigmas=["sigmas", 0],
+            latent_image=["latent", 0],
+        ),
+    }
+
+
+def with_sigmas(graph: Graph, link: list[Any], **nodes: dict[str, Any]) -> Graph:
+    """Other sigmas for `custom`'s graph."""
+    graph = copy.deepcopy(graph) | nodes
+    graph["sampler"]["inputs"]["sigmas"] = link
+    return graph
+
+
+def split(output: int, step: int = 2) -> Graph:
+    """One side of SplitSigmas."""
+    return with_sigmas(custom(), ["split", output], split=node("SplitSigmas", sigmas=["sigmas", 0], step=step))
+
+
+def two_custom() -> Graph:
+    """The noisy sigmas, then the others on what came out, without new noise."""
+    graph = split(0)
+    first = graph["first"] = graph.pop("sampler")
+    graph["no-noise"] = node("DisableNoise")
+    rest = {"noise": ["no-noise", 0], "sigmas": ["split", 1], "latent_image": ["first", 0]}
+    graph["sampler"] = node("SamplerCustomAdvanced", **first["inputs"] | rest)
+    return graph
+
+
+def denoised_output() -> Graph:
+    """What SamplerCustomAdvanced believes the picture to be halfway."""
+    graph = split(0)
+    graph["save"]["inputs"]["samples"] = ["sampler", 1]
+    return graph
+
+
+def sampler_custom() -> Graph:
+    graph = custom()
+    inputs = {"model": ["model", 0], "add_noise": True, "noise_seed": SEED, "cfg": 2.0}
+    links = {name: [name, 0] for name in ("positive", "negative", "sigmas")}
+    graph["sampler"] = node("SamplerCustom", **inputs, **links, sampler=["select", 0], latent_image=["latent", 0])
+    return graph
+
+
+def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "positive", **inputs: Any) -> Graph:
+    """A second prompt joined to the positive one by a node such as ConditioningCombine."""
+    names = {
+        "ConditioningCombine": ("conditioning_1", "conditioning_2"),
+        "ConditioningSetDefaultCombine": ("cond", "cond_DEFAULT"),
+    }
+    into, other = names.get(kind, ("conditioning_to", "conditioning_from"))
+    graph = insert_after(graph, first, kind, into, **{other: ["second", 0]}, **inputs)
+    return graph | {"second": node("LoadConditioning", conditioning="cond-256.safetensors")}
+
+
+def timestep_ranges() -> Graph:
+    """One prompt for the first half of the noise, another for the rest."""
+    graph = combined(basic())
+    graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=0.5)
+    return insert_after(graph, "second", "ConditioningSetTimestepRange", "conditioning", start=0.5, end=1.0)
+
+
+def strengths() -> Graph:
+    """Two prompts, the first with a weight of 0.3."""
+    return insert_after(combined(basic()), "positive", "ConditioningSetAreaStrength", "conditioning", strength=0.3)
+
+
+def masked(**settings: Any) -> Graph:
+    """Only the right half of a batch of two is denoised, over what a first run made."""
+    graph = basic(batch=2, **settings)
+    graph["first"] = copy.deepcopy(graph["sampler"])
+    graph["sampler"]["inputs"]["latent_image"] = ["masked", 0]
+    graph["sampler"]["inputs"]["seed"] = SEED + 1
+    return graph | {
+        "left": node("SolidMask", value=0.0, width=128, height=128),
+        "right": node("SolidMask", value=1.0, width=64, height=128),
+        "mask": node("MaskComposite", destination=["left", 0], source=["right", 0], x=64, y=0, operation="add"),
+        "masked": node("SetLatentNoiseMask", samples=["first", 0], mask=["mask", 0]),
+    }
+
+
+def second_run() -> Graph:
+    """Image to image: the result is denoised again by half."""
+    graph = basic()
+    graph["first"] = copy.deepcopy(graph["sampler"])
+    graph["sampler"]["inputs"] |= {"latent_image": ["first", 0], "denoise": 0.5, "seed": SEED + 1}
+    return graph
+
+
+def region() -> Graph:
+    """A second prompt for the left half alone."""
+    area = {"width": 64, "height": 128, "x": 0, "y": 0, "strength": 1.0}
+    return insert_after(combined(basic()), "second", "ConditioningSetArea", "conditioning", **area)
+
+
+def prompt_mask() -> Graph:
+    """A second prompt under a mask."""
+    graph = combined(basic()) | {"mask": node("SolidMask", value=0.5, width=128, height=128)}
+    settings = {"mask": ["mask", 0], "strength": 1.0, "set_cond_area": "default"}
+    return insert_after(graph, "second", "ConditioningSetMask", "conditioning", **settings)
+
+
+def dpmpp_2m_sde(noise_device: str) -> Graph:
+    options = {"solver_type": "heun", "eta": 0.7, "s_noise": 0.9, "noise_device": noise_device}
+    return custom(select=node("SamplerDPMPP_2M_SDE", **options))
+
+
+SHIFT = {"max_shift": 1.3, "base_shift": 0.4, "width": 512, "height": 512}
+EVERY_CALL = {"reuse_threshold": 3.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
+
+LOOP: dict[str, Graph] = {
+    "KSampler": basic(),
+    "KSampler at cfg 1": basic(cfg=1.0),
+    "KSampler from an image": second_run(),
+    "KSamplerAdvanced": advanced(),
+    "KSamplerAdvanced with leftover noise": advanced(end_at_step=2, return_with_leftover_noise="enable"),
+    "KSamplerAdvanced that ends early": advanced(end_at_step=2),
+    "KSamplerAdvanced that starts late": advanced(start_at_step=1),
+    "KSamplerAdvanced without noise": advanced(start_at_step=1, add_noise="disable"),
+    "KSamplerAdvanced, two in a row": two_advanced(),
+    "SamplerCustom": sampler_custom(),
+    "CFGGuider": custom(),
+    "BasicGuider": custom("BasicGuider"),
+    "SplitSigmas, the noisy half": split(0),
+    "SplitSigmas, the other half": split(1),
+    "SplitSigmas, a single sigma": split(1, step=STEPS),
+    "SplitSigmas and DisableNoise, two in a row": two_custom(),
+    "denoised_output": denoised_output(),
+    "FlipSigmas": with_sigmas(split(1), ["flip", 0], flip=node("FlipSigmas", sigmas=["split", 1])),
+    "ManualSigmas": with_sigmas(custom(), ["manual", 0], manual=node("ManualSigmas", sigmas="0.9, 0.6, 0.2, 0.1")),
+    "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
+    "SamplerDPMPP_2M_SDE, noise from the CPU": dpmpp_2m_sde("cpu"),
+    "SamplerDPMPP_2M_SDE, noise from the GPU": dpmpp_2m_sde("gpu"),
+    "FluxGuidance": insert_after(basic("tiny-dev"), "positive", "FluxGuidance", "conditioning", guidance=1.7),
+    "FluxDisableGuidance": insert_after(basic("tiny-dev", cfg=1.0), "positive", "FluxDisableGuidance", "conditioning"),
+    "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
+    "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
+    "ModelSamplingAuraFlow": insert_after_model(basic(), "ModelSamplingAuraFlow", shift=1.7),
+    "ModelComputeDtype": insert_after_model(basic(), "ModelComputeDtype", dtype="fp32"),
+    "ConditioningSetTimestepRange": timestep_ranges(),
+    "ConditioningSetAreaStrength": strengths(),
+    "ConditioningCombine": combined(basic()),
+    "ConditioningCombine in the negative": combined(basic(), first="negative"),
+    "ConditioningAverage": combined(basic(), "ConditioningAverage", conditioning_to_strength=0.4),
+    "ConditioningConcat": combined(basic(), "ConditioningConcat"),
+    "ConditioningZeroOut": insert_after(basic(), "negative", "ConditioningZeroOut", "conditioning"),
+    "SetLatentNoiseMask on a batch": masked(),
+    "MultiGPU CFG Split without a second GPU": insert_after_model(basic(), "MultiGPU_WorkUnits", max_gpus=2),
+    "SelectModelDevice": insert_after_model(basic(), "SelectModelDevice", device="default"),
+    "UNetSelfAttentionMultiply, which finds nothing": insert_after_model(
+        basic(), "UNetSelfAttentionMultiply", q=1.2, k=1.1, v=0.9, out=0.8
+    ),
+}
+"""What the workers' loop carries."""
+
+STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
+    "uni_pc": (basic(sampler="uni_pc"), "the sampler unipc"),
+    "lms": (basic(sampler="lms"), "the sampler lms"),
+    "EasyCache": (
+        insert_after_model(basic(steps=8), "EasyCache", **EVERY_CALL),
+        "the calc_cond_batch wrapper easycache",
+    ),
+    "LazyCache": (
+        insert_after_model(basic(steps=8), "LazyCache", **EVERY_CALL),
+        "the predict_noise wrapper lazycache",
+    ),
+    "ConditioningSetArea": (region(), "area in the conditioning"),
+    "ConditioningSetMask": (prompt_mask(), "mask in the conditioning"),
+    "ConditioningSetDefaultCombine": (
+        combined(basic(), "ConditioningSetDefaultCombine"),
+        "default in the conditioning",
+    ),
+    "RescaleCFG": (
+        insert_after_model(basic(), "RescaleCFG", multiplier=0.7),
+        "the model option sampler_cfg_function",
+    ),
+    "Mahiro": (insert_after_model(basic(), "Mahiro"), "the model option sampler_post_cfg_function"),
+    "CFGOverride": (
+        insert_after_model(basic(), "CFGOverride", cfg=1.0, start_percent=0.4, end_percent=1.0),
+        "the predict_noise wrapper unnamed",
+    ),
+    "DifferentialDiffusion": (
+        insert_after_model(masked(), "DifferentialDiffusion", strength=1.0),
+        "the model option denoise_mask_function",
+    ),
+    "ModelSamplingDiscrete": (
+        insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
+        "the model sampling ModelSamplingAdvanced",
+    ),
+}
+"""What falls back to one forward a model call, with KSampler, and the reason given."""
+
+CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
+    "DualCFGGuider": (
+        combined(custom("BasicGuider"))
+        | {
+            "guider": node(
+                "DualCFGGuider",
+                model=["model", 0],
+                cond1=["positive", 0],
+                cond2=["second", 0],
+                negative=["negative", 0],
+                cfg_conds=2.0,
+                cfg_cond2_negative=1.5,
+                style="regular",
+            )
+        },
+        "the guider Guider_DualCFG",
+    ),
+    "PerpNegGuider": (
+        custom(
+            "PerpNegGuider",
+            positive=["positive", 0],
+            negative=["negative", 0],
+            empty_conditioning=["negative", 0],
+            cfg=2.0,
+            neg_scale=0.5,
+        ),
+        "the guider Guider_PerpNeg",
+    ),
+    "SamplerER_SDE": (
+        custom(select=node("SamplerER_SDE", solver_type="Reverse-time SDE", max_stage=2, eta=0.5, s_noise=0.9)),
+        "this setting: The sampler 'er_sde' is not carried with the option 'noise_scaler'; "
+        "its options are: max_stage, s_noise.",
+    ),
+}
+
+
+def graphs_and_ways() -> list[Any]:
+    def denoises(graph: Graph) -> int:
+        return 1 + ("first" in graph)
+
+    loop = [pytest.param(graph, ["loop"] * denoises(graph), id=name) for name, graph in LOOP.items()]
+    steps = STEP_BY_STEP | CUSTOM_STEP_BY_STEP
+    return loop + [pytest.param(graph, [why] * denoises(graph), id=name) for name, (graph, why) in steps.items()]
+
+
+@pytest.mark.parametrize(("graph", "expected"), graphs_and_ways())
+def test_stock_nodes_give_the_same_latent_by_the_expected_way(comfyui, latent_of, graph, expected):
+    run, log = queue_logged(comfyui, parallel(graph))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == expected
+
+
+@pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])
+def test_a_cache_node_skips_forwards_of_the_workers(comfyui, name):
+    graph = basic(steps=8, seed=SEED + 2)
+    _, log = queue_logged(comfyui, parallel(insert_after_model(graph, name, **EVERY_CALL)))
+    assert re.search(rf"{name} - skipped [1-9]\d*/8 steps", log)
+
+
+def test_torch_compile_leaves_the_workers_alone(comfyui, latent_of):
+    graph = basic(seed=SEED + 4)
+    run, log = queue_logged(comfyui, insert_after_model(parallel(graph), "TorchCompileModel", backend="inductor"))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == ["the model option torch_compile_kwargs"]
+
+
+@pytest.mark.parametrize(("graph", "reason"), [pytest.param(*case, id=name) for name, case in STEP_BY_STEP.items()])
+def test_parallel_sampler_refuses_what_would_run_step_by_step(comfyui, graph, reason):
+    graph = parallel(graph, sampler=True)
+    run, log = queue_logged(comfyui, graph)
+    assert run.status == "error"
+    assert run.error is not None
+    assert run.error.exception_message == (
+        f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
+    )
+    assert len(ways(log)) == ("first" in graph), "only the KSampler before it has run"
+
+
+@pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
+@pytest.mark.parametrize("batch", [1, 2], ids=["one picture", "a batch"])
+def test_every_step_shows_progress_and_a_preview(comfyui, sampler, batch):
+    run = comfyui.queue(parallel(basic(seed=SEED + 3, steps=5, batch=batch), sampler=sampler), timeout=300).check()
+    assert [(event.node, event.value, event.max) for event in run.progress] == [("sampler", k, 5) for k in range(1, 6)]
+    assert run.previews == 5
+
+
+def test_every_step_shows_progress_and_a_preview_when_it_runs_step_by_step(comfyui):
+    graph = insert_after_model(basic(seed=SEED + 3), "Mahiro")
+    run = comfyui.queue(parallel(graph), timeout=300).check()
+    assert [event.value for event in run.progress] == [1, 2, 3, 4]
+    assert run.previews == 4

@@ -1,0 +1,578 @@
+"""What a parallel MODEL cannot do is refused by name, in one sentence that ends with a way out; nothing is ignored."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from scripts.comfyui import REPO, ComfyUI
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel, queue_logged
+from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
+
+WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
+SEEDS = itertools.count(2200)
+
+
+def small(model: str = "tiny-schnell", **settings: Any) -> Graph:
+    """A job of a moment, with a seed of its own so that ComfyUI has no result of it."""
+    return ksampler_graph(model, **{"width": 64, "height": 64, "steps": 2, "cfg": 2.0, "seed": next(SEEDS)} | settings)
+
+
+def assert_one_sentence(message: str) -> None:
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert not re.search(r"[.!?]\s", message), f"more than one sentence: {message}"
+
+
+@pytest.fixture(scope="module")
+def assert_still_right(comfyui: ComfyUI) -> Callable[[], None]:
+    """Asserts that an ordinary prompt gives the right latent."""
+
+    def check() -> None:
+        graph = small()
+        expected = saved_latent(comfyui, comfyui.queue(graph).check())
+        run = comfyui.queue(parallel(graph), timeout=300).check()
+        assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def refusal(comfyui: ComfyUI, assert_still_right: Callable[[], None]) -> Callable[[Graph], str]:
+    """Queues a graph that is refused before a worker starts; returns the sentence. The next prompt works as ever."""
+
+    def message(graph: Graph) -> str:
+        run, log = queue_logged(comfyui, graph)
+        assert run.status == "error"
+        assert run.error is not None
+        assert_one_sentence(run.error.exception_message)
+        assert "Parallel: starting" not in log
+        assert_still_right()
+        return run.error.exception_message
+
+    return message
+
+
+def on_one_worker(graph: Graph) -> Graph:
+    """On another plan than that of the running workers: the log would show that they start."""
+    return parallel(graph, "cpu:1")
+
+
+# -- nodes that reach into the model
+
+PATCHES = "attention and block patches ({})"
+REPLACED = "replaced attention or blocks ({})"
+
+MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "HyperTile": (
+        "HyperTile",
+        {"tile_size": 256, "swap_size": 2, "max_depth": 0, "scale_depth": False},
+        PATCHES.format("attn1_patch, attn1_output_patch"),
+    ),
+    "TomePatchModel": ("TomePatchModel", {"ratio": 0.3}, PATCHES.format("attn1_patch, attn1_output_patch")),
+    "PatchModelAddDownscale": (
+        "PatchModelAddDownscale",
+        {
+            "block_number": 3,
+            "downscale_factor": 2.0,
+            "start_percent": 0.0,
+            "end_percent": 0.35,
+            "downscale_after_skip": True,
+            "downscale_method": "bicubic",
+            "upscale_method": "bicubic",
+        },
+        PATCHES.format("input_block_patch_after_skip, output_block_patch"),
+    ),
+    "NAGuidance": (
+        "NAGuidance",
+        {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5},
+        PATCHES.format("attn1_output_patch"),
+    ),
+    "SelfAttentionGuidance": ("SelfAttentionGuidance", {"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
+    "ScaleROPE": (
+        "ScaleROPE",
+        {"scale_x": 1.5, "shift_x": 0.0, "scale_y": 1.5, "shift_y": 0.0, "scale_t": 1.0, "shift_t": 0.0},
+        "changed positions (ScaleROPE)",
+    ),
+    "FluxKVCache": ("FluxKVCache", {}, "Replacing diffusion_model.params.default_ref_method"),
+    "LoraLoaderModelOnly": (
+        "LoraLoaderModelOnly",
+        {"lora_name": "tiny-lora.safetensors", "strength_model": 1.0},
+        "Applying a LoRA or merging models",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "inputs", "what"), MODEL_NODES.values(), ids=MODEL_NODES)
+def test_a_node_that_changes_the_model_is_refused_by_name(refusal, lora, kind, inputs, what):
+    message = refusal(insert_after_model(on_one_worker(small()), kind, **inputs))
+    assert message.startswith(f"{what} cannot be ")
+    assert message.endswith(WAY_OUT)
+
+
+GUIDANCE_NODES: dict[str, dict[str, Any]] = {
+    "PerturbedAttentionGuidance": {"scale": 3.0},
+    "SkipLayerGuidanceDiT": {
+        "double_layers": "0",
+        "single_layers": "1",
+        "scale": 3.0,
+        "start_percent": 0.0,
+        "end_percent": 1.0,
+        "rescaling_scale": 0.0,
+    },
+    "SkipLayerGuidanceDiTSimple": {
+        "double_layers": "0",
+        "single_layers": "1",
+        "start_percent": 0.0,
+        "end_percent": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
+@pytest.mark.parametrize(("kind", "inputs"), GUIDANCE_NODES.items(), ids=GUIDANCE_NODES)
+def test_guidance_that_replaces_blocks_in_the_middle_of_a_step_is_refused(
+    comfyui, assert_still_right, kind, inputs, sampler
+):
+    run = comfyui.queue(insert_after_model(parallel(small(), sampler=sampler), kind, **inputs), timeout=300)
+    assert run.status == "error"
+    message = run.error.exception_message
+    assert_one_sentence(message)
+    if sampler:
+        assert message.startswith("Parallel Sampler does not carry the model option sampler_")
+    else:
+        assert message.startswith("replaced attention or blocks (")
+        assert message.endswith(WAY_OUT)
+    assert_still_right()
+
+
+@pytest.fixture(scope="session")
+def lora(comfyui: ComfyUI) -> str:
+    """A LoRA of rank 2 for one layer of tiny-schnell."""
+    layer = "diffusion_model.single_blocks.0.linear2"
+    tensors = {f"{layer}.lora_down.weight": torch.ones(2, 5 * 512), f"{layer}.lora_up.weight": torch.ones(512, 2)}
+    save_file(tensors, comfyui.base_dir / "models" / "loras" / "tiny-lora.safetensors")
+    return "tiny-lora.safetensors"
+
+
+def test_lora_hooks_on_conditioning_are_refused(refusal, lora):
+    graph = on_one_worker(small()) | {
+        "hook": node("CreateHookLora", lora_name=lora, strength_model=1.0, strength_clip=1.0)
+    }
+    hooked = {"strength": 1.0, "set_cond_area": "default", "hooks": ["hook", 0]}
+    graph = insert_after(graph, "positive", "ConditioningSetProperties", "cond_NEW", **hooked)
+    assert refusal(graph) == f"Applying LoRA hooks cannot be done with a parallel MODEL: {WAY_OUT}"
+
+
+@pytest.mark.parametrize("side", ["model1", "model2"])
+@pytest.mark.parametrize("kind", ["ModelMergeSimple", "ModelMergeSubtract", "ModelMergeAdd"])
+def test_merging_is_refused_on_either_side(refusal, kind, side):
+    other = {"model1": "model2", "model2": "model1"}[side]
+    ratio = {"ModelMergeSimple": {"ratio": 0.5}, "ModelMergeSubtract": {"multiplier": 1.0}}.get(kind, {})
+    graph = insert_after(on_one_worker(small()), "model", kind, side, **{other: ["stock", 0]}, **ratio)
+    graph["stock"] = node("UNETLoader", unet_name="tiny-dev.safetensors", weight_dtype="default")
+    what = {"model1": "Applying a LoRA or merging models", "model2": "Merging models"}[side]
+    assert refusal(graph) == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "what"),
+    [
+        ("ModelSave", {"filename_prefix": "saved"}, "Saving the model"),
+        (
+            "LoraSave",
+            {"filename_prefix": "saved", "rank": 2, "lora_type": "standard", "bias_diff": False},
+            "Reading the weights",
+        ),
+    ],
+    ids=["ModelSave", "LoraSave"],
+)
+def test_saving_weights_is_refused_and_writes_nothing(comfyui, refusal, kind, inputs, what):
+    graph = on_one_worker(small())
+    link = {"model_diff" if kind == "LoraSave" else "model": ["model", 0]}
+    graph = {name: graph[name] for name in ("model", "plan")} | {"saver": node(kind, **link, **inputs)}
+    assert refusal(graph) == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
+    assert not list(comfyui.output_dir.rglob("saved*"))
+
+
+def test_a_controlnet_is_refused(comfyui, refusal):
+    tensors = flux_tensors(heads=1, single_blocks=0)
+    for name, shape in {"controlnet_blocks.0": (128, 128), "pos_embed_input": (128, 64)}.items():
+        tensors |= {f"{name}.weight": torch.zeros(shape), f"{name}.bias": torch.zeros(shape[0])}
+    for index, width in enumerate([3, 16, 16, 16, 16, 16, 16, 16]):
+        hint = f"input_hint_block.{2 * index}"
+        tensors |= {f"{hint}.weight": torch.zeros(16, width, 3, 3), f"{hint}.bias": torch.zeros(16)}
+    folder = comfyui.base_dir / "models" / "controlnet"
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "tiny-controlnet.safetensors")
+    graph = on_one_worker(small()) | {
+        "net": node("ControlNetLoader", control_net_name="tiny-controlnet.safetensors"),
+        "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
+        "control": node(
+            "ControlNetApplyAdvanced",
+            positive=["positive", 0],
+            negative=["negative", 0],
+            control_net=["net", 0],
+            image=["image", 0],
+            strength=1.0,
+            start_percent=0.0,
+            end_percent=1.0,
+        ),
+    }
+    graph["sampler"]["inputs"] |= {"positive": ["control", 0], "negative": ["control", 1]}
+    assert refusal(graph) == f"ControlNet cannot be used with a parallel MODEL yet: {WAY_OUT}"
+
+
+def test_a_reference_picture_is_refused(refusal):
+    graph = insert_after(on_one_worker(small()), "positive", "ReferenceLatent", "conditioning", latent=["latent", 0])
+    assert refusal(graph) == "ref_latents in the conditioning is not supported by this MODEL yet: remove it."
+
+
+def test_parallel_sampler_refuses_a_stock_model(refusal):
+    graph = small()
+    graph["sampler"]["class_type"] = "ParallelSampler"
+    assert refusal(graph) == (
+        "Parallel Sampler takes a MODEL from Load Parallel FLUX: use that loader, or the stock KSampler here."
+    )
+
+
+IN_PROCESS = """
+import importlib.util, json, sys
+import torch, comfy.cli_args
+comfy.cli_args.args.cpu = True
+root, file = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["pack"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["pack"])
+from pack.nodes.model.build import load_model
+from pack.nodes.model.unsupported import refuse_transformer_options
+from pack.parallel_backend.errors import Refused
+from pack.parallel_backend.host import Backend
+from pack.parallel_backend.plan import ParallelPlan
+
+model = load_model(Backend(), "flux", file, "default", ParallelPlan(devices="cpu:2"))
+actions = {
+    "MultiGPU CFG Split": lambda: model.deepclone_multigpu(new_load_device=torch.device("meta")),
+    "Wrapping weights": lambda: model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight),
+    "Replacing diffusion_model.img_in": lambda: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
+    "an attention override": lambda: refuse_transformer_options({"optimized_attention_override": lambda *_: None}),
+}
+said = {}
+for name, action in actions.items():
+    try:
+        action()
+    except Refused as refused:
+        said[name] = str(refused)
+json.dump(said, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
+    """Refusals of what no stock node does on a machine without GPUs, from the pack in a process of its own."""
+    file = comfyui.base_dir / "models" / "diffusion_models" / "tiny-schnell.safetensors"
+    environment = {**os.environ, "PYTHONPATH": str(comfyui.comfyui)}
+    command = [sys.executable, "-c", IN_PROCESS, str(REPO), str(file)]
+    done = subprocess.run(command, env=environment, cwd=comfyui.base_dir, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "what", ["MultiGPU CFG Split", "Wrapping weights", "Replacing diffusion_model.img_in", "an attention override"]
+)
+def test_what_needs_gpus_or_other_packs_is_refused_too(said_in_process, what):
+    assert_one_sentence(said_in_process[what])
+    assert said_in_process[what].startswith(f"{what} cannot be ")
+
+
+# -- files
+
+SCHNELL = flux_tensors(heads=1, double_blocks=1, single_blocks=1)
+SCHNELL_FILE = save(SCHNELL)
+HEADER = 8 + int.from_bytes(SCHNELL_FILE[:8], "little")
+NOT_SAFETENSORS = "is not a safetensors file: choose a .safetensors checkpoint."
+INCOMPLETE = "choose a complete FLUX.1 file."
+NAMES = (
+    "choose a FLUX.1 dev or schnell file with the original tensor names "
+    "(double_blocks.0.img_attn.qkv.weight and so on)."
+)
+
+
+def without(name: str) -> bytes:
+    return save({key: tensor for key, tensor in SCHNELL.items() if key != name})
+
+
+def with_tensor(name: str, tensor: torch.Tensor) -> bytes:
+    return save(SCHNELL | {name: tensor})
+
+
+def with_header(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
+
+
+QKV = "double_blocks.0.img_attn.qkv.weight"
+FILES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", f"(0 bytes) {NOT_SAFETENSORS}"),
+    "cut in the length": (SCHNELL_FILE[:4], f"(4 bytes) {NOT_SAFETENSORS}"),
+    "cut in the header": (
+        SCHNELL_FILE[:100],
+        f"is truncated: its header takes {HEADER} bytes and the file has 100; download it again.",
+    ),
+    "cut after the header": (
+        SCHNELL_FILE[:HEADER],
+        f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {HEADER}; download it again.",
+    ),
+    "cut in the data": (
+        SCHNELL_FILE[:-1],
+        f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {len(SCHNELL_FILE) - 1}; download it again.",
+    ),
+    "a pickle": (b"PK\x03\x04" + bytes(range(256)) * 8, f"(2052 bytes) {NOT_SAFETENSORS}"),
+    "text": (b"<!DOCTYPE html><html>Not found</html>" * 9, f"(333 bytes) {NOT_SAFETENSORS}"),
+    "a header that is no JSON": (with_header(b"{'a': 1}"), "has a damaged header"),
+    "a header nested too deeply": (with_header(b"[" * 100_000), "has a damaged header (maximum recursion depth"),
+    "a header that is a list": (with_header(b"[1, 2, 3]"), "has a damaged header"),
+    "a header with a tensor of no length": (
+        with_header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}'),
+        "has a damaged header (tensor a has 4 bytes for 8)",
+    ),
+    "a header with an unknown type": (
+        with_header(b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'),
+        "holds a as F4, a type not supported (F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, I8, U8, BOOL are): "
+        "choose another file.",
+    ),
+    "no tensors": (save({}), f"has no FLUX.1 tensors: {NAMES}"),
+    "Stable Diffusion": (
+        save({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(8, 4, 3, 3)}),
+        f"has no FLUX.1 tensors: {NAMES}",
+    ),
+    "diffusers' names": (
+        save({"x_embedder.weight": torch.zeros(8, 64), "transformer_blocks.0.attn.to_q.weight": torch.zeros(8, 8)}),
+        f"has diffusers' tensor names: {NAMES}",
+    ),
+    "FLUX.2": (
+        with_tensor("double_stream_modulation_img.lin.weight", torch.zeros(768, 128)),
+        "is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.",
+    ),
+    "FLUX Fill": (
+        with_tensor("img_in.weight", torch.zeros(128, 384)),
+        "takes 96 latent channels (Fill, Canny and Depth models do); only FLUX.1 models with 16 are supported: "
+        "choose a FLUX.1 dev or schnell file.",
+    ),
+    "no img_in": (without("img_in.weight"), f"lacks the FLUX.1 tensor 'img_in.weight': {INCOMPLETE}"),
+    "no attention": (
+        without("single_blocks.0.linear1.weight"),
+        f"lacks the tensor single_blocks.0.linear1.weight: {INCOMPLETE}",
+    ),
+    "no norm": (
+        without("double_blocks.0.txt_attn.norm.key_norm.scale"),
+        f"lacks the tensor double_blocks.0.txt_attn.norm.key_norm.scale: {INCOMPLETE}",
+    ),
+    "too few rows": (
+        with_tensor(QKV, torch.zeros(383, 128)),
+        f"holds {QKV} with the shape [383, 128], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
+    "too many columns": (
+        with_tensor(QKV, torch.zeros(384, 129)),
+        f"holds {QKV} with the shape [384, 129], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
+    "a matrix as a scalar": (
+        with_tensor("txt_in.weight", torch.zeros(())),
+        f"holds txt_in.weight with the shape [], which is no matrix: {INCOMPLETE}",
+    ),
+    "features that are no multiple of a head": (
+        with_tensor("img_in.weight", torch.zeros(100, 64)),
+        "does not fit a model of 100 features",
+    ),
+    "int8": (
+        with_tensor(QKV, torch.zeros(384, 128, dtype=torch.int8)),
+        f"holds {QKV} as int8, a format not supported yet: choose an fp32, fp16 or bf16 file.",
+    ),
+    "fp8": (
+        with_tensor(QKV, torch.zeros(384, 128).to(torch.float8_e4m3fn)),
+        f"holds {QKV} as float8_e4m3fn, a format not supported yet: choose an fp32, fp16 or bf16 file.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), FILES.values(), ids=FILES)
+def test_a_file_that_cannot_work_is_refused_with_what_is_wrong(comfyui, refusal, content, expected):
+    (comfyui.base_dir / "models" / "diffusion_models" / "wrong.safetensors").write_bytes(content)
+    message = refusal(on_one_worker(small("wrong")))
+    assert message.startswith("wrong.safetensors ")
+    assert expected in message
+
+
+def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui):
+    run = comfyui.queue(on_one_worker(small("nowhere")))
+    assert run.status == "rejected"
+    assert "nowhere.safetensors" in run.error.exception_message
+
+
+# -- plans
+
+PLANS: dict[str, tuple[dict[str, Any], str]] = {
+    "GPUs that are not there": (
+        {"devices": "0,1"},
+        "devices '0,1' asks for GPU 0, 1, but none is visible: use cpu:2 "
+        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
+    ),
+    "a GPU that is not there": (
+        {"devices": "0"},
+        "devices '0' asks for GPU 0, but none is visible: use cpu:2 "
+        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
+    ),
+    "a fruit": (
+        {"devices": "banana"},
+        'devices \'banana\' is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".',
+    ),
+    "nothing": (
+        {"devices": ""},
+        'devices \'\' is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".',
+    ),
+    "no CPU worker": ({"devices": "cpu:0"}, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
+    "too many CPU workers": (
+        {"devices": "cpu:1000"},
+        "devices 'cpu:1000': write cpu:N with N from 1 to 64, such as cpu:2.",
+    ),
+    "an odd ulysses": (
+        {"devices": "cpu:2", "ulysses": 3},
+        "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, set both to 0 "
+        "(automatic), or choose other devices.",
+    ),
+    "too many workers": (
+        {"devices": "cpu:2", "ulysses": 2, "ring": 2},
+        "ring 2 x ulysses 2 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, set both to 0 "
+        "(automatic), or choose other devices.",
+    ),
+    "more workers than heads": (
+        {"devices": "cpu:8", "ulysses": 8},
+        "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4.",
+    ),
+    "a ring that leaves more workers than heads": (
+        {"devices": "cpu:8", "ring": 1},
+        "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4.",
+    ),
+    "automatic devices without GPUs": (
+        {"devices": "auto", "ulysses": 4, "ring": 1},
+        "ring 1 x ulysses 4 needs 4 devices and no GPU is visible: lower the degrees to a product of 1, "
+        "or write cpu:4 into devices.",
+    ),
+    "flash on the CPU": (
+        {"devices": "cpu:1", "attention": "flash"},
+        "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "expected"), PLANS.values(), ids=PLANS)
+def test_a_plan_that_cannot_work_is_refused_with_one_that_does(refusal, plan, expected):
+    assert refusal(parallel(small(), **plan)) == expected
+
+
+@pytest.mark.parametrize("degree", ["ulysses", "ring"])
+def test_a_negative_degree_is_rejected_before_anything_runs(comfyui, degree):
+    run = comfyui.queue(parallel(small(), "cpu:1", **{degree: -1}))
+    assert run.status == "rejected"
+    assert degree in run.error.exception_message
+
+
+# -- latents and conditioning
+
+
+def latent(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[3:5] = torch.tensor([float("nan"), float("inf")])
+    return tensor
+
+
+def from_file(comfyui: ComfyUI, tensor: torch.Tensor, **settings: Any) -> Graph:
+    """Starts from a latent in a file."""
+    save_file(
+        {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}, comfyui.input_dir / "wrong.latent"
+    )
+    graph = on_one_worker(small(denoise=0.5, **settings))
+    graph["latent"] = node("LoadLatent", latent="wrong.latent")
+    return graph
+
+
+TAKES = f"and FLUX takes [batch, {CHANNELS}, height, width]: use EmptySD3LatentImage, or encode with a FLUX VAE."
+EMPTY = "with nothing in it: use a width and height of at least 16 pixels."
+LATENTS: dict[str, tuple[torch.Tensor, str]] = {
+    "no width": (latent(1, CHANNELS, 8, 0), f"the latent has the shape [1, 16, 8, 0], {EMPTY}"),
+    "no height": (latent(1, CHANNELS, 0, 8), f"the latent has the shape [1, 16, 0, 8], {EMPTY}"),
+    "no pictures": (latent(0, CHANNELS, 8, 8), f"the latent has the shape [0, 16, 8, 8], {EMPTY}"),
+    "4 channels": (latent(1, 4, 8, 8), f"the latent has the shape [1, 4, 8, 8] {TAKES}"),
+    "a video": (latent(1, CHANNELS, 2, 8, 8), f"the latent has the shape [1, 16, 2, 8, 8] {TAKES}"),
+    "NaN": (
+        with_nan(latent(1, CHANNELS, 8, 8)),
+        "the latent holds 2 values of 1024 that are NaN or infinite: look at the node it comes from "
+        "(a text encoder or VAE in too low a precision does that).",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensor", "expected"), LATENTS.values(), ids=LATENTS)
+def test_a_latent_that_cannot_work_is_refused_with_its_numbers(comfyui, refusal, tensor, expected):
+    assert refusal(from_file(comfyui, tensor)) == expected
+
+
+def conditioning(**settings: Any) -> Callable[[Path], Any]:
+    return lambda path: save_conditioning(path, **{"tokens": 5} | settings)
+
+
+def nan_in(name: str) -> Callable[[Path], Any]:
+    tensors = {"cond": torch.zeros(1, 5, TEXT_WIDTH), "pooled_output": torch.zeros(1, POOLED_WIDTH)}
+    with_nan(tensors[name])
+    return lambda path: save_file(tensors, path)
+
+
+ENCODERS = "use the text encoders that belong to the model (for FLUX.1: t5xxl and clip_l)."
+PRECISION = "look at the node it comes from (a text encoder or VAE in too low a precision does that)."
+CONDITIONINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "narrow text": (
+        conditioning(width=32),
+        f"the conditioning's text is 32 wide and this model takes 64: {ENCODERS}",
+    ),
+    "wide text": (conditioning(width=96), f"the conditioning's text is 96 wide and this model takes 64: {ENCODERS}"),
+    "narrow pooled text": (
+        conditioning(pooled_width=16),
+        f"the conditioning's pooled text is 16 wide and this model takes 32: {ENCODERS}",
+    ),
+    "no tokens": (
+        conditioning(tokens=0),
+        "the conditioning's text has the shape [1, 0, 64] and [batch, tokens, 64] with at least one token is needed: "
+        "encode a prompt.",
+    ),
+    "NaN in the text": (
+        nan_in("cond"),
+        f"the conditioning (context) holds 2 values of 320 that are NaN or infinite: {PRECISION}",
+    ),
+    "NaN in the pooled text": (
+        nan_in("pooled_output"),
+        f"the conditioning (y) holds 2 values of 32 that are NaN or infinite: {PRECISION}",
+    ),
+}
+
+
+@pytest.mark.parametrize("sampler", ["euler", "uni_pc"], ids=["in the loop", "step by step"])
+@pytest.mark.parametrize(("write", "expected"), CONDITIONINGS.values(), ids=CONDITIONINGS)
+def test_a_conditioning_that_cannot_work_is_refused_with_its_numbers(comfyui, refusal, write, expected, sampler):
+    write(comfyui.input_dir / "wrong.safetensors")
+    assert refusal(on_one_worker(small(positive="wrong", sampler=sampler))) == expected
