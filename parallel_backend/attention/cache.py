@@ -15,8 +15,7 @@ class KVCache:
     """
 
     def __init__(self, layout: TokenLayout, ring_rank: int) -> None:
-        self._layout = layout
-        self._ring_rank = ring_rank
+        self._slots = [layout.slots(ring_rank, patch) for patch in range(len(layout.patches))]
         self._blocks: dict[int, Tensor] = {}
 
     @property
@@ -31,7 +30,7 @@ class KVCache:
     def update(self, block: int, patch: int, kv: Tensor) -> Tensor:
         """Put in the fresh keys and values of one patch's chunk; returns all, newest of each token."""
         whole, offset = self._blocks[block], 0
-        for slot in self._layout.slots(self._ring_rank, patch):
+        for slot in self._slots[patch]:
             whole[:, :, slot] = kv[:, :, offset : offset + length(slot)]
             offset += length(slot)
         return whole

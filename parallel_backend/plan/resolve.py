@@ -13,12 +13,7 @@ from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, Reso
 
 def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]:
     """The devices of a plan that some job can run on; see `resolve` for what is refused."""
-    for two_sided in (True, False):
-        try:
-            return resolve(plan, gpus, limits, Workload(MAX_WORLD_SIZE, two_sided, 1 << 30)).devices
-        except Refused as refusal:
-            reason = refusal
-    raise reason
+    return resolve(plan, gpus, limits, Workload(MAX_WORLD_SIZE, plan.cfg == 2, 1 << 30)).devices
 
 
 def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> ResolvedPlan:
@@ -27,7 +22,7 @@ def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -
     Raises:
         Refused: the plan cannot work; the sentence names one that does.
     """
-    _check_fields(plan, limits, job)
+    _check_fields(plan, gpus, limits, job)
     found = candidates(plan, gpus, limits, job)
     if found:
         return min(found, key=_preference)
@@ -38,19 +33,16 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
     """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
     devices = named_devices(plan.devices, gpus)
     wish = [getattr(plan, axis) for axis in AXES]
-    if plan.devices.strip().lower() == "auto" and all(wish) and math.prod(wish) <= len(devices):
-        devices = devices[: math.prod(wish)]
+    if _is_auto(plan) and _fixed(plan) and math.prod(max(1, degree) for degree in wish) <= len(devices):
+        devices = devices[: math.prod(max(1, degree) for degree in wish)]
     fits = []
-    for data, cfg, stages, ring, ulysses in _factorisations(len(devices), len(AXES)):
-        asked = zip((data, cfg, stages, ring, ulysses), wish, strict=True)
-        if any(wanted not in (0, degree) for degree, wanted in asked):
+    for degrees in _factorisations(len(devices), len(AXES)):
+        data, cfg, stages, ring, ulysses = degrees
+        if any(wanted not in (0, degree) for wanted, degree in zip(wish, degrees, strict=True)):
             continue
         if ulysses > limits.heads or stages > limits.blocks or data > job.batch or cfg > (2 if job.two_sided else 1):
             continue
-        if plan.weights == "sharded" and stages > 1:
-            continue
-        patches = plan.patches or stages
-        if patches > job.token_rows:
+        if (plan.weights == "sharded" and stages > 1) or (plan.patches or stages) > job.token_rows:
             continue
         fits.append(
             ResolvedPlan(
@@ -60,7 +52,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
                 pipefusion=stages,
                 ring=ring,
                 ulysses=ulysses,
-                patches=patches,
+                patches=plan.patches or stages,
                 warmup_steps=plan.warmup_steps,
                 stages=_stages(plan, stages, limits),
                 weights=plan.weights,
@@ -68,6 +60,15 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
             )
         )
     return fits
+
+
+def _is_auto(plan: ParallelPlan) -> bool:
+    return plan.devices.strip().lower() == "auto"
+
+
+def _fixed(plan: ParallelPlan) -> bool:
+    """Whether the degrees say how many devices are wanted; an automatic cfg beside them counts as 1."""
+    return all(getattr(plan, axis) for axis in AXES if axis != "cfg")
 
 
 def _preference(plan: ResolvedPlan) -> tuple[int, ...]:
@@ -91,8 +92,8 @@ def _stages(plan: ParallelPlan, stages: int, limits: ModelLimits) -> tuple[int, 
     return tuple(length(run) for run in cut(limits.blocks, stages))
 
 
-def _check_fields(plan: ParallelPlan, limits: ModelLimits, job: Workload) -> None:
-    """Refuse what is wrong by itself, whatever the devices are."""
+def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> None:
+    """Refuse what is wrong by itself, whatever the other degrees are."""
     for axis in AXES:
         if getattr(plan, axis) < 0:
             raise Refused(f"{axis} {getattr(plan, axis)} is no degree: use 0 for automatic, or 1 and more.")
@@ -112,11 +113,12 @@ def _check_fields(plan: ParallelPlan, limits: ModelLimits, job: Workload) -> Non
     if plan.ulysses > limits.heads:
         raise Refused(
             f"ulysses {plan.ulysses} is more than the model's {limits.heads} attention heads: "
-            f"use ulysses {limits.heads} at most and put the rest into ring."
+            f"{_instead(plan, gpus, limits, job)}."
         )
     if plan.pipefusion > limits.blocks:
         raise Refused(
-            f"pipefusion {plan.pipefusion} is more than the model's {limits.blocks} blocks: use {limits.blocks} at most."
+            f"pipefusion {plan.pipefusion} is more than the model's {limits.blocks} blocks: "
+            f"{_instead(plan, gpus, limits, job)}."
         )
     if plan.weights == "sharded" and plan.pipefusion > 1:
         raise Refused(
@@ -136,37 +138,41 @@ def _check_fields(plan: ParallelPlan, limits: ModelLimits, job: Workload) -> Non
 
 
 def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
-    even = ",".join(str(length(run)) for run in cut(limits.blocks, max(1, plan.pipefusion)))
+    stages = max(1, plan.pipefusion)
+    even = ",".join(str(length(run)) for run in cut(limits.blocks, stages))
     parts = plan.stages.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise Refused(f'stages {plan.stages!r} is not understood: write blocks a stage such as "{even}", or nothing.')
     sizes = [int(part) for part in parts]
-    if len(sizes) != plan.pipefusion or sum(sizes) != limits.blocks:
+    if len(sizes) != stages or sum(sizes) != limits.blocks:
         raise Refused(
-            f"stages {plan.stages!r} gives {len(sizes)} stages with {sum(sizes)} blocks, and pipefusion {plan.pipefusion} "
-            f'needs {plan.pipefusion} with {limits.blocks}: write "{even}", or nothing.'
+            f"stages {plan.stages!r} gives {len(sizes)} stages with {sum(sizes)} blocks, and pipefusion {stages} "
+            f'needs {stages} with {limits.blocks}: write "{even}", or nothing.'
         )
 
 
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> str:
     """The refusal of degrees that do not come to the number of workers."""
     world = len(named_devices(plan.devices, gpus))
-    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in AXES if getattr(plan, axis) > 1) or "these degrees"
+    given = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
+    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
     product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
-    free = ParallelPlan(devices=plan.devices, weights=plan.weights)
-    best = min(candidates(free, gpus, limits, job), key=_preference, default=None)
-    instead = f"use {_spell(best)}" if best else "choose other devices"
-    if plan.devices.strip().lower() == "auto" and product > world:
-        return (
-            f"{asked} needs {product} devices and {visible(gpus)}: {instead}, or write cpu:{product} into devices "
-            "to try it without GPUs."
-        )
+    instead = _instead(plan, gpus, limits, job)
+    if _is_auto(plan) and product > world:
+        trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
+        return f"{asked} needs {product} devices and {visible(gpus)}: {instead}{trial}."
     workers = f"{world} workers" if world != 1 else "1 worker"
-    return (
-        f"{asked} does not come to the {workers} of devices {plan.devices!r}: {instead}, "
-        "set degrees to 0 (automatic), or choose other devices."
-    )
+    if world % product == 0 and plan.ring and not plan.ulysses:
+        return (
+            f"{asked} on {workers} leaves ulysses {world // product}, more than the model's {limits.heads} attention "
+            f"heads: {instead}."
+        )
+    return f"{asked} does not come to the {workers} of devices {plan.devices!r}: {instead}, or choose other devices."
 
 
-def _spell(plan: ResolvedPlan) -> str:
-    return f"ring {plan.ring} x ulysses {plan.ulysses}" + (f" x cfg {plan.cfg}" if plan.cfg > 1 else "")
+def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> str:
+    """A plan for the same devices that works."""
+    free = ParallelPlan(devices=plan.devices, weights=plan.weights)
+    best = min(candidates(free, gpus, limits, job), key=_preference)
+    cfg = f"cfg {best.cfg} x " if best.cfg > 1 else ""
+    return f"use {cfg}ring {best.ring} x ulysses {best.ulysses}, or 0 (automatic) for all of them"
