@@ -62,7 +62,7 @@ class RemoteModel:
     def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, **fields: Any) -> Tensor:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
         try:
-            return self.backend.sample(
+            answer = self.backend.sample(
                 tensors,
                 on_progress,
                 comfy.model_management.processing_interrupted,
@@ -71,6 +71,7 @@ class RemoteModel:
             )
         except Cancelled:
             raise _interrupted() from None
+        return answer.frame.tensors["result"]
 
     def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Run the model once in a compute dtype; a batch of two or more may be a positive and a negative side."""
@@ -78,11 +79,12 @@ class RemoteModel:
         shape = tensors["x"].shape
         plan = self.plan(shape, two_sided=self.wish.cfg == 2 or shape[0] > 1)
         try:
-            return self.backend.forward(
+            answer = self.backend.forward(
                 self.spec, plan, name, tensors, comfy.model_management.processing_interrupted
             )
         except Cancelled:
             raise _interrupted() from None
+        return answer.frame.tensors["result"]
 
 
 def _interrupted() -> BaseException:
