@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
-from scripts.comfyui import PACKS, ComfyUI
+from scripts.comfyui import PACKS, REPO, ComfyUI
+from tests.host.graphs import parallel
 
 (PACK,) = PACKS
 NODES = ("ParallelPlan", "LoadParallelFlux", "ParallelSampler", "LoadConditioning", "SaveConditioning")
@@ -144,6 +146,14 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
     centre, corner = picture.getpixel((64, 64)), picture.getpixel((4, 4))
     assert centre[0] > 150 and max(centre[1:]) < 100, centre  # a red circle …
     assert min(corner) > 200, corner  # … on white
+
+
+def test_api_graph_is_the_demos() -> None:
+    """The README's graph for the HTTP API is the stock one with the loader and the sampler swapped."""
+    stock, swapped = (
+        json.loads((REPO / "scripts" / f"{name}.json").read_text()) for name in ("sprites_api", "sprites_parallel_api")
+    )
+    assert swapped == parallel(stock, "auto", sampler=True)
 
 
 def open_search(page: Page) -> Locator:

@@ -436,7 +436,7 @@ def test_three_heads_over_the_product_of_two_and_two(error):
 @precisions
 @pytest.mark.parametrize("plan", [Plan(4), Plan(2, 2)], ids=str)
 def test_precision_on_four_workers(latent_of, dtype, plan):
-    check_precision(latent_of, "tiny-dev", dtype, plan)
+    check_precision(latent_of, "tiny-schnell", dtype, plan)
 
 
 # -- eight workers
