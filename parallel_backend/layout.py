@@ -54,7 +54,8 @@ class TokenLayout:
         """The runs of image tokens that a sequence rank holds, one a patch."""
         runs = [cut(length(patch), self.ranks)[rank] for patch in self.patches]
         return [
-            slice(patch.start + run.start, patch.start + run.stop) for patch, run in zip(self.patches, runs, strict=True)
+            slice(patch.start + run.start, patch.start + run.stop)
+            for patch, run in zip(self.patches, runs, strict=True)
         ]
 
     def image_tokens(self, rank: int) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .comm.communicator import Communicator
 from .comm.meter import Meter
 from .plan import AXES, ResolvedPlan
+
+FOREVER = timedelta(days=365)
+"""Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Mesh:
     ulysses: Communicator
     sequence: Communicator
     stage: Communicator
-    world: DeviceMesh
+    groups: tuple[dist.ProcessGroup, ...]
 
     @property
     def first(self) -> bool:
@@ -48,6 +51,11 @@ class Mesh:
         """Whether this rank, alone of all, answers the host: the first of the last stage."""
         return self.last and self.sequence.rank == self.cfg.rank == self.data.rank == 0
 
+    def close(self) -> None:
+        """Give back the connections. A collective."""
+        for group in self.groups:
+            dist.destroy_process_group(group)
+
 
 def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     """The communicators of this rank. A collective: every rank of the world calls it with the same plan.
@@ -55,29 +63,27 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     Each communicator is used once by all its members, so that none is created lazily in the middle of a denoise.
     """
     staged = device.type == "cuda" and plan.transport == "gloo"
-    kind = "cuda" if plan.transport == "nccl" else "cpu"
-    sizes = tuple(int(getattr(plan, axis)) for axis in AXES)
-    axes = init_device_mesh(kind, sizes, mesh_dim_names=AXES)
-    groups = {axis: axes.get_group(axis) for axis in AXES}
-    groups["returning"] = init_device_mesh(kind, sizes, mesh_dim_names=AXES).get_group("pipefusion")
-    groups["sequence"] = axes["ring", "ulysses"]._flatten("sequence").get_group()
+    backend = "nccl" if plan.transport == "nccl" else "gloo"
+    groups = {axis: _group(plan, (axis,), backend) for axis in AXES}
+    groups["returning"] = _group(plan, ("pipefusion",), backend)
+    groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
     communicators = {name: Communicator(name, group, device, staged, meter) for name, group in groups.items()}
-    stage = Communicator("stage", _stage_group(sizes), torch.device("cpu"), False, meter)
+    control = _group(plan, tuple(axis for axis in AXES if axis != "pipefusion"), "gloo")
+    stage = Communicator("stage", control, torch.device("cpu"), False, meter)
     for communicator in (*communicators.values(), stage):
         communicator.warm_up()
-    world = init_device_mesh(kind, (math.prod(sizes),), mesh_dim_names=("world",))
     meter.reset()
-    return Mesh(stage=stage, world=world, **communicators)
+    return Mesh(stage=stage, groups=tuple(g for g in (*groups.values(), control) if g is not None), **communicators)
 
 
-def _stage_group(sizes: tuple[int, ...]) -> dist.ProcessGroup:
-    """The gloo group of the ranks that share this rank's pipeline stage."""
-    ranks = torch.arange(math.prod(sizes)).view(sizes)
-    pipefusion = AXES.index("pipefusion")
-    mine = None
-    for members in ranks.movedim(pipefusion, 0).flatten(1).tolist():
-        group = dist.new_group(members, backend="gloo")
-        if dist.get_rank() in members:
-            mine = group
-    assert mine is not None
+def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:
+    """The group of the ranks that differ from this one in the given axes only; None if that is this rank alone."""
+    sizes = [int(getattr(plan, axis)) for axis in AXES]
+    along = [AXES.index(axis) for axis in axes]
+    members = math.prod(sizes[axis] for axis in along)
+    if members == 1:
+        return None
+    ranks = torch.arange(plan.world_size).view(sizes)
+    rows = ranks.movedim(along, list(range(-len(along), 0))).reshape(-1, members).tolist()
+    mine, _ = dist.new_subgroups_by_enumeration(rows, timeout=FOREVER, backend=backend)
     return mine

@@ -82,7 +82,10 @@ class PatchAttention:
         everyone = ring.gather(q.flatten(2), self._tokens).unflatten(2, q.shape[2:])
         if ring.size == 1:
             return self._attend(q, kv[0], kv[1])[0] if q.numel() else q
-        out, lse = torch.zeros_like(everyone), everyone.new_full((*everyone.shape[:3], 1), -torch.inf, dtype=torch.float32)
+        out, lse = (
+            torch.zeros_like(everyone),
+            everyone.new_full((*everyone.shape[:3], 1), -torch.inf, dtype=torch.float32),
+        )
         if everyone.numel() and kv.numel():
             out, lse = self._attend(everyone, kv[0], kv[1])
             lse = lse.transpose(1, 2).unsqueeze(-1)

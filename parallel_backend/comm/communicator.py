@@ -20,21 +20,23 @@ class Communicator:
 
     Args:
         name: what the meter calls this axis's traffic.
-        group: the process group of the axis.
+        group: the process group of the axis; None where this rank is alone on it.
         device: where the tensors live.
         staged: copy through pinned host memory (gloo between GPUs, where peer-to-peer does not work).
         meter: counts what is sent.
     """
 
-    def __init__(self, name: str, group: dist.ProcessGroup, device: torch.device, staged: bool, meter: Meter) -> None:
+    def __init__(
+        self, name: str, group: dist.ProcessGroup | None, device: torch.device, staged: bool, meter: Meter
+    ) -> None:
         self.name = name
         self.device = device
-        self.size = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
         self._group = group
         self._staged = staged
         self._meter = meter
-        self._ranks = dist.get_process_group_ranks(group)
+        self._ranks = [] if group is None else dist.get_process_group_ranks(group)
         self._sending: list[tuple[dist.Work, Tensor]] = []
 
     def warm_up(self) -> None:
@@ -45,7 +47,9 @@ class Communicator:
             _, wait = self.shift(torch.ones(1, device=self.device), 1)
             wait()
 
-    def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int], kind: str = "") -> Tensor:
+    def all_to_all(
+        self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int], kind: str = ""
+    ) -> Tensor:
         """Send the k-th piece of a flat tensor to rank k and return the pieces received, in rank order.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from .trace import Trace
@@ -28,10 +28,10 @@ class Meter:
     def wait(self, kind: str) -> Iterator[None]:
         """Count the time spent inside as waiting."""
         start = time.perf_counter()
-        try:
+        with self.span(f"wait {kind}"):
             yield
-        finally:
-            end = time.perf_counter()
-            self.waiting += end - start
-            if self.trace is not None:
-                self.trace.add(f"wait {kind}", start, end)
+        self.waiting += time.perf_counter() - start
+
+    def span(self, name: str, **arguments: int) -> AbstractContextManager[None]:
+        """Record the time spent inside, if a trace was asked for."""
+        return nullcontext() if self.trace is None else self.trace.span(name, **arguments)

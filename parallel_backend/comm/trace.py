@@ -20,17 +20,14 @@ class Trace:
         self._rank = rank
         self._spans: list[dict[str, object]] = []
 
-    def add(self, name: str, start: float, end: float, **arguments: int) -> None:
-        """Record a span, in seconds of time.perf_counter."""
-        span = {"name": name, "ph": "X", "pid": self._rank, "tid": 0, "ts": start * 1e6, "dur": (end - start) * 1e6}
-        self._spans.append(span | {"args": arguments})
-
     @contextmanager
     def span(self, name: str, **arguments: int) -> Iterator[None]:
-        """Record the time spent inside."""
+        """Record the time spent inside, in microseconds of time.perf_counter."""
         start = time.perf_counter()
         yield
-        self.add(name, start, time.perf_counter(), **arguments)
+        end = time.perf_counter()
+        span = {"name": name, "ph": "X", "pid": self._rank, "tid": 0, "ts": start * 1e6, "dur": (end - start) * 1e6}
+        self._spans.append(span | {"args": arguments})
 
     def write(self) -> None:
         """Write what was recorded since the last time."""

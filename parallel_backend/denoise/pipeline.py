@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
+from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..mesh import Mesh
 from ..models.family import Patch
@@ -38,8 +39,9 @@ class Pipeline:
         patches: the parts of the latent, and `samplers`, one for each.
         timestep_scale: turns sigma into the model's timestep.
         dtype: the compute dtype.
-        cancelled: asks rank 0 at step boundaries whether to stop, and has all ranks agree.
+        stop: whether to stop at a step boundary.
         on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
+        meter: records what is computed when, if a trace was asked for.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Pipeline:
         dtype: torch.dtype,
         stop: StopSignal,
         on_call: OnCall,
+        meter: Meter,
     ) -> None:
         self._mesh = mesh
         self._forward = forward
@@ -71,6 +74,7 @@ class Pipeline:
         self._dtype = dtype
         self._stop = stop
         self._on_call = on_call
+        self._meter = meter
         self._returning = _Returning(mesh.returning, patches, latent)
 
     def run(self) -> Tensor | None:
@@ -114,9 +118,15 @@ class Pipeline:
 
     def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
         latent = self._latent.to(self._dtype) if self._mesh.first else None
-        outputs = [self._forward(self._inputs(call, batch), self._stack(latent, batch), patch) for batch in batches]
-        if not self._mesh.last:
-            return
+        with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
+            outputs = [self._forward(self._inputs(call, batch), self._stack(latent, batch), patch) for batch in batches]
+        if self._mesh.last:
+            self._update(index, call, batches, patch, outputs)
+
+    def _update(
+        self, index: int, call: Call, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
+    ) -> None:
+        """Last stage: go on with the samplers of what was computed, and send back what the next call is to see."""
         for number in self._numbers(patch):
             part = self._patches[number]
             velocities = [out if patch is not None else part.of(out) for out in outputs if out is not None]

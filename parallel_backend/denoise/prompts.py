@@ -31,7 +31,12 @@ class Prompts:
     """
 
     def __init__(
-        self, sides: Mapping[int, Sequence[Prompt]], tensors: Mapping[str, Tensor], dtype: torch.dtype, batch: int, rows: slice
+        self,
+        sides: Mapping[int, Sequence[Prompt]],
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        batch: int,
+        rows: slice,
     ) -> None:
         self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
         self._tensors = {name: _repeat(tensor.to(dtype), batch)[rows] for name, tensor in tensors.items()}

@@ -42,7 +42,9 @@ class StageForward:
         mark: called after each block, so that a watcher sees that the rank gets on.
     """
 
-    def __init__(self, model: Model, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> None:
+    def __init__(
+        self, model: Model, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+    ) -> None:
         self._model = model
         self._mesh = mesh
         self._plan = plan

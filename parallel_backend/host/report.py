@@ -11,7 +11,9 @@ MEBIBYTE = 1 << 20
 
 def table(reports: Sequence[Report], devices: Sequence[str]) -> str:
     """One line a rank, for the log."""
-    lines = [f"{'rank':>4}  {'device':<8} {'compute':>9} {'waiting':>9} {'weights':>10} {'cache':>10} {'peak':>10}  sent"]
+    lines = [
+        f"{'rank':>4}  {'device':<8} {'compute':>9} {'waiting':>9} {'weights':>10} {'cache':>10} {'peak':>10}  sent"
+    ]
     for report in sorted(reports, key=lambda report: report.rank):
         sent = ", ".join(f"{kind} {_mebibytes(count)}" for kind, count in sorted(report.sent.items()) if count)
         lines.append(

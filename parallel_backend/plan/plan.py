@@ -74,10 +74,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Short text for logs, such as `4 workers (cuda:0 … cuda:3): ring 2 x ulysses 2`."""
         first, last = self.devices[0], self.devices[-1]
         where = first if first == last else f"{first} … {last}"
-        if self.world_size == 1:
-            text = f"1 worker ({where})"
-        else:
-            text = f"{self.world_size} workers ({where}): {self.degrees}"
+        several = f"{self.world_size} workers ({where}): {self.degrees}"
+        text = several if self.world_size > 1 else f"1 worker ({where})"
         if self.patches > 1:
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
         return text + (", weights sharded" if self.weights == "sharded" else "")

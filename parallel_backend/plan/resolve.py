@@ -126,7 +126,9 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workl
             "use weights replicated, or pipefusion 1."
         )
     if plan.data > job.batch:
-        raise Refused(f"data {plan.data} is more than the batch of {job.batch}: use data {job.batch} or a larger batch.")
+        raise Refused(
+            f"data {plan.data} is more than the batch of {job.batch}: use data {job.batch} or a larger batch."
+        )
     patches = plan.patches or plan.pipefusion
     if patches > job.token_rows:
         raise Refused(

@@ -41,7 +41,7 @@ class Engine:
         self._status = status
         self._meter = meter
         self._holder = Holder(environment.device, status, meter)
-        self._meshes: dict[ResolvedPlan, Mesh] = {}
+        self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
@@ -132,6 +132,7 @@ class Engine:
                 enter=lambda step: self._status.enter("sampling", step + 1),
             ),
             on_call=on_call,
+            meter=self._meter,
         )
 
     def _single_forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:
@@ -161,10 +162,13 @@ class Engine:
             self._link.send(Done(message.request, self._holder.nbytes), {"result": output})
 
     def _mesh(self, plan: ResolvedPlan) -> Mesh:
-        if plan not in self._meshes:
+        """The communicators of a plan; those of the plan before are closed."""
+        if self._mesh_of is None or self._mesh_of[0] != plan:
             self._status.enter("connecting the workers")
-            self._meshes[plan] = build_mesh(plan, self._device, self._meter)
-        return self._meshes[plan]
+            if self._mesh_of is not None:
+                self._mesh_of[1].close()
+            self._mesh_of = plan, build_mesh(plan, self._device, self._meter)
+        return self._mesh_of[1]
 
     def _prepare(self, spec: ModelSpec, plan: ResolvedPlan, mesh: Mesh) -> tuple[Model, StageForward]:
         model, holding = self._holder.hold(spec, plan, mesh)

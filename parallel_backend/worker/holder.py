@@ -6,6 +6,7 @@ import gc
 from itertools import accumulate
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from ..comm.meter import Meter
 from ..mesh import Mesh
@@ -35,7 +36,9 @@ class Holder:
     def nbytes(self) -> int:
         """Bytes of weights on the device."""
         parameters = self._held[0].module.parameters() if self._held else ()
-        return sum(p.to_local().nbytes if isinstance(p, torch.distributed.tensor.DTensor) else p.nbytes for p in parameters)
+        return sum(
+            p.to_local().nbytes if isinstance(p, torch.distributed.tensor.DTensor) else p.nbytes for p in parameters
+        )
 
     def hold(self, spec: ModelSpec, plan: ResolvedPlan, mesh: Mesh) -> tuple[Model, Holding]:
         """This rank's part of a model under a plan, loaded in place of another one if need be."""
@@ -44,7 +47,7 @@ class Holder:
         what = (spec, stage, sharded_by)
         if self._held is None or self._what != what:
             self.release()
-            self._held = self._load(spec, stage, mesh if sharded_by > 1 else None)
+            self._held = self._load(spec, stage, sharded_by > 1)
             self._what = what
         return self._held
 
@@ -55,15 +58,16 @@ class Holder:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _load(self, spec: ModelSpec, stage: Stage, sharded_over: Mesh | None) -> tuple[Model, Holding]:
+    def _load(self, spec: ModelSpec, stage: Stage, sharded: bool) -> tuple[Model, Holding]:
         self._status.enter("loading the model")
         family = FAMILIES[spec.family]
         part, config = family.inspect(read_header(spec.path))
         model = family.build(config, stage)
         holding: Holding = Replicated()
-        if sharded_over is not None:
+        if sharded:
             model.module.to(STORAGE_DTYPES[spec.dtype])
-            holding = Sharded(model.block_modules, sharded_over.world, self._meter)
+            everyone = init_device_mesh(self._device.type, (torch.distributed.get_world_size(),))
+            holding = Sharded(model.block_modules, everyone, self._meter)
         materialise(model.module, STORAGE_DTYPES[spec.dtype], self._device)
         load_weights(model.module, part, family.keys(config), lambda _: self._status.mark())
         return model, holding

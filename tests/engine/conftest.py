@@ -116,3 +116,16 @@ def relative_error(result: Tensor, reference: Tensor) -> float:
     assert result.shape == reference.shape
     error = ((result - reference).norm() / reference.norm()).item()
     return error if error == error else float("inf")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with the same number of workers run together, so that workers seldom start anew."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    places = [index for index, item in enumerate(items) if item in here]
+    for index, item in zip(places, sorted(here, key=_workers), strict=True):
+        items[index] = item
+
+
+def _workers(item: pytest.Item) -> int:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters["plan"].world_size if "plan" in parameters else parameters.get("workers", 0)

@@ -80,9 +80,7 @@ def test_every_product_is_exact_when_warm_up_covers_all_steps(
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_sharded_weights_are_exact(
-    run: Runner, models: dict[int, Path], simulated: Simulated, workers: int
-) -> None:
+def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)
     for plan in products(workers, 4, weights="sharded"):
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
