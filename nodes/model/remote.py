@@ -79,9 +79,7 @@ class RemoteModel:
         shape = tensors["x"].shape
         plan = self.plan(shape, two_sided=self.wish.cfg == 2 or shape[0] > 1)
         try:
-            answer = self.backend.forward(
-                self.spec, plan, name, tensors, comfy.model_management.processing_interrupted
-            )
+            answer = self.backend.forward(self.spec, plan, name, tensors, comfy.model_management.processing_interrupted)
         except Cancelled:
             raise _interrupted() from None
         return answer.frame.tensors["result"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..wire.messages import Forward, Release, Sample
@@ -33,6 +34,7 @@ class Backend:
         self._generations = itertools.count(1)
         self._requests = itertools.count(1)
         self._lock = threading.RLock()
+        self._closing = threading.Event()
 
     def sample(
         self, tensors: Mapping[str, Tensor], on_progress: OnProgress, interrupted: Interrupted, **fields: Any
@@ -71,15 +73,27 @@ class Backend:
                 del self._held[devices]
                 group = self._groups.get(devices)
                 if group is not None and group.alive():
-                    group.carry_out(Release(next(self._requests)), {}, _no_progress, lambda: False)
+                    try:
+                        group.carry_out(Release(next(self._requests)), {}, _no_progress, lambda: False)
+                    except WorkerFailed as failure:
+                        log.warning("%s", failure)
+                        self._forget(devices)
 
     def close(self) -> None:
-        """End all workers."""
-        with self._lock:
+        """End all workers; requests, also the running one, are cancelled from here on.
+
+        Workers that are too busy to stop soon end with this process.
+        """
+        self._closing.set()
+        if not self._lock.acquire(timeout=self._deadlines.leave):
+            return
+        try:
             for group in self._groups.values():
                 group.stop()
             self._groups.clear()
             self._held.clear()
+        finally:
+            self._lock.release()
 
     def _request(
         self,
@@ -89,11 +103,16 @@ class Backend:
         on_progress: OnProgress,
         interrupted: Interrupted,
     ) -> Answer:
+        def stopped() -> bool:
+            return self._closing.is_set() or interrupted()
+
         with self._lock:
+            if self._closing.is_set():
+                raise Cancelled
             message = kind(request=next(self._requests), **fields)
-            group = self._group(message.plan, interrupted)
+            group = self._group(message.plan, stopped)
             try:
-                answer = group.carry_out(message, tensors, on_progress, interrupted)
+                answer = group.carry_out(message, tensors, on_progress, stopped)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)

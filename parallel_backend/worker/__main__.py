@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -48,6 +49,8 @@ def main() -> int:
 
 
 def _serve(environment: Environment, link: Link, status: Status) -> None:
+    status.enter("importing diffusers")
+    importlib.import_module("diffusers.models.transformers")  # seconds, better spent before Ready than in a prompt
     status.enter("joining the other workers")
     world = World(environment)
     trace_directory = os.environ.get(TRACE_DIRECTORY)

@@ -83,6 +83,20 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> None:
         time.sleep(0.02)
 
 
+def kill(*processes: psutil.Process) -> None:
+    """Kill processes and wait until the kernel has ended them; their parent may not have noticed yet."""
+    for process in processes:
+        process.kill()
+    wait_until(lambda: not any(alive(process) for process in processes), 10)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def assert_right(server: ComfyUI) -> None:
     """An ordinary prompt gives the right latent."""
     graph = short()
@@ -117,7 +131,7 @@ class Disturbed:
 # -- Cancel
 
 
-@pytest.mark.parametrize("sampler", ["euler", "dpm_2", "uni_pc"], ids=["one call a step", "two calls", "step by step"])
+@pytest.mark.parametrize("sampler", ["euler", "dpm_2", "lms"], ids=["one call a step", "two calls", "step by step"])
 def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, sampler):
     before = with_workers(server)
     cancelled = Disturbed(server, long(sampler=sampler), server.interrupt)
@@ -129,8 +143,7 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, sa
 
 
 def test_cancel_while_the_workers_start_ends_them(server):
-    for worker in workers(server):
-        worker.kill()
+    kill(*workers(server))
     prompt = server.submit(parallel(short()))
     wait_until(lambda: len(workers(server)) == 2, 30)
     pressed = time.monotonic()
@@ -143,8 +156,7 @@ def test_cancel_while_the_workers_start_ends_them(server):
 
 
 def test_cancel_while_the_model_loads_leaves_the_workers_alive(server):
-    for worker in workers(server):
-        worker.kill()
+    kill(*workers(server))
     prompt = server.submit(parallel(short()))
     readies = server.log.count("Parallel: workers ready")
     wait_until(lambda: server.log.count("Parallel: workers ready") > readies, 60)
@@ -169,15 +181,14 @@ def test_a_worker_killed_in_the_middle_is_one_clear_error_and_leaves_nothing(ser
     assert killed.seconds <= 5
     message = killed.run.error.exception_message
     assert re.fullmatch(rf"Worker {rank} of 2 \(cpu\) {KILLED} sampling, step \d+{AFTERWARDS}", message)
-    assert not any(worker.is_running() for worker in before)
+    assert not any(alive(worker) for worker in before)
     assert not workers(server)
     assert not run_directories(server)
     assert_right(server)
 
 
 def test_a_worker_killed_while_starting_is_one_clear_error_and_leaves_nothing(server):
-    for worker in workers(server):
-        worker.kill()
+    kill(*workers(server))
     prompt = server.submit(parallel(short()))
     wait_until(lambda: len(workers(server)) == 2, 30)
     workers(server)[1].kill()
@@ -194,7 +205,7 @@ def test_a_worker_killed_while_starting_is_one_clear_error_and_leaves_nothing(se
 @pytest.mark.parametrize("rank", [0, 1])
 def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server, rank):
     before = with_workers(server)
-    before[rank].kill()
+    kill(before[rank])
     assert_right(server)
     assert len(workers(server)) == 2
     assert not set(before) & set(workers(server))
@@ -215,5 +226,5 @@ def test_when_comfyui_ends_its_workers_end(server, number, busy):
     else:
         server.process.send_signal(number)
     wait_until(lambda: server.process.poll() is not None, 10)
-    wait_until(lambda: not any(worker.is_running() for worker in before), 5)
-    wait_until(lambda: not run_directories(server), 1)
+    wait_until(lambda: not any(alive(worker) for worker in before), 5)
+    assert not run_directories(server)
