@@ -65,6 +65,7 @@ class ParallelPlanNode(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "patches",
+                    optional=True,
                     default=DEFAULT.patches,
                     min=0,
                     max=1024,
@@ -73,6 +74,7 @@ class ParallelPlanNode(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "warmup_steps",
+                    optional=True,
                     default=DEFAULT.warmup_steps,
                     min=0,
                     max=10000,
@@ -82,6 +84,7 @@ class ParallelPlanNode(io.ComfyNode):
                 io.Combo.Input(
                     "weights",
                     options=list(WEIGHTS),
+                    optional=True,
                     default=DEFAULT.weights,
                     tooltip="replicated: every device holds all blocks of its stage. sharded: each device holds its share "
                     "of every block and gathers the next one while computing; for models too large for one device.",
@@ -89,9 +92,17 @@ class ParallelPlanNode(io.ComfyNode):
                 io.Combo.Input(
                     "attention",
                     options=list(CHOICES),
+                    optional=True,
                     default=DEFAULT.attention,
                     tooltip="The attention kernel: flash needs the flash-attn package and fp16 or bf16; sdpa is torch's "
                     "own; auto takes flash where it can.",
+                ),
+                io.String.Input(
+                    "stages",
+                    optional=True,
+                    default=DEFAULT.stages,
+                    tooltip='Blocks of each PipeFusion stage, such as "20,37", for cards of different speed or memory; empty '
+                    "cuts evenly.",
                 ),
             ],
             outputs=[
@@ -107,4 +118,4 @@ class ParallelPlanNode(io.ComfyNode):
 
 def degree(axis: str, most: int, tooltip: str) -> io.Int.Input:
     """The input of one mesh axis."""
-    return io.Int.Input(axis, default=getattr(DEFAULT, axis), min=0, max=most, tooltip=tooltip)
+    return io.Int.Input(axis, optional=True, default=getattr(DEFAULT, axis), min=0, max=most, tooltip=tooltip)
