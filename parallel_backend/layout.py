@@ -1,13 +1,17 @@
 """TokenLayout: which rank holds which text and image tokens, and which attention heads.
 
-Text and image tokens are each cut into contiguous runs, one a sequence rank, whose lengths differ by at most one;
-a run may be empty. Every collective takes its split sizes from here, so no rank has to ask another and nothing is
-ever padded.
+The image tokens are cut into patches (one, unless PipeFusion is used). Text and each patch are cut into contiguous runs,
+one a sequence rank, whose lengths differ by at most one; a run may be empty. Every collective takes its split sizes from
+here, so no rank has to ask another and nothing is ever padded. The text belongs to the first patch's chunk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 
 def cut(total: int, parts: int) -> list[slice]:
@@ -22,10 +26,13 @@ def length(run: slice) -> int:
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The cut of one sequence over ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank)."""
+    """The cut of one sequence over ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
+
+    `patches` are slices of the image tokens. A layout may hold only some of a picture's patches (see `only`).
+    """
 
     text_tokens: int
-    image_tokens: int
+    patches: tuple[slice, ...]
     heads: int
     ring: int
     ulysses: int
@@ -35,17 +42,29 @@ class TokenLayout:
         """Sequence ranks."""
         return self.ring * self.ulysses
 
+    def only(self, patch: int) -> TokenLayout:
+        """The chunk of one patch: its tokens and, with the first one, the text."""
+        return replace(self, text_tokens=self.text_tokens if patch == 0 else 0, patches=(self.patches[patch],))
+
     def text(self, rank: int) -> slice:
         """The run of text tokens that a sequence rank holds."""
         return cut(self.text_tokens, self.ranks)[rank]
 
-    def image(self, rank: int) -> slice:
-        """The run of image tokens that a sequence rank holds."""
-        return cut(self.image_tokens, self.ranks)[rank]
+    def image(self, rank: int) -> list[slice]:
+        """The runs of image tokens that a sequence rank holds, one a patch."""
+        runs = [cut(length(patch), self.ranks)[rank] for patch in self.patches]
+        return [
+            slice(patch.start + run.start, patch.start + run.stop)
+            for patch, run in zip(self.patches, runs, strict=True)
+        ]
+
+    def image_tokens(self, rank: int) -> int:
+        """How many image tokens a sequence rank holds."""
+        return sum(map(length, self.image(rank)))
 
     def tokens(self, rank: int) -> int:
         """How many tokens, text and image, a sequence rank holds."""
-        return length(self.text(rank)) + length(self.image(rank))
+        return length(self.text(rank)) + self.image_tokens(rank)
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
         """Tokens held by each Ulysses rank of one ring rank, in rank order."""
@@ -59,3 +78,31 @@ class TokenLayout:
     def head_counts(self) -> list[int]:
         """Attention heads that each Ulysses rank computes; they differ by at most one."""
         return [length(run) for run in cut(self.heads, self.ulysses)]
+
+    def slots(self, ring_rank: int, patch: int) -> list[slice]:
+        """Where one patch's chunk lies in a ring rank's key-value cache, which holds this whole layout.
+
+        The cache is ordered as the all-to-all delivers a whole sequence: by Ulysses rank, and within it text first, then
+        patch by patch.
+        """
+        slots, offset = [], 0
+        for rank in range(ring_rank * self.ulysses, (ring_rank + 1) * self.ulysses):
+            before = sum(self.only(earlier).tokens(rank) for earlier in range(patch))
+            slots.append(slice(offset + before, offset + before + self.only(patch).tokens(rank)))
+            offset += self.tokens(rank)
+        return slots
+
+    def in_order(self, tokens: Tensor) -> Tensor:
+        """Image tokens joined rank by rank `[batch, tokens, channels]`, put into the picture's order."""
+        if len(self.patches) == 1:
+            return tokens
+        ordered = torch.empty_like(tokens)
+        offset = 0
+        for run in self._runs():
+            ordered[:, run] = tokens[:, offset : offset + length(run)]
+            offset += length(run)
+        return ordered
+
+    def _runs(self) -> Iterator[slice]:
+        for rank in range(self.ranks):
+            yield from self.image(rank)

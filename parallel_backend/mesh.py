@@ -2,39 +2,88 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from .comm.communicator import Communicator
+from .comm.meter import Meter
 from .plan import AXES, ResolvedPlan
+
+FOREVER = timedelta(days=365)
+"""Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the plan. `sequence` spans ring x ulysses; ranks in it are ordered as TokenLayout's."""
+    """One rank's place in the plan.
 
+    `sequence` spans ring x ulysses, its ranks ordered as TokenLayout's. `pipefusion` carries activations from stage to
+    stage and `returning` latents from the last stage to the first: two communicators, so that neither waits for the
+    other. `stage` spans all ranks of this rank's stage, on CPU tensors.
+    """
+
+    data: Communicator
+    cfg: Communicator
+    pipefusion: Communicator
+    returning: Communicator
     ring: Communicator
     ulysses: Communicator
     sequence: Communicator
+    stage: Communicator
+    groups: tuple[dist.ProcessGroup, ...]
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is of the first pipeline stage."""
+        return self.pipefusion.rank == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank is of the last pipeline stage."""
+        return self.pipefusion.rank == self.pipefusion.size - 1
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank, alone of all, answers the host: the first of the last stage."""
+        return self.last and self.sequence.rank == self.cfg.rank == self.data.rank == 0
+
+    def close(self) -> None:
+        """Give back the connections. A collective."""
+        for group in self.groups:
+            dist.destroy_process_group(group)
 
 
-def build_mesh(plan: ResolvedPlan, device: torch.device) -> Mesh:
+def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     """The communicators of this rank. A collective: every rank of the world calls it with the same plan.
 
     Each communicator is used once by all its members, so that none is created lazily in the middle of a denoise.
     """
     staged = device.type == "cuda" and plan.transport == "gloo"
-    kind = "cuda" if plan.transport == "nccl" else "cpu"
-    sizes = tuple(int(getattr(plan, axis)) for axis in AXES)
-    mesh = init_device_mesh(kind, sizes, mesh_dim_names=AXES)
-    groups = {axis: mesh.get_group(axis) for axis in AXES}
-    communicators = {axis: Communicator(group, device, staged) for axis, group in groups.items()}
-    world = dist.group.WORLD
-    assert world is not None, "the process group is not up"
-    sequence = Communicator(world, device, staged)
-    for communicator in (*communicators.values(), sequence):
+    backend = "nccl" if plan.transport == "nccl" else "gloo"
+    groups = {axis: _group(plan, (axis,), backend) for axis in AXES}
+    groups["returning"] = _group(plan, ("pipefusion",), backend)
+    groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
+    communicators = {name: Communicator(name, group, device, staged, meter) for name, group in groups.items()}
+    control = _group(plan, tuple(axis for axis in AXES if axis != "pipefusion"), "gloo")
+    stage = Communicator("stage", control, torch.device("cpu"), False, meter)
+    for communicator in (*communicators.values(), stage):
         communicator.warm_up()
-    return Mesh(sequence=sequence, **communicators)
+    meter.reset()
+    return Mesh(stage=stage, groups=tuple(g for g in (*groups.values(), control) if g is not None), **communicators)
+
+
+def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:
+    """The group of the ranks that differ from this one in the given axes only; None if that is this rank alone."""
+    sizes = [int(getattr(plan, axis)) for axis in AXES]
+    along = [AXES.index(axis) for axis in axes]
+    members = math.prod(sizes[axis] for axis in along)
+    if members == 1:
+        return None
+    ranks = torch.arange(plan.world_size).view(sizes)
+    rows = ranks.movedim(along, list(range(-len(along), 0))).reshape(-1, members).tolist()
+    mine, _ = dist.new_subgroups_by_enumeration(rows, timeout=FOREVER, backend=backend)
+    return mine

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ def test_cut_covers_everything_once_and_evenly(total: int, parts: int) -> None:
 
 @given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
 def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: int, ring: int, ulysses: int) -> None:
-    layout = TokenLayout(text, image, heads, ring, ulysses)
+    layout = TokenLayout(text, (slice(0, image),), heads, ring, ulysses)
     assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image
     assert sum(layout.ring_tokens()) == text + image
     assert sum(layout.head_counts()) == heads
@@ -27,5 +28,24 @@ def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: 
 
 @pytest.mark.parametrize(("text", "image"), [(6572 - 6336, 6336), (6592 - 6336, 6336)])
 def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int) -> None:
-    layout = TokenLayout(text, image, 24, ring=2, ulysses=2)
+    layout = TokenLayout(text, (slice(0, image),), 24, ring=2, ulysses=2)
     assert [layout.tokens(rank) for rank in range(4)] == [(text + image) // 4] * 4
+
+
+@given(text=st.integers(0, 50), image=st.integers(0, 300), patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
+def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
+    text: int, image: int, patches: int, ring: int, ulysses: int
+) -> None:
+    layout = TokenLayout(text, tuple(cut(image, patches)), 8, ring, ulysses)
+    held = sorted(
+        item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(run.start, run.stop)
+    )
+    assert held == list(range(image))
+    for ring_rank in range(ring):
+        slots = [slot for patch in range(patches) for slot in layout.slots(ring_rank, patch)]
+        items = sorted(item for slot in slots for item in range(slot.start, slot.stop))
+        assert items == list(range(layout.ring_tokens()[ring_rank]))
+    joined = torch.tensor(
+        [item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(image)[run]]
+    )
+    assert torch.equal(layout.in_order(joined.view(1, -1, 1)).view(-1), torch.arange(image))

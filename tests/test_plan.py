@@ -10,13 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_backend.errors import Refused
-from parallel_backend.plan import MAX_WORLD_SIZE, ModelLimits, ParallelPlan, largest_divisor, resolve
+from parallel_backend.plan import MAX_WORLD_SIZE, ModelLimits, ParallelPlan, ResolvedPlan, Workload
+from parallel_backend.plan import resolve as resolve_for
 
-FLUX = ModelLimits(heads=24, head_dim=128)
-FOUR_HEADS = ModelLimits(heads=4, head_dim=128)
-NO_GPU = "asks for GPU 0, but none is visible: use cpu:2 "
+FLUX = ModelLimits(heads=24, head_dim=128, blocks=57)
+FOUR_HEADS = ModelLimits(heads=4, head_dim=128, blocks=3)
+ONE_SIDED = Workload(batch=1, two_sided=False, token_rows=64)
+TWO_SIDED = Workload(batch=1, two_sided=True, token_rows=64)
+NO_GPU = "asks for GPU 0, but no GPU is visible: use cpu:2 "
 HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
 NOT_UNDERSTOOD = 'is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
+
+
+def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload = ONE_SIDED) -> ResolvedPlan:
+    return resolve_for(plan, gpus, limits, job)
 
 
 def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **wish: Any) -> str:
@@ -66,45 +73,47 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
         ({"devices": "cpu:0"}, 0, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:-2"}, 0, "devices 'cpu:-2': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:65"}, 0, "devices 'cpu:65': write cpu:N with N from 1 to 64, such as cpu:2."),
-        ({"devices": ",".join(["0"] * 65)}, 1, "devices lists 65 workers; at most 64 are supported."),
+        ({"devices": ",".join(["0"] * 65)}, 1, "devices lists 65 workers; at most 64 are supported: list fewer."),
         (
             {"ulysses": 4, "ring": 1},
             0,
-            "ring 1 x ulysses 4 needs 4 devices and no GPU is visible: lower the degrees to a product of 1, "
-            "or write cpu:4 into devices.",
+            "ulysses 4 needs 4 devices and no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
+            "or write cpu:4 into devices to try it without GPUs.",
         ),
         (
             {"ulysses": 2, "ring": 2},
             1,
-            "ring 2 x ulysses 2 needs 4 devices and 1 GPU is visible: lower the degrees to a product of 1, "
-            "or write cpu:4 into devices.",
+            "ring 2 x ulysses 2 needs 4 devices and only GPU 0 is visible: use ring 1 x ulysses 1, or 0 (automatic) for "
+            "all of them, or write cpu:4 into devices to try it without GPUs.",
         ),
         (
-            {"ulysses": 64, "ring": 64},
+            {"ulysses": 4, "ring": 64},
             2,
-            "ring 64 x ulysses 64 needs 4096 devices and 2 GPUs are visible: lower the degrees to a product of 2.",
+            "ring 64 x ulysses 4 needs 256 devices and GPUs 0 to 1 are visible: use ring 1 x ulysses 2, or 0 (automatic) "
+            "for all of them.",
         ),
         (
             {"devices": "cpu:2", "ulysses": 3},
             0,
-            "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, set both to 0 "
-            "(automatic), or choose other devices.",
+            "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, or 0 (automatic) for all "
+            "of them, or choose other devices.",
         ),
         (
             {"devices": "0,1", "ulysses": 2, "ring": 2},
             2,
-            "ring 2 x ulysses 2 does not come to the 2 workers of devices '0,1': use ring 1 x ulysses 2, set both to 0 "
-            "(automatic), or choose other devices.",
+            "ring 2 x ulysses 2 does not come to the 2 workers of devices '0,1': use ring 1 x ulysses 2, or 0 (automatic) "
+            "for all of them, or choose other devices.",
         ),
         (
             {"devices": "cpu:8", "ulysses": 8},
             0,
-            "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4.",
+            "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 (automatic) for all of them.",
         ),
         (
             {"devices": "cpu:8", "ring": 1},
             0,
-            "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4.",
+            "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
+            "(automatic) for all of them.",
         ),
         ({"ulysses": -1}, 2, "ulysses -1 is no degree: use 0 for automatic, or 1 and more."),
         ({"ring": -2}, 2, "ring -2 is no degree: use 0 for automatic, or 1 and more."),
@@ -125,21 +134,26 @@ WISHES = st.builds(
     devices=DEVICES,
     ulysses=st.integers(-1, MAX_WORLD_SIZE),
     ring=st.integers(-1, MAX_WORLD_SIZE),
+    cfg=st.integers(0, 2),
+    pipefusion=st.integers(0, 5),
 )
 GPUS = st.integers(0, 16)
-LIMITS = st.builds(ModelLimits, heads=st.integers(1, 48), head_dim=st.just(128))
+LIMITS = st.builds(ModelLimits, heads=st.integers(1, 48), head_dim=st.just(128), blocks=st.integers(1, 60))
 
 
 @given(wish=WISHES, gpus=GPUS, limits=LIMITS)
 def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(wish, gpus, limits):
     try:
-        plan = resolve(wish, gpus, limits)
+        plan = resolve(wish, gpus, limits, TWO_SIDED)
     except Refused as refused:
         for devices, ring, ulysses in suggestions(str(refused), wish, limits):
-            suggested = resolve(ParallelPlan(devices=devices, ring=ring, ulysses=ulysses), gpus, limits)
+            suggested = resolve(ParallelPlan(devices=devices, ring=ring, ulysses=ulysses), gpus, limits, TWO_SIDED)
             assert (suggested.ring, suggested.ulysses) == (ring or suggested.ring, ulysses or suggested.ulysses)
         return
-    assert plan.ring * plan.ulysses == len(plan.devices) <= MAX_WORLD_SIZE
+    product = plan.data * plan.cfg * plan.pipefusion * plan.ring * plan.ulysses
+    assert product == len(plan.devices) <= MAX_WORLD_SIZE
+    assert sum(plan.stages) == limits.blocks
+    assert len(plan.stages) == plan.pipefusion
     assert 1 <= plan.ulysses <= limits.heads
     assert wish.ulysses in (0, plan.ulysses)
     assert wish.ring in (0, plan.ring)
@@ -151,10 +165,8 @@ def suggestions(message: str, wish: ParallelPlan, limits: ModelLimits) -> list[t
     found = []
     if match := re.search(r"use ring (\d+) x ulysses (\d+)", message):
         found.append((wish.devices, int(match[1]), int(match[2])))
-    if match := re.search(r"lower the degrees to a product of (\d+)", message):
-        found.append((wish.devices, int(match[1]), 1))
     if match := re.search(r"write (cpu:\d+) into devices", message):
-        found.append((match[1], wish.ring, wish.ulysses) if wish.ulysses <= limits.heads else (match[1], 0, 0))
+        found.append((match[1], 0, 0))
     if match := re.search(r"visible: use (\S+) \(", message):
         found.append((match[1], 0, 0))
     return found
@@ -170,9 +182,44 @@ def test_a_refusal_is_one_sentence(wish, gpus, limits):
         assert not re.search(r"[.!?]\s|\n", message)
 
 
-@given(number=st.integers(1, 500), limit=st.integers(1, 100))
-def test_the_largest_divisor_divides_and_none_larger_does(number, limit):
-    found = largest_divisor(number, limit)
-    assert number % found == 0
-    assert found <= limit
-    assert not [d for d in range(found + 1, min(number, limit) + 1) if number % d == 0]
+@pytest.mark.parametrize(
+    ("wish", "job", "message"),
+    [
+        ({"cfg": 2}, ONE_SIDED, "cfg 2 needs a negative prompt"),
+        ({"cfg": 3}, TWO_SIDED, "use cfg 2 or 1"),
+        ({"pipefusion": 4}, ONE_SIDED, "pipefusion 4 is more than the model's 3 blocks: use ring 1 x ulysses 4"),
+        (
+            {"pipefusion": 2, "patches": 65},
+            ONE_SIDED,
+            "65 patches are more than the picture's 64 rows of tokens: use patches 64",
+        ),
+        ({"pipefusion": 2, "weights": "sharded"}, ONE_SIDED, "use weights replicated, or pipefusion 1"),
+        ({"data": 2}, ONE_SIDED, "data 2 is more than the batch of 1: use data 1 or a larger batch"),
+        (
+            {"pipefusion": 2, "stages": "1,1"},
+            ONE_SIDED,
+            'gives 2 stages with 2 blocks, and pipefusion 2 needs 2 with 3: write "1,2"',
+        ),
+        ({"pipefusion": 2, "stages": "a"}, ONE_SIDED, 'write blocks a stage such as "1,2"'),
+        ({"weights": "spread"}, ONE_SIDED, "use replicated or sharded"),
+        ({"patches": -1}, ONE_SIDED, "cannot be negative"),
+        (
+            {"pipefusion": 3},
+            ONE_SIDED,
+            "pipefusion 3 does not come to the 4 workers of devices 'cpu:4': use ring 1 x ulysses 4",
+        ),
+    ],
+)
+def test_every_parallel_form_is_refused_where_it_cannot_work(wish, job, message):
+    with pytest.raises(Refused, match=re.escape(message)):
+        resolve(ParallelPlan(devices="cpu:4", **wish), 0, FOUR_HEADS, job)
+
+
+def test_automatic_uses_cfg_only_where_there_is_a_negative():
+    assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, TWO_SIDED).degrees == "cfg 2 x ulysses 2"
+    assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, ONE_SIDED).degrees == "ulysses 4"
+
+
+def test_a_plan_for_two_of_four_gpus_simply_works():
+    assert resolve(ParallelPlan(devices="0,1"), 4, FLUX).devices == ("cuda:0", "cuda:1")
+    assert resolve(ParallelPlan(ulysses=2, ring=1), 4, FLUX).devices == ("cuda:0", "cuda:1")

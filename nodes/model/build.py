@@ -14,7 +14,7 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.models.family import ModelSpec
-from ...parallel_backend.plan import ParallelPlan, resolve
+from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
@@ -34,7 +34,7 @@ def load_model(
     """
     family = FAMILIES[family_name]
     part, config = family.inspect(read_header(path))
-    resolved = resolve(plan, torch.cuda.device_count(), family.limits(config))
+    devices = check(plan, torch.cuda.device_count(), family.limits(config))
     tensors = part.meta_tensors()
     model_config = comfy.model_detection.model_config_from_unet(tensors, "")
     if model_config is None:
@@ -50,7 +50,7 @@ def load_model(
     status = os.stat(path)
     spec = ModelSpec(family_name, str(path), status.st_mtime_ns, status.st_size, str(dtype).removeprefix("torch."))
     size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
-    remote = RemoteModel(backend, family, config, spec, resolved, size)
+    remote = RemoteModel(backend, family, config, spec, plan, devices, size)
     model = model_config.get_model(tensors, "", device=torch.device("meta"))
     model.diffusion_model = DiffusionProxy(model.diffusion_model, remote)
     patcher = ParallelModelPatcher(

@@ -80,6 +80,12 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
                 )
 
 
+def two_sided(run: SamplerRun) -> bool:
+    """Whether a negative prompt takes part; at cfg 1 ComfyUI leaves it out."""
+    unused = math.isclose(run.guider.cfg, 1.0) and not run.model_options.get("disable_cfg1_optimization", False)
+    return run.guider.conds.get("negative") is not None and not unused
+
+
 def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields and tensors of the Sample message that does the same.
 
@@ -163,8 +169,7 @@ def _flow(sampling: Any) -> FlowSettings:
 
 def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
     sides = dict(run.guider.conds)
-    one_sided = math.isclose(run.guider.cfg, 1.0) and not run.model_options.get("disable_cfg1_optimization", False)
-    if one_sided:
+    if not two_sided(run):
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     return {side: _side(side, entries, tensors) for side, entries in sides.items() if entries is not None}, tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...parallel_backend.attention.kernels import Kernel, choose_kernel
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models.family import Family, ModelSpec
-from ...parallel_backend.plan import ResolvedPlan
+from ...parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload, resolve
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,19 @@ class RemoteModel:
     family: Family
     config: Any
     spec: ModelSpec
-    plan: ResolvedPlan
+    wish: ParallelPlan
+    devices: tuple[str, ...]
     weight_bytes: int
+
+    def plan(self, latent_shape: Sequence[int], two_sided: bool) -> ResolvedPlan:
+        """The plan for a latent and its prompts. Raises Refused where the wish cannot be met."""
+        job = Workload(latent_shape[0], two_sided, self.family.token_rows(self.config, latent_shape))
+        return resolve(self.wish, torch.cuda.device_count(), self.family.limits(self.config), job)
 
     def kernel(self, dtype: torch.dtype) -> Kernel:
         """The attention kernel the workers will use. Raises Refused where the plan's choice cannot run."""
-        device = torch.device(self.plan.devices[0])
-        return choose_kernel(self.plan.attention, device, dtype, self.family.limits(self.config).head_dim)
+        device = torch.device(self.devices[0])
+        return choose_kernel(self.wish.attention, device, dtype, self.family.limits(self.config).head_dim)
 
     def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
@@ -51,31 +57,32 @@ class RemoteModel:
     def copies_on(self, device: torch.device) -> int:
         """How many workers hold weights on a device of this process."""
         name = device.type if device.index is None else str(device)
-        return sum(worker == name for worker in self.plan.devices)
+        return sum(worker == name for worker in self.devices)
 
     def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, **fields: Any) -> Tensor:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
         try:
-            return self.backend.sample(
+            answer = self.backend.sample(
                 tensors,
                 on_progress,
                 comfy.model_management.processing_interrupted,
                 model=self.spec,
-                plan=self.plan,
                 **fields,
             )
         except Cancelled:
             raise _interrupted() from None
+        return answer.frame.tensors["result"]
 
     def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Run the model once in a compute dtype."""
+        """Run the model once in a compute dtype; a batch of two or more may be a positive and a negative side."""
         name = str(dtype).removeprefix("torch.")
+        shape = tensors["x"].shape
+        plan = self.plan(shape, two_sided=self.wish.cfg == 2 or shape[0] > 1)
         try:
-            return self.backend.forward(
-                self.spec, self.plan, name, tensors, comfy.model_management.processing_interrupted
-            )
+            answer = self.backend.forward(self.spec, plan, name, tensors, comfy.model_management.processing_interrupted)
         except Cancelled:
             raise _interrupted() from None
+        return answer.frame.tensors["result"]
 
 
 def _interrupted() -> BaseException:

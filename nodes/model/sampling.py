@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
-from .carry import NotCarried, SamplerRun, fields_of, refuse_what_cannot_work
+from .carry import NotCarried, SamplerRun, fields_of, refuse_what_cannot_work, two_sided
 from .remote import RemoteModel
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ def run_in_workers(
             given = {name: c.cond for name, c in entry["model_conds"].items()}
             remote.check(noise, {"context": given.pop("c_crossattn"), **given})
     remote.check_numbers("latent", latent_image)
-    where = f"{remote.plan.describe()}, attention {kernel.name} ({kernel.reason})"
+    plan = remote.plan(noise.shape, two_sided(run))
+    where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
     try:
         if executor.idx + 1 < len(executor.wrappers):
             raise NotCarried("another wrapper around the sampler")
@@ -66,5 +67,5 @@ def run_in_workers(
             if callback is not None:
                 callback(step, denoised.to(noise.device), x.to(noise.device), total)
 
-        samples = remote.sample(tensors, on_progress, **fields).to(noise.device)
+        samples = remote.sample(tensors, on_progress, plan=plan, **fields).to(noise.device)
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)

@@ -10,24 +10,24 @@ from torch import Tensor
 
 
 class PartialAttention:
-    """The running result of one set of queries over the key blocks seen so far."""
+    """The running result of one set of queries `[batch, queries, heads, head_dim]` over the key blocks seen so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, q: Tensor) -> None:
+        self._empty = q
         self._out: Tensor | None = None
-        self._lse: Tensor | None = None
-        self._dtype: torch.dtype | None = None
+        self._lse = torch.empty(0)
 
     def add(self, out: Tensor, lse: Tensor) -> None:
-        """Merge one block: out `[batch, queries, heads, head_dim]`, LSE `[batch, heads, queries]`."""
+        """Merge one block: out `[batch, queries, heads, head_dim]`, LSE `[batch, heads, queries]`, -inf for no keys."""
         lse = lse.transpose(1, 2).unsqueeze(-1).float()
-        if self._out is None or self._lse is None:
-            self._out, self._lse, self._dtype = out, lse, out.dtype
+        if self._out is None:
+            self._out, self._lse = out, lse
             return
         total = torch.logaddexp(self._lse, lse)
-        self._out = self._out.float() * (self._lse - total).exp() + out.float() * (lse - total).exp()
+        weights = [(part - total).exp().nan_to_num(0.0) for part in (self._lse, lse)]  # nan: no keys on either side
+        self._out = self._out.float() * weights[0] + out.float() * weights[1]
         self._lse = total
 
     def result(self) -> Tensor:
-        """The attention output over all blocks, in the dtype of the first one."""
-        assert self._out is not None, "no block was added"
-        return self._out.to(self._dtype)
+        """The attention output over all blocks, in the queries' dtype; empty for no queries."""
+        return self._empty if self._out is None else self._out.to(self._empty.dtype)

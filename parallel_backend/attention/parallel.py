@@ -1,9 +1,8 @@
 """Attention of one sequence over ring x ulysses ranks, for any number of tokens and heads.
 
-Inside, Ulysses (DeepSpeed-Ulysses, arXiv 2309.14509): an all-to-all turns a split over tokens into a split over heads
-and back. Outside, Ring Attention (arXiv 2310.01889): blocks of keys and values travel round the ring while partial
-results are merged by log-sum-exp. Tokens and heads may be split unevenly in both. The order of tokens inside a block
-does not matter, because positions are applied to q and k beforehand.
+Ulysses is inside, the ring outside. For a whole sequence, blocks of keys and values travel round the ring while partial
+results are merged by log-sum-exp (Ring Attention, arXiv 2310.01889). For one patch against a cache that is split the
+same way, the few queries travel instead and partial results come back.
 """
 
 from __future__ import annotations
@@ -15,67 +14,91 @@ from torch import Tensor
 
 from ..layout import TokenLayout
 from ..mesh import Mesh
-from .kernels import Kernel
+from .cache import KVCache
+from .exchange import HeadExchange
+from .kernels import Attend
 from .merge import PartialAttention
 
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of the same shape."""
 
-class ParallelAttention:
-    """Full (unmasked) attention where each rank holds its layout's tokens of q, k and v, with all heads."""
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout, kernel: Kernel) -> None:
-        self._mesh = mesh
-        self._layout = layout
-        self._attend = kernel.attend
+class WholeAttention:
+    """Every token attends to every token of this call.
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`[batch, local tokens, heads, head_dim]` each; returns the same shape."""
-        q, k, v = self._to_heads(torch.stack((q, k, v)))
-        return self._to_tokens(self._ring(q, k, v))
+    Args:
+        cache: if given, filled with the keys and values seen.
+    """
 
-    def _ring(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ring = self._mesh.ring
-        if q.shape[1] == 0 and ring.size == 1:
-            return q
-        partial = PartialAttention()
-        block = torch.stack((k, v))
-        tokens = self._layout.ring_tokens()
+    def __init__(self, mesh: Mesh, layout: TokenLayout, attend: Attend, cache: KVCache | None) -> None:
+        self._ring = mesh.ring
+        self._exchange = HeadExchange(mesh, layout)
+        self._tokens = layout.ring_tokens()
+        self._attend = attend
+        self._cache = cache
+
+    def __call__(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the local tokens."""
+        qkv = self._exchange.to_heads(torch.stack((q, k, v)))
+        if self._cache is not None:
+            self._cache.fill(block, qkv[1:])
+        return self._exchange.to_tokens(self._around_the_ring(qkv[0], qkv[1:]))
+
+    def _around_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
+        ring = self._ring
+        partial = PartialAttention(q)
         for hop in range(ring.size):
             source = (ring.rank - hop) % ring.size
             wait: Callable[[], Tensor] | None = None
             if hop + 1 < ring.size:  # the next block is in flight while this one is computed
-                upcoming = (source - 1) % ring.size
-                shape = (2, k.shape[0], tokens[upcoming], *k.shape[2:])
-                _, wait = ring.shift(block.reshape(-1), torch.Size(shape).numel())
-            if q.shape[1] and block.shape[2]:
-                partial.add(*self._attend(q, block[0], block[1]))
+                shape = (2, q.shape[0], self._tokens[(source - 1) % ring.size], *q.shape[2:])
+                _, wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
+            if q.numel() and kv.numel():
+                partial.add(*self._attend(q, kv[0], kv[1]))
             if wait is not None:
-                block = wait().view(shape)
-        return partial.result() if q.shape[1] else q
+                kv = wait().view(shape)
+        return partial.result()
 
-    def _to_heads(self, qkv: Tensor) -> Tensor:
-        """`[3, batch, local tokens, heads, head_dim]` to `[3, batch, the group's tokens, local heads, head_dim]`."""
-        axis = self._mesh.ulysses
-        if axis.size == 1:
-            return qkv
-        three, batch, local, _, head_dim = qkv.shape
-        heads, tokens = self._layout.head_counts(), self._layout.ulysses_tokens(self._mesh.ring.rank)
-        send = torch.cat([piece.reshape(-1) for piece in qkv.split(heads, dim=3)])
-        row = three * batch * head_dim
-        mine = heads[axis.rank]
-        received = axis.all_to_all(send, [row * local * h for h in heads], [row * n * mine for n in tokens])
-        pieces = received.split([row * n * mine for n in tokens])
-        return torch.cat([p.view(three, batch, n, mine, head_dim) for p, n in zip(pieces, tokens, strict=True)], dim=2)
 
-    def _to_tokens(self, out: Tensor) -> Tensor:
-        """`[batch, the group's tokens, local heads, head_dim]` to `[batch, local tokens, heads, head_dim]`."""
-        axis = self._mesh.ulysses
-        if axis.size == 1:
-            return out
-        batch, _, mine, head_dim = out.shape
-        heads, tokens = self._layout.head_counts(), self._layout.ulysses_tokens(self._mesh.ring.rank)
-        send = torch.cat([piece.reshape(-1) for piece in out.split(tokens, dim=1)])
-        row = batch * head_dim
-        local = tokens[axis.rank]
-        received = axis.all_to_all(send, [row * n * mine for n in tokens], [row * local * h for h in heads])
-        pieces = received.split([row * local * h for h in heads])
-        return torch.cat([p.view(batch, local, h, head_dim) for p, h in zip(pieces, heads, strict=True)], dim=2)
+class PatchAttention:
+    """One patch's tokens attend to the newest keys that the stage holds; theirs are put into the cache first."""
+
+    def __init__(self, mesh: Mesh, layout: TokenLayout, patch: int, attend: Attend, cache: KVCache) -> None:
+        self._ring = mesh.ring
+        self._exchange = HeadExchange(mesh, layout.only(patch))
+        self._tokens = layout.only(patch).ring_tokens()
+        self._patch = patch
+        self._attend = attend
+        self._cache = cache
+
+    def __call__(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the local tokens of the patch."""
+        qkv = self._exchange.to_heads(torch.stack((q, k, v)))
+        kv = self._cache.update(block, self._patch, qkv[1:])
+        return self._exchange.to_tokens(self._over_the_ring(qkv[0], kv))
+
+    def _over_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
+        ring = self._ring
+        everyone = ring.gather(q.flatten(2), self._tokens).unflatten(2, q.shape[2:])
+        if ring.size == 1:
+            return self._attend(q, kv[0], kv[1])[0] if q.numel() else q
+        out, lse = (
+            torch.zeros_like(everyone),
+            everyone.new_full((*everyone.shape[:3], 1), -torch.inf, dtype=torch.float32),
+        )
+        if everyone.numel() and kv.numel():
+            out, lse = self._attend(everyone, kv[0], kv[1])
+            lse = lse.transpose(1, 2).unsqueeze(-1)
+        partial = PartialAttention(q)
+        for part, part_lse in zip(self._return(out), self._return(lse, "ring lse"), strict=True):
+            partial.add(part, part_lse.squeeze(-1).transpose(1, 2))
+        return partial.result()
+
+    def _return(self, everyone: Tensor, kind: str = "") -> list[Tensor]:
+        """Each ring rank's result for this rank's queries, from `[batch, all ranks' queries, heads, channels]`."""
+        ring = self._ring
+        batch, _, heads, channels = everyone.shape
+        row, mine = batch * heads * channels, self._tokens[ring.rank]
+        send = torch.cat([piece.reshape(-1) for piece in everyone.split(self._tokens, dim=1)])
+        received = ring.all_to_all(send, [row * n for n in self._tokens], [row * mine] * ring.size, kind)
+        return [piece.view(batch, mine, heads, channels) for piece in received.chunk(ring.size)] if mine else []

@@ -1,4 +1,4 @@
-"""A communicator over one mesh axis, with the two primitives that every parallel form is made of.
+"""A communicator over one mesh axis, with the primitives that every parallel form is made of.
 
 Only `all_to_all_single` with splits and `batch_isend_irecv` are used: pairs that are not batched work on gloo and
 deadlock on NCCL.
@@ -12,45 +12,59 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .meter import Meter
+
 
 class Communicator:
     """The ranks of one mesh axis.
 
     Args:
-        group: the process group of the axis.
+        name: what the meter calls this axis's traffic.
+        group: the process group of the axis; None where this rank is alone on it.
         device: where the tensors live.
         staged: copy through pinned host memory (gloo between GPUs, where peer-to-peer does not work).
+        meter: counts what is sent.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, staged: bool) -> None:
-        self.group = group
+    def __init__(
+        self, name: str, group: dist.ProcessGroup | None, device: torch.device, staged: bool, meter: Meter
+    ) -> None:
+        self.name = name
         self.device = device
-        self.staged = staged
-        self.size = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
-        self._ranks = dist.get_process_group_ranks(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self._group = group
+        self._staged = staged
+        self._meter = meter
+        self._ranks = [] if group is None else dist.get_process_group_ranks(group)
+        self._sending: list[tuple[dist.Work, Tensor]] = []
 
     def warm_up(self) -> None:
-        """Exchange one element each way between all members, which opens every connection now."""
+        """Exchange one element with every member, which opens every connection now."""
         if self.size > 1:
             ones = [1] * self.size
             self.all_to_all(torch.ones(self.size, device=self.device), ones, ones)
             _, wait = self.shift(torch.ones(1, device=self.device), 1)
             wait()
 
-    def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
+    def all_to_all(
+        self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int], kind: str = ""
+    ) -> Tensor:
         """Send the k-th piece of a flat tensor to rank k and return the pieces received, in rank order.
 
         Args:
             send: flat, contiguous, `sum(send_sizes)` elements.
             send_sizes: elements for each rank; may differ and may be zero.
             receive_sizes: elements expected from each rank.
+            kind: what the meter calls this traffic, if not the axis's name.
         """
         if self.size == 1:
             return send
         outgoing = self._outgoing(send)
         received = self._buffer(sum(receive_sizes), send.dtype)
-        dist.all_to_all_single(received, outgoing, list(receive_sizes), list(send_sizes), group=self.group)
+        self._count(sum(send_sizes) - send_sizes[self.rank], send.dtype, kind)
+        with self._meter.wait(self.name):
+            dist.all_to_all_single(received, outgoing, list(receive_sizes), list(send_sizes), group=self._group)
         return self._incoming(received)
 
     def shift(self, send: Tensor, receive_size: int) -> tuple[Tensor, Callable[[], Tensor]]:
@@ -65,45 +79,75 @@ class Communicator:
         preceding = self._ranks[(self.rank - 1) % self.size]
         operations = []
         if outgoing.numel():
-            operations.append(dist.P2POp(dist.isend, outgoing, following, self.group))
+            operations.append(dist.P2POp(dist.isend, outgoing, following, self._group))
         if received.numel():
-            operations.append(dist.P2POp(dist.irecv, received, preceding, self.group))
+            operations.append(dist.P2POp(dist.irecv, received, preceding, self._group))
+        self._count(outgoing.numel(), send.dtype)
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def wait() -> Tensor:
-            for work in works:
-                work.wait()
+            with self._meter.wait(self.name):
+                for work in works:
+                    work.wait()
             return self._incoming(received)
 
         return received, wait
 
+    def send(self, tensor: Tensor, to: int, kind: str = "") -> None:
+        """Start sending a tensor to a member; `receive` there takes it. Sends to one member arrive in order."""
+        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
+        if tensor.numel():
+            outgoing = self._outgoing(tensor)
+            (work,) = dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, self._ranks[to], self._group)])
+            self._sending.append((work, outgoing))
+            self._count(tensor.numel(), tensor.dtype, kind)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
+        """Wait for the next tensor from a member."""
+        size = torch.Size(shape).numel()
+        received = self._buffer(size, dtype)
+        if size:
+            operation = dist.P2POp(dist.irecv, received, self._ranks[source], self._group)
+            with self._meter.wait(self.name):
+                for work in dist.batch_isend_irecv([operation]):
+                    work.wait()
+        return self._incoming(received).view(*shape)
+
+    def finish_sending(self) -> None:
+        """Wait until everything sent has left."""
+        for work, _ in self._sending:
+            work.wait()
+        self._sending.clear()
+
     def gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Every rank's run of tokens, joined along dim 1, on every rank.
+        """Every rank's run, joined along dim 1 in rank order, on every rank.
 
         Args:
             local: `[batch, sizes[rank], channels]`.
-            sizes: tokens held by each rank.
+            sizes: what each rank holds along dim 1.
         """
         if self.size == 1:
             return local
         batch, _, channels = local.shape
         flat = local.reshape(-1)
-        received = self.all_to_all(
-            flat.repeat(self.size), [flat.numel()] * self.size, [batch * size * channels for size in sizes]
-        )
-        pieces = received.split([batch * size * channels for size in sizes])
-        return torch.cat([p.view(batch, n, channels) for p, n in zip(pieces, sizes, strict=True)], dim=1)
+        counts = [batch * size * channels for size in sizes]
+        received = self.all_to_all(flat.repeat(self.size), [flat.numel()] * self.size, counts)
+        pieces = zip(received.split(counts), sizes, strict=True)
+        return torch.cat([piece.view(batch, size, channels) for piece, size in pieces], dim=1)
+
+    def _count(self, elements: int, dtype: torch.dtype, kind: str = "") -> None:
+        self._meter.sent[kind or self.name] += elements * dtype.itemsize
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        if not self.staged:
+        if not self._staged:
             return tensor.contiguous()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor)
 
     def _buffer(self, size: int, dtype: torch.dtype) -> Tensor:
-        if self.staged:
+        if self._staged:
             return torch.empty(size, dtype=dtype, pin_memory=True)
         return torch.empty(size, dtype=dtype, device=self.device)
 
     def _incoming(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device) if self.staged else tensor
+        return tensor.to(self.device) if self._staged else tensor

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import Cancelled
+from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
-from ..wire.frames import Frame
 from ..wire.messages import Forward, Release, Sample
-from .group import Deadlines, Interrupted, OnProgress, WorkerGroup
+from .group import Answer, Deadlines, Interrupted, OnProgress, WorkerGroup
+from .report import table
 from .versions import check_versions
 
 log = logging.getLogger(__name__)
@@ -38,15 +38,17 @@ class Backend:
 
     def sample(
         self, tensors: Mapping[str, Tensor], on_progress: OnProgress, interrupted: Interrupted, **fields: Any
-    ) -> Tensor:
-        """Run a whole denoise; `fields` are those of the Sample message. Returns the final latent, fp32 on the CPU.
+    ) -> Answer:
+        """Run a whole denoise; `fields` are those of the Sample message.
+
+        The answer's tensor `result` is the final latent, fp32 on the CPU.
 
         Raises:
             Refused: an input cannot work.
             Cancelled: `interrupted` returned True.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
-        return self._request(Sample, fields, tensors, on_progress, interrupted).tensors["result"]
+        return self._request(Sample, fields, tensors, on_progress, interrupted)
 
     def forward(
         self,
@@ -55,10 +57,10 @@ class Backend:
         compute_dtype: str,
         tensors: Mapping[str, Tensor],
         interrupted: Interrupted,
-    ) -> Tensor:
-        """Run the model once; returns its output in the compute dtype on the CPU. Raises as `sample` does."""
+    ) -> Answer:
+        """Run the model once; `result` is its output in the compute dtype, on the CPU. Raises as `sample` does."""
         fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
-        return self._request(Forward, fields, tensors, _no_progress, interrupted).tensors["result"]
+        return self._request(Forward, fields, tensors, _no_progress, interrupted)
 
     def held_bytes(self, model: ModelSpec) -> int:
         """Bytes of this model's weights that rank 0 of a running group holds; 0 if none does."""
@@ -71,7 +73,11 @@ class Backend:
                 del self._held[devices]
                 group = self._groups.get(devices)
                 if group is not None and group.alive():
-                    group.carry_out(Release(next(self._requests)), {}, _no_progress, lambda: False)
+                    try:
+                        group.carry_out(Release(next(self._requests)), {}, _no_progress, lambda: False)
+                    except WorkerFailed as failure:
+                        log.warning("%s", failure)
+                        self._forget(devices)
 
     def close(self) -> None:
         """End all workers; requests, also the running one, are cancelled from here on.
@@ -96,7 +102,7 @@ class Backend:
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
         interrupted: Interrupted,
-    ) -> Frame:
+    ) -> Answer:
         def stopped() -> bool:
             return self._closing.is_set() or interrupted()
 
@@ -106,12 +112,14 @@ class Backend:
             message = kind(request=next(self._requests), **fields)
             group = self._group(message.plan, stopped)
             try:
-                frame = group.carry_out(message, tensors, on_progress, stopped)
+                answer = group.carry_out(message, tensors, on_progress, stopped)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)
-            self._held[message.plan.devices] = (message.model, frame.message.held_bytes)
-            return frame
+            self._held[message.plan.devices] = (message.model, answer.frame.message.held_bytes)
+            if isinstance(message, Sample):
+                log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
+            return answer
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way."""

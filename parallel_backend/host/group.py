@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
 from ..wire.frames import Frame
-from ..wire.messages import Cancel, Done, Failed, Forward, Progress, Ready, Release, Sample, Shutdown, Stopped
+from ..wire.messages import Cancel, Done, Failed, Forward, Progress, Ready, Release, Report, Sample, Shutdown, Stopped
 from . import diagnosis
 from .channel import Channel, Disconnected, Received
 from .launcher import Launched, launch, make_directory, socket_path
@@ -41,6 +41,14 @@ class Deadlines:
     cancel: float = 60
     report: float = 1
     leave: float = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The frame of a request's Done message and what the request cost on each rank, in no order."""
+
+    frame: Frame
+    reports: list[Report]
 
 
 class State(enum.Enum):
@@ -97,8 +105,8 @@ class WorkerGroup:
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
         interrupted: Interrupted,
-    ) -> Frame:
-        """Send a request and wait for its end; returns the frame of its Done message.
+    ) -> Answer:
+        """Send a request and wait for its end.
 
         Args:
             on_progress: called with the step, the denoised latent and x; what it raises cancels the request.
@@ -135,25 +143,26 @@ class WorkerGroup:
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
         interrupted: Interrupted,
-    ) -> Frame:
+    ) -> Answer:
         started = time.monotonic()
         self._send(message, tensors)
         cancelled_at: float | None = None
         stopped_by: BaseException | None = None
-        while True:
+        answer: Answer | None = None
+        reports: list[Report] = []
+        expected = 0 if isinstance(message, Release) else len(self.devices)
+        while answer is None or len(reports) < expected:
             frame = self._next_frame(started)
             match frame.message if frame else None:
                 case Progress(step=step) if stopped_by is None and frame is not None:
                     try:
                         on_progress(step, frame.tensors["denoised"], frame.tensors["x"])
-                    except (
-                        BaseException
-                    ) as error:  # ComfyUI's callback raises to interrupt; the workers must be idle first
+                    except BaseException as error:  # ComfyUI interrupts so; the workers must be idle first
                         stopped_by = error
+                case Report() as report:
+                    reports.append(report)
                 case Done() if frame is not None:
-                    if stopped_by is not None:
-                        raise stopped_by
-                    return frame
+                    answer = Answer(frame, reports)
                 case Stopped():
                     raise stopped_by or Cancelled
             if stopped_by is None and interrupted():
@@ -165,6 +174,9 @@ class WorkerGroup:
                 log.warning("the workers did not stop within %.0f s of Cancel and were ended", self._deadlines.cancel)
                 self._end(State.FAILED)
                 raise stopped_by or Cancelled
+        if stopped_by is not None:
+            raise stopped_by
+        return answer
 
     def _send(self, message: Sample | Forward | Release | Cancel, tensors: Mapping[str, Tensor]) -> None:
         try:

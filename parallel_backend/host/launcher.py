@@ -35,12 +35,12 @@ class Launched:
 
     def end(self, grace: float) -> None:
         """Give the processes `grace` seconds to leave, kill those that stay, and remove every trace."""
-        os.close(self.death_pipe)
         for process in self.processes:
             try:
                 process.wait(grace)
             except subprocess.TimeoutExpired:
                 grace = 0
+        os.close(self.death_pipe)
         for process in self.processes:
             process.kill()
             process.wait()

@@ -19,6 +19,40 @@ Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`)."""
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The run of blocks that one pipeline stage holds: `start` to `stop` of `blocks`."""
+
+    start: int
+    stop: int
+    blocks: int
+
+    @property
+    def first(self) -> bool:
+        """Whether it embeds latent and text."""
+        return self.start == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it makes the output."""
+        return self.stop == self.blocks
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A run of image tokens and the part of the latent that they stand for: `span` along dimension `dim`."""
+
+    tokens: slice
+    dim: int
+    span: slice
+
+    def of(self, latent: Tensor) -> Tensor:
+        """The patch's part of a latent (a view); a dimension of size 1, as a mask may have, is left alone."""
+        if latent.shape[self.dim] == 1:
+            return latent
+        return latent.narrow(self.dim, self.span.start, self.span.stop - self.span.start)
+
+
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights."""
 
@@ -57,32 +91,39 @@ class Block(Protocol):
 
 
 class Model(Protocol):
-    """A loaded model on one rank."""
+    """One stage of a loaded model on one rank. `features` is the width of the tokens between blocks."""
 
     module: nn.Module
     blocks: Sequence[Block]
+    block_modules: Sequence[nn.Module]
     heads: int
     head_dim: int
+    features: int
 
-    def layout(self, latent: Tensor, conditioning: Conditioning, ring: int, ulysses: int) -> TokenLayout:
-        """The cut of this latent's and text's tokens over the sequence ranks."""
+    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Patch, ...]:
+        """The picture's image tokens as `count` patches."""
 
-    def embed(
-        self, latent: Tensor, timestep: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int
-    ) -> Activations:
-        """The activations of one sequence rank's tokens.
+    def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
+        """First stage: the tokens of one sequence rank, text first, `[batch, local tokens, features]`.
 
         Args:
             latent: `[batch, channels, ...]` in the compute dtype, whole.
-            timestep: `[batch]`, fp32.
             conditioning: in the compute dtype.
         """
 
-    def unembed(self, state: Activations) -> Tensor:
-        """The model's output for the local image tokens, `[batch, local image tokens, channels]`."""
+    def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Tensor:
+        """Every stage: the modulation input `[batch, features]`, from `timestep` `[batch]` in fp32."""
 
-    def assemble(self, tokens: Tensor, latent_shape: torch.Size) -> Tensor:
-        """All image tokens `[batch, image tokens, channels]` as a latent of the given shape."""
+    def positions(
+        self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Every stage: cosine and sine of the rotary positions of one sequence rank's tokens."""
+
+    def unembed(self, state: Activations) -> Tensor:
+        """Last stage: the model's output for the local image tokens, `[batch, local image tokens, channels]`."""
+
+    def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
+        """The image tokens of a patch `[batch, tokens, channels]` as that part of a latent."""
 
 
 class Family(Protocol):
@@ -98,6 +139,9 @@ class Family(Protocol):
     def limits(self, config: Any) -> ModelLimits:
         """What a plan for this model may be."""
 
+    def token_rows(self, config: Any, latent_shape: Sequence[int]) -> int:
+        """Into how many patches a picture can be cut at most."""
+
     def check(self, config: Any, latent: Tensor, conditioning: Conditioning) -> None:
         """Refuse inputs whose sizes the model cannot take.
 
@@ -108,5 +152,5 @@ class Family(Protocol):
     def keys(self, config: Any) -> KeyMap:
         """Which rows of the file make each parameter."""
 
-    def build(self, config: Any) -> Model:
-        """The model on the meta device."""
+    def build(self, config: Any, stage: Stage) -> Model:
+        """One stage of the model on the meta device; parameters of other stages do not exist."""

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import Refused
-from ..layout import TokenLayout
+from ..layout import TokenLayout, cut, length
 from ..plan import ModelLimits
 from ..weights.checkpoint import Checkpoint
 from ..weights.flux_keys import HEAD_DIM, TIME_FEATURES, flux_keys
 from ..weights.keymap import KeyMap
 from ..weights.layers import rms_norm, use_cast_linears
-from .family import Activations, Block, Conditioning, Qkv
+from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 
 PATCH = 2
 PREFIXES = ("", "model.diffusion_model.")
@@ -78,8 +78,12 @@ class FluxFamily:
         return part, config
 
     def limits(self, config: FluxConfig) -> ModelLimits:
-        """A Ulysses degree is at most the number of heads."""
-        return ModelLimits(heads=config.heads, head_dim=HEAD_DIM)
+        """A Ulysses degree is at most the number of heads, a PipeFusion degree the number of blocks."""
+        return ModelLimits(config.heads, HEAD_DIM, config.double_blocks + config.single_blocks)
+
+    def token_rows(self, config: FluxConfig, latent_shape: Sequence[int]) -> int:
+        """Patches are whole rows of tokens."""
+        return _grid(latent_shape)[0]
 
     def check(self, config: FluxConfig, latent: Tensor, conditioning: Conditioning) -> None:
         """Refuse a latent or conditioning of the wrong width, in one sentence with the numbers."""
@@ -113,9 +117,9 @@ class FluxFamily:
         """Which rows of which tensors make each parameter."""
         return flux_keys(**asdict(config))
 
-    def build(self, config: FluxConfig) -> FluxModel:
-        """The model on the meta device."""
-        return FluxModel(config)
+    def build(self, config: FluxConfig, stage: Stage) -> FluxModel:
+        """One stage of the model on the meta device."""
+        return FluxModel(config, stage)
 
     def _check_tensors(self, part: Checkpoint, config: FluxConfig) -> None:
         name = part.path.name
@@ -169,7 +173,7 @@ def _read_config(part: Checkpoint) -> FluxConfig:
 class FluxModel:
     """FluxTransformer2DModel's modules, driven token run by token run."""
 
-    def __init__(self, config: FluxConfig) -> None:
+    def __init__(self, config: FluxConfig, stage: Stage) -> None:
         from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel  # 5 s: workers only
 
         with torch.device("meta"):
@@ -183,36 +187,58 @@ class FluxModel:
                 pooled_projection_dim=config.pooled_width,
                 guidance_embeds=config.guidance,
             )
+        self.block_modules: Sequence[nn.Module] = _keep_stage(module, stage)
         use_cast_linears(module)
         self.module: nn.Module = module.eval().requires_grad_(False)
         self.heads = config.heads
         self.head_dim = HEAD_DIM
+        self.features = config.hidden
+        doubles = max(0, config.double_blocks - stage.start)
         self.blocks: Sequence[Block] = [
-            *(DoubleBlock(block) for block in module.transformer_blocks),
-            *(SingleBlock(block) for block in module.single_transformer_blocks),
+            DoubleBlock(block) if index < doubles else SingleBlock(block)
+            for index, block in enumerate(self.block_modules)
         ]
         self._config = config
         self._flux = module
 
-    def layout(self, latent: Tensor, conditioning: Conditioning, ring: int, ulysses: int) -> TokenLayout:
-        """The cut of the tokens; an odd latent counts a partial patch as a whole one."""
-        rows, columns = _grid(latent.shape)
-        return TokenLayout(conditioning["context"].shape[1], rows * columns, self.heads, ring, ulysses)
-
-    def embed(
-        self, latent: Tensor, timestep: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int
-    ) -> Activations:
-        """The activations of one sequence rank's tokens."""
-        flux, run, text_run = self._flux, layout.image(rank), layout.text(rank)
-        image = flux.x_embedder(_patchify(latent)[:, run])
-        text = flux.context_embedder(conditioning["context"][:, text_run])
-        ids = torch.cat([torch.zeros(text.shape[1], 3, device=latent.device), _positions(latent)[run]])
-        return Activations(
-            tokens=torch.cat([text, image], dim=1),
-            text=text.shape[1],
-            vec=self._vec(latent, timestep, conditioning),
-            rope=flux.pos_embed(ids),
+    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Patch, ...]:
+        """Whole rows of tokens each; the last patch of an odd latent has a partial row."""
+        rows, columns = _grid(latent_shape)
+        return tuple(
+            Patch(
+                tokens=slice(run.start * columns, run.stop * columns),
+                dim=2,
+                span=slice(run.start * PATCH, min(run.stop * PATCH, latent_shape[2])),
+            )
+            for run in cut(rows, count)
         )
+
+    def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
+        """The tokens of one sequence rank, text first."""
+        patches = _patchify(latent)
+        image = self._flux.x_embedder(torch.cat([patches[:, run] for run in layout.image(rank)], dim=1))
+        text = self._flux.context_embedder(conditioning["context"][:, layout.text(rank)])
+        return torch.cat([text, image], dim=1)
+
+    def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Tensor:
+        """Timestep, guidance and pooled text as one vector."""
+        embed = self._flux.time_text_embed
+        vec = embed.timestep_embedder(_time_features(timestep).to(dtype))
+        guidance = conditioning.get("guidance")
+        if self._config.guidance and guidance is not None:
+            vec = vec + embed.guidance_embedder(_time_features(guidance).to(dtype))
+        pooled = conditioning.get("y")
+        if pooled is None:
+            pooled = torch.zeros(timestep.shape[0], self._config.pooled_width, device=timestep.device, dtype=dtype)
+        return vec + embed.text_embedder(pooled[:, : self._config.pooled_width])
+
+    def positions(
+        self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Rotary cosine and sine; text is at the origin."""
+        text = torch.zeros(length(layout.text(rank)), 3, device=device)
+        image = _positions(latent_shape, device)
+        return self._flux.pos_embed(torch.cat([text, *(image[run] for run in layout.image(rank))]))
 
     def unembed(self, state: Activations) -> Tensor:
         """The velocity of the local image tokens, `[batch, local image tokens, channels * patch area]`."""
@@ -221,23 +247,25 @@ class FluxModel:
         image = _modulate(state.tokens[:, state.text :], shift, scale)
         return self._flux.proj_out(image)
 
-    def assemble(self, tokens: Tensor, latent_shape: torch.Size) -> Tensor:
-        """All image tokens as a latent, cropped to its shape."""
-        batch, _, height, width = latent_shape
-        rows, columns = _grid(latent_shape)
-        grid = tokens.view(batch, rows, columns, -1, PATCH, PATCH).permute(0, 3, 1, 4, 2, 5)
-        return grid.reshape(batch, -1, rows * PATCH, columns * PATCH)[:, :, :height, :width]
+    def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
+        """Rows of tokens as rows of a latent, the padding cropped."""
+        _, columns = _grid(latent_shape)
+        grid = tokens.unflatten(1, (-1, columns)).unflatten(3, (-1, PATCH, PATCH)).permute(0, 3, 1, 4, 2, 5)
+        return grid.flatten(4, 5).flatten(2, 3)[:, :, : length(patch.span), : latent_shape[3]]
 
-    def _vec(self, latent: Tensor, timestep: Tensor, conditioning: Conditioning) -> Tensor:
-        embed, dtype = self._flux.time_text_embed, latent.dtype
-        vec = embed.timestep_embedder(_time_features(timestep).to(dtype))
-        guidance = conditioning.get("guidance")
-        if self._config.guidance and guidance is not None:
-            vec = vec + embed.guidance_embedder(_time_features(guidance).to(dtype))
-        pooled = conditioning.get("y")
-        if pooled is None:
-            pooled = torch.zeros(latent.shape[0], self._config.pooled_width, device=latent.device, dtype=dtype)
-        return vec + embed.text_embedder(pooled[:, : self._config.pooled_width])
+
+def _keep_stage(module: Any, stage: Stage) -> list[nn.Module]:
+    """Drop what other stages hold; returns this stage's blocks. What makes `vec` stays on every stage."""
+    everything = [(module.transformer_blocks, i) for i in range(len(module.transformer_blocks))]
+    everything += [(module.single_transformer_blocks, i) for i in range(len(module.single_transformer_blocks))]
+    for number, (blocks, index) in enumerate(everything):
+        if not stage.start <= number < stage.stop:
+            blocks[index] = nn.Identity()
+    if not stage.first:
+        module.x_embedder = module.context_embedder = nn.Identity()
+    if not stage.last:
+        module.norm_out = module.proj_out = nn.Identity()
+    return [blocks[index] for blocks, index in everything[stage.start : stage.stop]]
 
 
 class DoubleBlock:
@@ -300,7 +328,7 @@ class SingleBlock:
         return _finite(state.tokens + gate[:, None] * out)
 
 
-def _grid(latent_shape: torch.Size) -> tuple[int, int]:
+def _grid(latent_shape: Sequence[int]) -> tuple[int, int]:
     return math.ceil(latent_shape[2] / PATCH), math.ceil(latent_shape[3] / PATCH)
 
 
@@ -315,12 +343,12 @@ def _patchify(latent: Tensor) -> Tensor:
     return grid.reshape(batch, rows * columns, channels * PATCH**2)
 
 
-def _positions(latent: Tensor) -> Tensor:
+def _positions(latent_shape: Sequence[int], device: torch.device) -> Tensor:
     """`[image tokens, 3]`: 0, row, column."""
-    rows, columns = _grid(latent.shape)
-    ids = torch.zeros(rows, columns, 3, device=latent.device)
-    ids[..., 1] = torch.arange(rows, device=latent.device)[:, None]
-    ids[..., 2] = torch.arange(columns, device=latent.device)
+    rows, columns = _grid(latent_shape)
+    ids = torch.zeros(rows, columns, 3, device=device)
+    ids[..., 1] = torch.arange(rows, device=device)[:, None]
+    ids[..., 2] = torch.arange(columns, device=device)
     return ids.view(-1, 3)
 
 

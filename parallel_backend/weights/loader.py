@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .checkpoint import Checkpoint, CheckpointReader
 from .keymap import KeyMap
@@ -25,9 +26,24 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, on_byt
     """
     with CheckpointReader(checkpoint, on_bytes) as reader, torch.no_grad():
         for name, parameter in module.named_parameters():
-            done = 0
+            local, wanted = _local_rows(parameter)
+            offset = 0
             for piece in keys[name]:
                 rows = piece.stop - piece.start
-                reader.read_rows(piece.name, slice(piece.start, piece.stop), parameter.data[done : done + rows])
-                done += rows
-            assert done == parameter.shape[0], f"{name} was given {done} rows of {parameter.shape[0]}"
+                begin, end = max(offset, wanted.start), min(offset + rows, wanted.stop)
+                if begin < end:
+                    source = slice(piece.start + begin - offset, piece.start + end - offset)
+                    reader.read_rows(piece.name, source, local[begin - wanted.start : end - wanted.start])
+                offset += rows
+            assert offset == parameter.shape[0], f"{name} was given {offset} rows of {parameter.shape[0]}"
+
+
+def _local_rows(parameter: nn.Parameter) -> tuple[Tensor, slice]:
+    """What this rank holds of a parameter and which rows that is: all, or an FSDP shard (cut as torch.chunk does)."""
+    if not isinstance(parameter.data, DTensor):
+        return parameter.data, slice(0, parameter.shape[0])
+    local = parameter.data.to_local()
+    mesh = parameter.data.device_mesh
+    chunk = -(-parameter.shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * chunk, parameter.shape[0])
+    return local, slice(start, start + local.shape[0])

@@ -111,6 +111,19 @@ class Progress(Message, frozen=True):
     step: int
 
 
+class Report(Message, frozen=True):
+    """What a request cost on one rank: seconds, bytes sent by kind, bytes held at the end and at the peak."""
+
+    request: int
+    rank: int
+    seconds: float
+    waiting: float
+    sent: dict[str, int]
+    weights: int
+    cache: int
+    peak: int
+
+
 class Done(Message, frozen=True):
     """The request is finished. Tensors: `result`, unless there is none. `held_bytes`: weights held by rank 0."""
 
@@ -138,4 +151,4 @@ class Failed(Message, frozen=True):
 
 
 ToWorker = Sample | Forward | Release | Cancel | Shutdown
-ToHost = Hello | Ready | Pulse | Progress | Done | Stopped | Failed
+ToHost = Hello | Ready | Pulse | Progress | Report | Done | Stopped | Failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -10,6 +11,9 @@ import traceback
 
 import torch
 
+from ..comm.meter import Meter
+from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
+from ..comm.trace import Trace
 from ..wire.messages import Failed, Ready, Shutdown
 from .engine import Engine
 from .environment import Environment
@@ -45,9 +49,13 @@ def main() -> int:
 
 
 def _serve(environment: Environment, link: Link, status: Status) -> None:
+    status.enter("importing diffusers")
+    importlib.import_module("diffusers.models.transformers")  # seconds, better spent before Ready than in a prompt
     status.enter("joining the other workers")
     world = World(environment)
-    engine = Engine(environment, world, link, status)
+    trace_directory = os.environ.get(TRACE_DIRECTORY)
+    trace = Trace(trace_directory, environment.rank) if trace_directory else None
+    engine = Engine(environment, world, link, status, Meter(trace=trace))
     status.enter("idle")
     link.send(Ready())
     while True:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..denoise import loop
-from ..denoise.forward import ParallelForward
+from ..comm.meter import Meter
 from ..denoise.guidance import Guidance
-from ..denoise.inpaint import Inpaint
-from ..denoise.samplers import Flow, start
+from ..denoise.patch_sampler import Inpaint, PatchSampler
+from ..denoise.pipeline import Pipeline, StopSignal
+from ..denoise.prompts import Prompts
+from ..denoise.samplers import Flow, Steps, start
+from ..denoise.schedule import schedule
+from ..denoise.stage import Inputs, StageForward
 from ..errors import Cancelled
+from ..layout import cut, length
 from ..mesh import Mesh, build_mesh
-from ..models.family import ModelSpec
+from ..models.family import Model, ModelSpec, Patch
 from ..plan import ResolvedPlan
 from ..wire.frames import Frame
-from ..wire.messages import Done, Forward, Message, Progress, Release, Sample, Stopped
+from ..wire.messages import Done, Forward, Progress, Release, Report, Sample, Stopped
 from .environment import Environment
 from .holder import Holder
 from .link import Link
@@ -26,81 +32,178 @@ from .world import World
 
 
 class Engine:
-    """One rank's weights and communicators. Only rank 0 answers the host."""
+    """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
 
-    def __init__(self, environment: Environment, world: World, link: Link, status: Status) -> None:
+    def __init__(self, environment: Environment, world: World, link: Link, status: Status, meter: Meter) -> None:
         self._device = environment.device
         self._world = world
         self._link = link
         self._status = status
-        self._holder = Holder(environment.device, status)
-        self._meshes: dict[ResolvedPlan, Mesh] = {}
+        self._meter = meter
+        self._holder = Holder(environment.device, status, meter)
+        self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
 
+    @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
-        """Do what a frame asks for and, on rank 0, send the answer."""
+        """Do what a frame asks for and answer."""
         message = frame.message
         tensors = {name: tensor.to(self._device) for name, tensor in frame.tensors.items()}
-        with torch.inference_mode():
-            match message:
-                case Sample():
-                    self._sample(message, tensors)
-                case Forward():
-                    self._forward(message, tensors)
-                case Release():
-                    self._holder.release()
-                    self._answer(Done(message.request, self._holder.held_bytes))
+        match message:
+            case Sample():
+                self._sample(message, tensors)
+            case Forward():
+                self._single_forward(message, tensors)
+            case Release():
+                self._holder.release()
+                if self._world.rank == 0:
+                    self._link.send(Done(message.request, self._holder.nbytes))
+        if self._meter.trace is not None:
+            self._meter.trace.write()
         self._status.enter("idle")
 
     def _sample(self, message: Sample, tensors: Mapping[str, Tensor]) -> None:
+        mesh = self._mesh(message.plan)
+        model, forward = self._prepare(message.model, message.plan, mesh)
+        started = self._begin()
         try:
-            result = self._denoise(message, tensors)
+            result = self._pipeline(message, tensors, mesh, model, forward).run()
         except Cancelled:
-            self._answer(Stopped(message.request))
-        else:
-            self._answer(Done(message.request, self._holder.held_bytes), {"result": result})
+            if mesh.reports:
+                self._link.send(Stopped(message.request))
+            return
+        self._report(message.request, started, forward)
+        if result is not None and _answers(mesh):
+            whole = _whole_batch(result, mesh, tensors["x"].shape[0])
+            if mesh.reports:
+                self._link.send(Done(message.request, self._holder.nbytes), {"result": whole})
 
-    def _denoise(self, message: Sample, tensors: Mapping[str, Tensor]) -> Tensor:
-        forward = self._prepare(message.model, message.plan)
+    def _pipeline(
+        self, message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh, model: Model, forward: StageForward
+    ) -> Pipeline:
+        plan, x = message.plan, tensors["x"]
+        batch = x.shape[0]
+        rows = cut(batch, plan.data)[mesh.data.rank]
         flow = Flow(message.flow.first_sigma, message.flow.noise_scale)
-        denoise: loop.Denoise = Guidance(
-            forward,
-            getattr(torch, message.compute_dtype),
-            message.flow.timestep_scale,
-            message.cfg,
-            message.positive,
-            message.negative,
-            {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")},
+        patches = model.patches(x.shape, plan.patches)
+        dtype: torch.dtype = getattr(torch, message.compute_dtype)
+        sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
+        mine = sides if plan.cfg == 1 else {mesh.cfg.rank: sides[mesh.cfg.rank]}
+        prompt_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
+
+        def begin(latent: Tensor, patch: Patch | None) -> Steps:
+            return start(
+                message.sampler,
+                latent,
+                tensors["sigmas"],
+                sampling=flow,
+                seed=message.seed,
+                options=message.options,
+                latent_shape=tuple(x.shape) if patch else (0,),
+                view=(lambda drawn: patch.of(drawn[rows])) if patch else (lambda drawn: drawn),
+            )
+
+        def sampler(patch: Patch) -> PatchSampler:
+            def view(tensor: Tensor) -> Tensor:
+                return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
+
+            return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, flow, view))
+
+        def on_call(step: int, denoised: Tensor, x: Tensor) -> None:
+            if _answers(mesh):
+                shown = {name: _whole_batch(t, mesh, batch) for name, t in (("denoised", denoised), ("x", x))}
+                if mesh.reports:
+                    self._link.send(Progress(message.request, step), shown)
+
+        return Pipeline(
+            mesh=mesh,
+            forward=forward,
+            prompts=Prompts(mine, prompt_tensors, dtype, batch, rows),
+            guidance=Guidance(message.cfg, list(mine), mesh.cfg),
+            calls=schedule(lambda nothing: begin(nothing, None)),
+            patches=patches,
+            samplers=[sampler(patch) for patch in patches],
+            latent=x[rows],
+            timestep_scale=message.flow.timestep_scale,
+            warmup_steps=plan.warmup_steps,
+            dtype=dtype,
+            stop=StopSignal(
+                asked=lambda: self._link.cancelled(message.request),
+                agree=self._world.agree,
+                enter=lambda step: self._status.enter("sampling", step + 1),
+            ),
+            on_call=on_call,
+            meter=self._meter,
         )
-        if "mask" in tensors:
-            denoise = Inpaint(denoise, flow, tensors["mask"], tensors["latent"], tensors["noise"])
 
-        def before_step(step: int) -> None:
-            self._status.enter("sampling", step + 1)
-            if self._world.agree(self._link.cancelled(message.request)):
-                raise Cancelled
+    def _single_forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:
+        """One forward of the whole sequence; a batch is spread over the data and cfg axes where it is large enough."""
+        mesh = self._mesh(message.plan)
+        _, forward = self._prepare(message.model, message.plan, mesh)
+        started = self._begin()
+        self._status.enter("running the model once")
+        x = tensors["x"]
+        parts = mesh.data.size * mesh.cfg.size
+        runs = cut(x.shape[0], parts if x.shape[0] >= parts else 1)
+        rows = runs[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank if len(runs) > 1 else 0]
+        conditioning = {name: tensor[rows] for name, tensor in tensors.items() if name not in ("x", "timestep")}
+        latent = x[rows]
+        inputs = Inputs("single", latent.shape, x.dtype, self._device, tensors["timestep"][rows], conditioning)
+        output = forward(inputs, latent, None)
+        mesh.pipefusion.finish_sending()
+        if output is not None and len(runs) > 1:
+            counts = [length(run) for run in runs]
+            inner = counts[mesh.data.rank * mesh.cfg.size : (mesh.data.rank + 1) * mesh.cfg.size]
+            joined = mesh.cfg.gather(output.reshape(1, output.shape[0], -1), inner)
+            outer = [sum(counts[i * mesh.cfg.size : (i + 1) * mesh.cfg.size]) for i in range(mesh.data.size)]
+            output = mesh.data.gather(joined, outer).view(x.shape[0], *output.shape[1:])
+        self._report(message.request, started, forward)
+        if mesh.reports:
+            assert output is not None
+            self._link.send(Done(message.request, self._holder.nbytes), {"result": output})
 
-        def after_call(step: int, denoised: Tensor, x: Tensor) -> None:
-            self._answer(Progress(message.request, step), {"denoised": denoised, "x": x})
-
-        steps = start(
-            message.sampler, tensors["x"], tensors["sigmas"], sampling=flow, seed=message.seed, options=message.options
-        )
-        return loop.run(steps, denoise, before_step, after_call)
-
-    def _forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:
-        forward = self._prepare(message.model, message.plan)
-        self._status.enter("a forward of the model")
-        conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
-        result = forward(tensors["x"], tensors["timestep"], conditioning)
-        self._answer(Done(message.request, self._holder.held_bytes), {"result": result})
-
-    def _prepare(self, spec: ModelSpec, plan: ResolvedPlan) -> ParallelForward:
-        model = self._holder.hold(spec)
-        if plan not in self._meshes:
+    def _mesh(self, plan: ResolvedPlan) -> Mesh:
+        """The communicators of a plan; those of the plan before are closed."""
+        if self._mesh_of is None or self._mesh_of[0] != plan:
             self._status.enter("connecting the workers")
-            self._meshes[plan] = build_mesh(plan, self._device)
-        return ParallelForward(model, self._meshes[plan], plan.attention, self._status.mark)
+            if self._mesh_of is not None:
+                self._mesh_of[1].close()
+            self._mesh_of = plan, build_mesh(plan, self._device, self._meter)
+        return self._mesh_of[1]
 
-    def _answer(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
-        if self._world.rank == 0:
-            self._link.send(message, tensors)
+    def _prepare(self, spec: ModelSpec, plan: ResolvedPlan, mesh: Mesh) -> tuple[Model, StageForward]:
+        model, holding = self._holder.hold(spec, plan, mesh)
+        return model, StageForward(model, mesh, plan, holding, self._status.mark)
+
+    def _begin(self) -> float:
+        self._meter.reset()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return time.perf_counter()
+
+    def _report(self, request: int, started: float, forward: StageForward) -> None:
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        report = Report(
+            request=request,
+            rank=self._world.rank,
+            seconds=time.perf_counter() - started,
+            waiting=self._meter.waiting,
+            sent=dict(self._meter.sent),
+            weights=self._holder.nbytes,
+            cache=forward.cache_bytes,
+            peak=peak,
+        )
+        self._link.send(report)
+
+
+def _answers(mesh: Mesh) -> bool:
+    """Whether this rank's latents are those that are answered with, for its part of the batch."""
+    return mesh.last and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
+
+
+def _whole_batch(latent: Tensor, mesh: Mesh, batch: int) -> Tensor:
+    """All data ranks' latents, joined along the batch. A collective over the data axis."""
+    sizes = [length(run) for run in cut(batch, mesh.data.size)]
+    return mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes).view(batch, *latent.shape[1:])

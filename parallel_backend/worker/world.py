@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-
 import torch
 import torch.distributed as dist
 
+from ..mesh import FOREVER
 from ..wire.frames import Frame, encode, worker_decoder
 from .environment import Environment
-
-FOREVER = datetime.timedelta(days=365)
-"""Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
 
 
 class World:

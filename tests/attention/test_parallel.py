@@ -3,13 +3,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_backend.attention.cache import KVCache
 from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.attention.merge import PartialAttention
-from parallel_backend.attention.parallel import ParallelAttention
+from parallel_backend.attention.parallel import PatchAttention, WholeAttention
+from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.layout import TokenLayout
+from parallel_backend.layout import TokenLayout, cut
 from parallel_backend.mesh import build_mesh
-from parallel_backend.plan import ResolvedPlan
+from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -25,27 +27,43 @@ def torch_attention(inputs: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int) -> Tensor:
-    """The whole result, each rank's tokens put back where they belong."""
+def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int, patches: int = 1) -> Tensor:
+    """The whole result, each rank's tokens put back where they belong.
+
+    With several patches each chunk is computed against a cache that was filled with the same keys and values.
+    """
     tokens, heads = inputs.shape[2:4]
-    layout = TokenLayout(text, tokens - text, heads, ring, ulysses)
-    plan = ResolvedPlan(devices=("cpu",) * (ring * ulysses), ring=ring, ulysses=ulysses, attention="auto")
+    layout = TokenLayout(text, tuple(cut(tokens - text, patches)), heads, ring, ulysses)
+    plan = cpu_plan(ring=ring, ulysses=ulysses)
+    attend = choose_kernel("auto", CPU, inputs.dtype, 16).attend
 
-    def rank_of_attention(rank: int) -> Tensor:
-        attention = ParallelAttention(build_mesh(plan, CPU), layout, choose_kernel("auto", CPU, inputs.dtype, 16))
-        mine = torch.cat(
-            [inputs[:, :, :text][:, :, layout.text(rank)], inputs[:, :, text:][:, :, layout.image(rank)]], 2
-        )
-        return attention(*mine)
+    def attend_on(rank: int) -> list[Tensor]:
+        mesh = build_mesh(plan, CPU, Meter())
+        cache = KVCache(layout, mesh.ring.rank) if patches > 1 else None
+        mine = inputs[:, :, indices(layout, rank, text)]
+        whole = WholeAttention(mesh, layout, attend, cache)(0, *mine)
+        if cache is None:
+            return [whole]
+        chunks = [inputs[:, :, indices(layout.only(patch), rank, text)] for patch in range(patches)]
+        parts = [PatchAttention(mesh, layout, patch, attend, cache)(0, *chunk) for patch, chunk in enumerate(chunks)]
+        return [whole, *parts]
 
-    parts = run_ranks(ring * ulysses, rank_of_attention)
+    results = run_ranks(ring * ulysses, attend_on)
     result = torch.full_like(inputs[0], float("nan"))
-    for rank, part in enumerate(parts):
-        run_text, run_image = layout.text(rank), layout.image(rank)
-        cut = run_text.stop - run_text.start
-        result[:, run_text] = part[:, :cut]
-        result[:, text + run_image.start : text + run_image.stop] = part[:, cut:]
+    for rank, (whole, *parts) in enumerate(results):
+        result[:, indices(layout, rank, text)] = whole
+        for patch, part in enumerate(parts):
+            torch.testing.assert_close(result[:, indices(layout.only(patch), rank, text)], part, rtol=1e-5, atol=1e-6)
     return result
+
+
+def indices(layout: TokenLayout, rank: int, text: int) -> list[int]:
+    """Where in the whole sequence (text first) a rank's tokens are."""
+    run = layout.text(rank)
+    return [
+        *range(run.start, run.stop),
+        *(text + i for image in layout.image(rank) for i in range(image.start, image.stop)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,10 +90,30 @@ def test_ring_x_ulysses_is_attention_for_any_tokens_and_heads(
     )
 
 
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "heads", "text", "image", "patches"),
+    [
+        (1, 1, 2, 5, 20, 3),
+        (2, 1, 3, 5, 21, 3),
+        (1, 2, 3, 7, 30, 4),
+        (2, 2, 3, 1, 9, 4),
+        (3, 1, 2, 0, 5, 3),
+        (2, 4, 5, 3, 7, 7),
+    ],
+)
+def test_patches_against_a_cache_of_the_same_call_are_attention_over_the_whole(
+    ring: int, ulysses: int, heads: int, text: int, image: int, patches: int
+) -> None:
+    inputs = qkv(text + image, heads)
+    torch.testing.assert_close(
+        attend_over_ranks(inputs, text, ring, ulysses, patches).double(), torch_attention(inputs), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_merging_blocks_of_keys_is_attention_over_all_of_them() -> None:
     q, k, v = inputs = qkv(50, 2)
     attend = choose_kernel("sdpa", CPU, torch.float32, 16).attend
-    partial = PartialAttention()
+    partial = PartialAttention(q)
     for block in (slice(0, 1), slice(1, 30), slice(30, 50)):
         partial.add(*attend(q, k[:, block], v[:, block]))
     torch.testing.assert_close(partial.result().double(), torch_attention(inputs), rtol=1e-5, atol=1e-6)

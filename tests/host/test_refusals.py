@@ -427,12 +427,12 @@ def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui):
 PLANS: dict[str, tuple[dict[str, Any], str]] = {
     "GPUs that are not there": (
         {"devices": "0,1"},
-        "devices '0,1' asks for GPU 0, 1, but none is visible: use cpu:2 "
+        "devices '0,1' asks for GPU 0, 1, but no GPU is visible: use cpu:2 "
         "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
     ),
     "a GPU that is not there": (
         {"devices": "0"},
-        "devices '0' asks for GPU 0, but none is visible: use cpu:2 "
+        "devices '0' asks for GPU 0, but no GPU is visible: use cpu:2 "
         "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
     ),
     "a fruit": (
@@ -450,26 +450,28 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an odd ulysses": (
         {"devices": "cpu:2", "ulysses": 3},
-        "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, set both to 0 "
-        "(automatic), or choose other devices.",
+        "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, or 0 (automatic) for all "
+        "of them, or choose other devices.",
     ),
     "too many workers": (
         {"devices": "cpu:2", "ulysses": 2, "ring": 2},
-        "ring 2 x ulysses 2 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, set both to 0 "
-        "(automatic), or choose other devices.",
+        "ring 2 x ulysses 2 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, or 0 (automatic) for all "
+        "of them, or choose other devices.",
     ),
     "more workers than heads": (
         {"devices": "cpu:8", "ulysses": 8},
-        "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4.",
+        "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
+        "(automatic) for all of them.",
     ),
     "a ring that leaves more workers than heads": (
         {"devices": "cpu:8", "ring": 1},
-        "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4.",
+        "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
+        "(automatic) for all of them.",
     ),
     "automatic devices without GPUs": (
         {"devices": "auto", "ulysses": 4, "ring": 1},
-        "ring 1 x ulysses 4 needs 4 devices and no GPU is visible: lower the degrees to a product of 1, "
-        "or write cpu:4 into devices.",
+        "ulysses 4 needs 4 devices and no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
+        "or write cpu:4 into devices to try it without GPUs.",
     ),
     "flash on the CPU": (
         {"devices": "cpu:1", "attention": "flash"},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from parallel_backend.errors import Refused
+from parallel_backend.models.family import Stage
 from parallel_backend.models.flux import FluxFamily
 from parallel_backend.weights.checkpoint import PIECE_BYTES, CheckpointReader, read_header
 from parallel_backend.weights.layers import materialise
@@ -61,7 +62,7 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
         assert rows[-1][1] == entry.shape[0], name
         assert all(stop == start for (_, stop), (start, _) in pairwise(rows)), name
 
-    model = family.build(config)
+    model = family.build(config, Stage(0, 5, 5))
     materialise(model.module, torch.float32, torch.device("cpu"))
     for parameter in model.module.parameters():
         parameter.fill_(float("nan"))
@@ -72,6 +73,23 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
     assert sum(p.double().sum() for p in parameters.values()).item() == pytest.approx(
         sum(t.double().sum() for t in tensors.values()).item()
     )
+
+
+def test_a_stage_reads_only_its_blocks(tmp_path: Path) -> None:
+    path = save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3)
+    family = FluxFamily()
+    part, config = family.inspect(read_header(path))
+    read = []
+    for stage in (Stage(0, 2, 5), Stage(2, 4, 5), Stage(4, 5, 5)):
+        model = family.build(config, stage)
+        materialise(model.module, torch.float32, torch.device("cpu"))
+        counted: list[int] = []
+        load_weights(model.module, part, family.keys(config), counted.append)
+        held = sum(parameter.nbytes for parameter in model.module.parameters())
+        assert sum(counted) == held
+        read.append(held)
+    shared = sum(e.nbytes for name, e in part.entries.items() if name.startswith(("time_in", "vector_in")))
+    assert sum(read) == sum(entry.nbytes for entry in part.entries.values()) + 2 * shared
 
 
 def test_a_truncated_file_is_refused_with_the_numbers(file: Path) -> None:

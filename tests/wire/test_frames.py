@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_backend.models.family import ModelSpec
-from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.frames import MAX_HEADER_BYTES, PREFIX, BadFrame, encode, host_decoder, worker_decoder
 from parallel_backend.wire.messages import PROTOCOL, Cancel, FlowSettings, Progress, Prompt, Sample
+from tests.plans import cpu_plan
 
 SAMPLE = Sample(
     request=3,
     model=ModelSpec("flux", "/models/a.safetensors", 1, 2, "float32"),
-    plan=ResolvedPlan(("cpu", "cpu"), 1, 2, "auto"),
+    plan=cpu_plan(ulysses=2),
     compute_dtype="bfloat16",
     sampler="euler",
     options={"eta": 0.5, "solver_type": "heun"},

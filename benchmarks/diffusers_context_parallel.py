@@ -1,0 +1,242 @@
+"""Ulysses over two CPU ranks: diffusers' own context parallelism against this pack's, same weights, same inputs, same run.
+
+From the repository's root: OMP_NUM_THREADS=1 python -m benchmarks.diffusers_context_parallel
+Forwards of the two take turns, first one and then the other in front; prints a Markdown table and writes
+docs/diffusers-context-parallel.md.
+
+diffusers asks torch.accelerator for devices, of which a CPU has none; `their_model` stands in for it. Their bytes are
+counted in the two functional collectives that they call, ours by the meter; both without what a rank keeps for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.distributed import _functional_collectives as functional
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.denoise.stage import Inputs, StageForward
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models.family import Model, ModelSpec
+from parallel_backend.worker.holder import Holder
+from parallel_backend.worker.status import Status
+from tests.plans import cpu_plan
+from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
+
+PAGE = Path(__file__).parents[1] / "docs" / "diffusers-context-parallel.md"
+COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.diffusers_context_parallel"
+RANKS = 2
+AIM = 0.95
+CPU = torch.device("cpu")
+
+Forward = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The tiny model, the picture (`side` tokens each way) and how many forwards of each kind are timed."""
+
+    heads: int = 4
+    double_blocks: int = 2
+    single_blocks: int = 4
+    side: int = 32
+    text: int = 128
+    rounds: int = 25
+    warmup: int = 3
+
+
+@dataclass
+class Measured:
+    """What rank 0 saw: seconds of each forward, bytes a rank sends in one, and how far the outputs are apart."""
+
+    theirs: list[float]
+    ours: list[float]
+    their_bytes: int
+    our_bytes: int
+    error: float
+
+
+def draw(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Image tokens, text and pooled text, the same on every rank."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = (settings.side**2, 4 * CHANNELS), (settings.text, TEXT_WIDTH), (POOLED_WIDTH,)
+    tokens, text, pooled = (torch.randn(1, *shape, generator=generator) for shape in shapes)
+    return tokens, text, pooled
+
+
+def their_model(ours: Model) -> Any:
+    """A FluxTransformer2DModel with our model's weights and diffusers' context parallelism switched on."""
+    from diffusers import ContextParallelConfig, FluxTransformer2DModel
+
+    module = FluxTransformer2DModel.from_config(ours.module.config)
+    module.load_state_dict(ours.module.state_dict())
+    module.eval().requires_grad_(False)
+    with (
+        mock.patch.object(torch._C, "_get_accelerator", return_value=CPU),
+        mock.patch.object(torch.accelerator, "device_count", return_value=1),
+    ):
+        module.enable_parallelism(config=ContextParallelConfig(ulysses_degree=RANKS))
+    return module
+
+
+@contextmanager
+def counting(sent: list[int]) -> Iterator[None]:
+    """Append the bytes that each functional collective called inside sends to other ranks."""
+    exchange, gather = functional.all_to_all_single, functional.all_gather_tensor
+
+    def counted_exchange(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        sent.append(x.nbytes * (RANKS - 1) // RANKS)
+        return exchange(x, *arguments, **named)
+
+    def counted_gather(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        sent.append(x.nbytes * (RANKS - 1))
+        return gather(x, *arguments, **named)
+
+    with (
+        mock.patch.object(functional, "all_to_all_single", counted_exchange),
+        mock.patch.object(functional, "all_gather_tensor", counted_gather),
+    ):
+        yield
+
+
+def timed(forward: Forward) -> float:
+    """Seconds until every rank has finished a forward that all began together."""
+    dist.barrier()
+    started = time.perf_counter()
+    forward()
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+@torch.no_grad()
+def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results: Any) -> None:
+    """One rank; rank 0 puts what it measured into `results`."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=RANKS)
+    meter = Meter()
+    plan = cpu_plan(ulysses=RANKS, blocks=settings.double_blocks + settings.single_blocks)
+    mesh = build_mesh(plan, CPU, meter)
+    model, holding = Holder(CPU, Status(), meter).hold(ModelSpec("flux", path, 0, 0, "float32"), plan, mesh)
+    stage = StageForward(model, mesh, plan, holding, lambda: None)
+    module = their_model(model)
+
+    tokens, text, pooled = draw(settings)
+    shape = (1, CHANNELS, 2 * settings.side, 2 * settings.side)
+    (picture,) = model.patches(shape, 1)
+    latent = model.assemble(tokens, shape, picture)
+    timestep = torch.full((1,), 0.7)
+    inputs = Inputs("benchmark", shape, torch.float32, CPU, timestep, {"context": text, "y": pooled})
+    ids = torch.cartesian_prod(torch.zeros(1), *[torch.arange(settings.side).float()] * 2)
+
+    def ours() -> Tensor:
+        output = stage(inputs, latent, None)
+        assert output is not None
+        return output
+
+    def theirs() -> Tensor:
+        (output,) = module(
+            hidden_states=tokens,
+            encoder_hidden_states=text,
+            pooled_projections=pooled,
+            timestep=timestep,
+            img_ids=ids,
+            txt_ids=torch.zeros(settings.text, 3),
+            return_dict=False,
+        )
+        return model.assemble(output, shape, picture)
+
+    sent: list[int] = []
+    meter.reset()
+    output = ours()
+    our_bytes = sum(meter.sent.values())
+    with counting(sent):
+        reference = theirs()
+    error = ((output - reference).norm() / reference.norm()).item()
+    for _ in range(settings.warmup):
+        timed(theirs)
+        timed(ours)
+    seconds: dict[Forward, list[float]] = {theirs: [], ours: []}
+    for number in range(settings.rounds):
+        for forward in (theirs, ours) if number % 2 else (ours, theirs):
+            seconds[forward].append(timed(forward))
+    if rank == 0:
+        results.put(asdict(Measured(seconds[theirs], seconds[ours], sum(sent), our_bytes, error)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(settings: Settings) -> Measured:
+    """Run both on two processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_flux(
+            Path(folder) / "flux.safetensors",
+            heads=settings.heads,
+            double_blocks=settings.double_blocks,
+            single_blocks=settings.single_blocks,
+        )
+        results = mp.get_context("spawn").SimpleQueue()
+        arguments = (str(path), f"file://{folder}/rendezvous", settings, results)
+        mp.spawn(run_rank, arguments, nprocs=RANKS)  # what rank 0 puts fits into the queue's pipe
+        return Measured(**results.get())
+
+
+def page(settings: Settings, measured: Measured) -> str:
+    """The document."""
+    theirs, ours = (statistics.median(seconds) for seconds in (measured.theirs, measured.ours))
+    pairs = [mine / other for mine, other in zip(measured.ours, measured.theirs, strict=True)]
+    low, _, high = statistics.quantiles(pairs, n=4)
+    ratio = ours / theirs
+    verdict = "met" if ratio < AIM else "**missed**"
+    sent = f"{measured.our_bytes / measured.their_bytes:.3f}"
+    return f"""# Ulysses against diffusers' own context parallelism
+
+Written by `{COMMAND}`: {RANKS} ranks on CPUs (gloo, one thread each), random FLUX in fp32 with {settings.heads} heads,
+{settings.double_blocks} double and {settings.single_blocks} single blocks, {settings.side**2} image and {settings.text} text tokens. One step is
+one forward. Medians of {settings.rounds} forwards each, taking turns. The outputs differ by {measured.error:.1e} (relative L2).
+
+| | seconds a step | bytes sent a step, each rank |
+| --- | ---: | ---: |
+| diffusers {_version()}, `ContextParallelConfig(ulysses_degree={RANKS})` | {theirs:.3f} | {measured.their_bytes:,} |
+| this pack, Ulysses {RANKS} | {ours:.3f} | {measured.our_bytes:,} |
+| ratio | {ratio:.3f} | {sent} |
+
+Half of the pairs of neighbouring forwards have a ratio of {low:.3f} to {high:.3f}. Aim: below {AIM}; {verdict} ({ratio:.3f}).
+"""
+
+
+def _version() -> str:
+    import diffusers
+
+    return str(diffusers.__version__)
+
+
+def main() -> None:
+    """Measure, print and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=Settings.rounds)
+    parser.add_argument("--no-page", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    settings = Settings(rounds=arguments.rounds)
+    text = page(settings, measure(settings))
+    print(text)
+    if not arguments.no_page:
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""The cost model against published measurements: writes docs/plan-predictions.md, or fits its constants again.
+
+python benchmarks/plan_predictions.py          # write the page from the constants in parallel_backend/plan/profiles.py
+python benchmarks/plan_predictions.py --fit    # print the constants that the one- and two-GPU rows give
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from parallel_backend.layout import cut, length  # noqa: E402
+from parallel_backend.plan.cost import Job, cost  # noqa: E402
+from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
+from parallel_backend.plan.profiles import (  # noqa: E402
+    XDIT_COMPILED,
+    XDIT_EAGER,
+    ModelShape,
+    Profile,
+    model_shape,
+    profile,
+)
+
+PAGE = ROOT / "docs" / "plan-predictions.md"
+FLUX_PAGE = "xDiT docs/performance/flux.md"
+COG_PAGE = "xDiT docs/performance/cogvideo.md"
+
+# Seconds of text encoders and VAE in the published times: assumed for H100, fitted on one- and two-GPU rows otherwise.
+FIXED_H100 = 0.10
+FIXED_A100 = 0.46
+FIXED_COG15 = 88.3
+
+
+NOTES = (
+    "- H100: matmul rate from one GPU compiled (attention at 3/4 of it), collective latency from Ulysses 2, a hop's idle "
+    "time from Ring 2, both compiled; memory passes from one GPU eager; host time an operation from Ulysses 2 and Ring 2 "
+    "eager together.",
+    "- A100: matmul rate and fixed seconds from one and two GPUs; all else from H100. Its eager rows fit nothing.",
+    "- L40: matmul and attention rates from the one-GPU CogVideoX rows, fixed seconds from CFG 2 of 1.5, port speed and "
+    "overlap from Ulysses 2 and Ring 2 of both series. They disagree: alone, 1.5 gives 9.4 GB/s and 5b about twice that.",
+    "- Not fitted: link speeds of NVLink, 0.1 s of text encoders and VAE on H100, a compiled operation's host time (a fifth "
+    "of an eager one's), counts of operations, pairs of GPUs on one PCIe root port.",
+    "- Only the constants are blind to the predicted rows; the structure was settled with all rows in sight. A first version, "
+    "with eager host time in compiled code too, missed the compiled H100 rows by +92 % (Ulysses 2 x Ring 2), +23 % "
+    "(Ulysses 4) and +97 % (Ring 4); one with the port speed of CogVideoX1.5 alone missed more of 5b. The port tree was "
+    "chosen knowing that Ulysses 4 is slow on L40.",
+    "- The choice among 8 L40 is nearly a tie in the model: Ulysses 4 x CFG 2, published 28 % slower than the best, is "
+    "predicted 0.1 % behind the plan chosen. That target is met by luck as much as by the model.",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published time: the degrees by axis, seconds, and whether a constant was fitted on it."""
+
+    degrees: tuple[tuple[str, int], ...]
+    seconds: float
+    fitted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The degrees above 1 in words."""
+        return " x ".join(f"{axis} {degree}" for axis, degree in self.degrees) or "1 GPU"
+
+    def plan(self, model: ModelShape) -> ResolvedPlan:
+        """The plan that was measured; PipeFusion with as many patches as stages."""
+        world = 1
+        for _, degree in self.degrees:
+            world *= degree
+        stages = dict(self.degrees).get("pipefusion", 1)
+        return ResolvedPlan(
+            devices=tuple(f"cuda:{index}" for index in range(world)),
+            **{axis: dict(self.degrees).get(axis, 1) for axis in AXES},
+            patches=stages,
+            warmup_steps=1,
+            stages=tuple(length(run) for run in cut(model.blocks, stages)),
+            weights="replicated",
+            attention="auto",
+        )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A published series. `fixed` are the seconds that do not depend on the plan (text encoders, VAE)."""
+
+    title: str
+    source: str
+    machine: Profile
+    model: ModelShape
+    job: Job
+    runs: int
+    fixed: float
+    rows: tuple[Row, ...]
+
+    def predict(self, row: Row) -> float:
+        """Seconds for the whole of what was measured."""
+        return self.fixed + self.runs * cost(row.plan(self.model), self.model, self.job, self.machine).seconds
+
+
+def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
+    """Rows from names such as u2r2c2 (Ulysses 2, Ring 2, CFG 2; p is PipeFusion); `one` is one GPU."""
+    axes = {"u": "ulysses", "r": "ring", "c": "cfg", "p": "pipefusion"}
+    found = []
+    for name, seconds in published.items():
+        pairs = () if name == "one" else tuple((axes[name[i]], int(name[i + 1])) for i in range(0, len(name), 2))
+        found.append(Row(pairs, seconds, name in fitted))
+    return tuple(found)
+
+
+def measurements() -> list[Measurement]:
+    """What was published, with the constants in profiles.py."""
+    h100, a100, l40 = profile("h100-nvlink"), profile("a100-nvlink"), profile("l40-pcie")
+    dev, schnell = model_shape("flux-dev"), model_shape("flux-schnell")
+    cog, cog15 = model_shape("cogvideox-5b"), model_shape("cogvideox1.5-5b")
+    flux_job = Job(dev.image_tokens(1024, 1024), 512, steps=28)
+    schnell_job = Job(schnell.image_tokens(1024, 1024), 256, steps=4)
+    small, large = cog.image_tokens(720, 480, 49), cog15.image_tokens(1360, 768, 161)
+    two = ("one", "u2", "r2", "c2")
+    return [
+        Measurement(
+            "FLUX.1-dev 1024 px, 28 steps, H100, torch.compile (s)",
+            f"{FLUX_PAGE}, table",
+            replace(h100, software=XDIT_COMPILED),
+            dev,
+            flux_job,
+            28,
+            FIXED_H100,
+            rows(two, one=4.30, u2=2.68, r2=2.60, u2r2=1.80, u4=1.63, r4=1.98),
+        ),
+        Measurement(
+            "FLUX.1-dev 1024 px, 28 steps, H100, eager (s)",
+            f"{FLUX_PAGE}, table",
+            replace(h100, software=XDIT_EAGER),
+            dev,
+            flux_job,
+            28,
+            FIXED_H100,
+            rows(two, one=6.71, u2=4.38, r2=5.31, u2r2=5.19, u4=4.24, r4=5.11),
+        ),
+        Measurement(
+            "FLUX.1-schnell 1024 px, 4 steps, A100 NVLink, torch.compile (s)",
+            f"{FLUX_PAGE}, chart Flux-1K-A100.png",
+            replace(a100, software=XDIT_COMPILED),
+            schnell,
+            schnell_job,
+            4,
+            FIXED_A100,
+            rows(two, one=1.88, u2=1.25, u4=0.96, u8=0.82),
+        ),
+        Measurement(
+            "FLUX.1-schnell 1024 px, 4 steps, A100 NVLink, eager (s)",
+            f"{FLUX_PAGE}, chart Flux-1K-A100.png",
+            replace(a100, software=XDIT_EAGER),
+            schnell,
+            schnell_job,
+            4,
+            FIXED_A100,
+            rows((), one=2.18, u2=1.48, u4=1.12, u8=0.93),
+        ),
+        Measurement(
+            "CogVideoX1.5-5B 1360x768, 161 frames, 50 steps, L40 PCIe (s)",
+            f"{COG_PAGE}, chart latency-cogvideo1.5-5b-l40.png",
+            replace(l40, software=XDIT_EAGER),
+            cog15,
+            Job(large, 226, two_sided=True, steps=50),
+            50,
+            FIXED_COG15,
+            rows(
+                two,
+                one=3624.12,
+                u2=2092.11,
+                r2=2023.06,
+                c2=1855.82,
+                u3=1486.58,
+                r3=1444.89,
+                u4=1484.33,
+                r4=1162.93,
+                u3c2=740.7,
+                r3c2=737.03,
+                u4c2=761.19,
+                r4c2=593.18,
+                u2r2c2=592.66,
+            ),
+        ),
+        Measurement(
+            "CogVideoX-5b 720x480, 49 frames, L40 PCIe (s a step)",
+            f"{COG_PAGE}, chart cogvideo-l40-5b.png",
+            replace(l40, software=XDIT_EAGER),
+            cog,
+            Job(small, 226, two_sided=True, steps=50),
+            1,
+            0.0,
+            rows(
+                ("one", "u2", "r2"),
+                one=6.28,
+                u2=3.63,
+                r2=3.65,
+                c2=3.05,
+                u3=2.7,
+                r3=2.61,
+                u2c2=1.8,
+                r2c2=1.73,
+                u3r2=1.45,
+                u2r3=1.58,
+                u3c2=1.35,
+                r3c2=1.31,
+                u3r2c2=0.82,
+                u2r3c2=0.81,
+            ),
+        ),
+        Measurement(
+            "FLUX.1-dev 1024 px, 28 steps, L40 PCIe, eager, PipeFusion (s)",
+            f"{FLUX_PAGE}, chart Flux-16L40-crop.png; 16 GPUs: two nodes, 100 Gbit assumed",
+            replace(l40, software=XDIT_EAGER),
+            dev,
+            flux_job,
+            28,
+            FIXED_A100,
+            rows((), one=18.36, p2=11.03, p4=7.05, p8=5.53, u4p4=4.78),
+        ),
+    ]
+
+
+Values = dict[str, float]
+
+
+def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
+    """The measurements with other constants."""
+    compiled, eager, fast, fast_eager, long, short, piped = found
+
+    def h100(base: Measurement) -> Measurement:
+        device = replace(
+            base.machine.device,
+            matmul=values["h100 matmul"],
+            attention=0.75 * values["h100 matmul"],
+            launch=values["launch"],
+        )
+        return replace(base, machine=_machine(base.machine, values, device))
+
+    def a100(base: Measurement) -> Measurement:
+        device = replace(
+            base.machine.device,
+            matmul=values["a100 matmul"],
+            attention=0.75 * values["a100 matmul"],
+            launch=values["launch"],
+        )
+        return replace(base, machine=_machine(base.machine, values, device), fixed=values["a100 fixed"])
+
+    def l40(base: Measurement) -> Measurement:
+        rates = {"matmul": values["l40 matmul"], "attention": values["l40 attention"], "launch": values["launch"]}
+        machine = _machine(base.machine, values, replace(base.machine.device, **rates))
+        levels = tuple(replace(level, bandwidth=values["l40 port"]) for level in base.machine.levels[:3])
+        machine = replace(machine, levels=(*levels, *base.machine.levels[3:]), overlap=values["l40 overlap"])
+        return replace(base, machine=machine, fixed=values["cog fixed"] if base.fixed > 1 else base.fixed)
+
+    return [h100(compiled), h100(eager), a100(fast), a100(fast_eager), l40(long), l40(short), l40(piped)]
+
+
+def _machine(base: Profile, values: Values, device: object) -> Profile:
+    passes = values["passes"] if base.software.passes > 50 else base.software.passes
+    software = replace(base.software, hop=values["hop"], passes=passes)
+    levels = base.levels
+    if len(levels) == 2:
+        levels = (replace(levels[0], latency=values["latency"]), levels[1])
+    return replace(base, device=device, levels=levels, software=software)
+
+
+def fit() -> Values:
+    """The constants that reproduce the fitted rows (their mean, where there are two), found in turn until they settle."""
+    found = measurements()
+    values: Values = {
+        "h100 matmul": 5e14,
+        "latency": 5e-5,
+        "hop": 1e-4,
+        "passes": 100,
+        "launch": 3e-5,
+        "a100 matmul": 2e14,
+        "a100 fixed": 0.4,
+        "l40 matmul": 1.4e14,
+        "l40 attention": 1.4e14,
+        "cog fixed": 80,
+        "l40 port": 9e9,
+        "l40 overlap": 0.5,
+    }
+
+    def error(series: int, name: str) -> Callable[[], float]:
+        (row,) = (row for row in found[series].rows if row.name == name)
+
+        def relative() -> float:
+            return with_values(found, values)[series].predict(row) / row.seconds - 1
+
+        return relative
+
+    def both(*parts: tuple[int, str]) -> Callable[[], float]:
+        errors = [error(*part) for part in parts]
+        return lambda: sum(one() for one in errors)
+
+    targets: list[tuple[str, float, float, Callable[[], float]]] = [
+        ("h100 matmul", 1e14, 2e15, error(0, "1 GPU")),
+        ("latency", 0, 1e-3, error(0, "ulysses 2")),
+        ("hop", 0, 1e-2, error(0, "ring 2")),
+        ("passes", 8, 500, error(1, "1 GPU")),
+        ("launch", 1e-6, 1e-4, both((1, "ulysses 2"), (1, "ring 2"))),
+        ("a100 matmul", 5e13, 1e15, error(2, "1 GPU")),
+        ("a100 fixed", 0, 1.2, error(2, "ulysses 2")),
+        ("l40 attention", 5e13, 1e15, error(4, "1 GPU")),
+        ("l40 matmul", 5e13, 1e15, error(5, "1 GPU")),
+        ("cog fixed", 0.1, 500, error(4, "cfg 2")),
+        ("l40 port", 1e9, 1e11, both((4, "ulysses 2"), (5, "ulysses 2"))),
+        ("l40 overlap", 0, 1, both((4, "ring 2"), (5, "ring 2"))),
+    ]
+    for _ in range(8):
+        for name, low, high, target in targets:
+            _solve(values, name, low, high, target)
+    return values
+
+
+def _solve(values: Values, name: str, low: float, high: float, target: Callable[[], float]) -> None:
+    """Bisection; at the nearer end where the target has no root between the bounds."""
+    values[name] = low
+    rising = target() < 0
+    for _ in range(40):
+        values[name] = (low + high) / 2
+        if (target() < 0) == rising:
+            low = values[name]
+        else:
+            high = values[name]
+
+
+def page() -> str:
+    """The document."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield "# The cost model against published measurements"
+    yield ""
+    yield (
+        "Written by `python benchmarks/plan_predictions.py`. *Fitted* rows gave the constants in "
+        "`parallel_backend/plan/profiles.py` (`--fit` finds them again); *predicted* rows played no part in fitting. "
+        "Times published for whole pictures include text encoders and VAE, which no plan changes."
+    )
+    yield ""
+    yield from NOTES
+    missed: list[str] = []
+    for series in measurements():
+        yield ""
+        yield f"## {series.title}"
+        yield f"Source: {series.source}."
+        yield ""
+        yield "| plan | published | predicted | error | speed-up published | predicted | |"
+        yield "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
+        one = series.rows[0]
+        for row in series.rows:
+            value = series.predict(row)
+            off = 100 * (value / row.seconds - 1)
+            digits = 0 if row.seconds > 100 else 2
+            kind = "fitted" if row.fitted else "predicted"
+            if not row.fitted and abs(off) > 20:
+                kind = "predicted, **missed 20 %**"
+                missed.append(f"{row.name} of {series.title}: {off:+.1f} %")
+            gains = f"{one.seconds / row.seconds:.2f} | {series.predict(one) / value:.2f}"
+            yield f"| {row.name} | {row.seconds:.{digits}f} | {value:.{digits}f} | {off:+.1f} % | {gains} | {kind} |"
+        yield ""
+        yield from _choices(series, missed)
+    yield ""
+    yield "## Targets"
+    yield "Rows not fitted within 20 %; the chosen plan within 5 % of the best one published."
+    yield ""
+    if missed:
+        yield from (f"- Missed: {line}." for line in missed)
+    else:
+        yield "- All met."
+    yield ""
+
+
+def _choices(series: Measurement, missed: list[str]) -> Iterator[str]:
+    """For every number of GPUs with several published plans: the one the model chooses, and what it really took."""
+    groups: dict[int, list[Row]] = {}
+    for row in series.rows:
+        groups.setdefault(row.plan(series.model).world_size, []).append(row)
+    for world, group in groups.items():
+        if len(group) < 2:
+            continue
+        chosen, fastest = min(group, key=series.predict), min(group, key=lambda row: row.seconds)
+        lost = 100 * (chosen.seconds / fastest.seconds - 1)
+        yield (
+            f"- {world} GPUs: the model chooses {chosen.name}; the best published is {fastest.name}; "
+            f"the choice costs {lost:.1f} %."
+        )
+        if lost > 5:
+            missed.append(f"the choice among {world} GPUs of {series.title} costs {lost:.1f} %")
+
+
+def main() -> None:
+    """Write the page or print the fit."""
+    line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    line.add_argument("--fit", action="store_true", help="print fitted constants instead")
+    if line.parse_args().fit:
+        for name, value in fit().items():
+            print(f"{name:14} {value:.4g}")
+        return
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
+    print(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Ulysses' all-to-all: from a split over tokens to a split over heads and back (DeepSpeed-Ulysses, arXiv 2309.14509).
+
+Tokens and heads may be split unevenly. The order of tokens inside a block does not matter to attention, because
+positions are applied to q and k beforehand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..layout import TokenLayout
+from ..mesh import Mesh
+
+
+class HeadExchange:
+    """The exchange for the tokens of one layout."""
+
+    def __init__(self, mesh: Mesh, layout: TokenLayout) -> None:
+        self._axis = mesh.ulysses
+        self._heads = layout.head_counts()
+        self._tokens = layout.ulysses_tokens(mesh.ring.rank)
+
+    def to_heads(self, qkv: Tensor) -> Tensor:
+        """`[3, batch, local tokens, heads, head_dim]` to `[3, batch, the ring rank's tokens, local heads, head_dim]`."""
+        axis = self._axis
+        if axis.size == 1:
+            return qkv
+        three, batch, local, _, head_dim = qkv.shape
+        row, mine = three * batch * head_dim, self._heads[axis.rank]
+        send = torch.cat([piece.reshape(-1) for piece in qkv.split(self._heads, dim=3)])
+        sizes = [row * n * mine for n in self._tokens]
+        received = axis.all_to_all(send, [row * local * h for h in self._heads], sizes)
+        pieces = zip(received.split(sizes), self._tokens, strict=True)
+        return torch.cat([piece.view(three, batch, n, mine, head_dim) for piece, n in pieces], dim=2)
+
+    def to_tokens(self, out: Tensor) -> Tensor:
+        """`[batch, the ring rank's tokens, local heads, head_dim]` to `[batch, local tokens, heads, head_dim]`."""
+        axis = self._axis
+        if axis.size == 1:
+            return out
+        batch, _, mine, head_dim = out.shape
+        row, local = batch * head_dim, self._tokens[axis.rank]
+        send = torch.cat([piece.reshape(-1) for piece in out.split(self._tokens, dim=1)])
+        sizes = [row * local * h for h in self._heads]
+        received = axis.all_to_all(send, [row * n * mine for n in self._tokens], sizes)
+        pieces = zip(received.split(sizes), self._heads, strict=True)
+        return torch.cat([piece.view(batch, local, h, head_dim) for piece, h in pieces], dim=2)

@@ -1,0 +1,204 @@
+"""The denoise on one rank: which calls and patches it computes, in which order, and what comes back to the first stage.
+
+Calls of the warm-up steps run whole and exact and fill the caches. After them patches stream through the stages
+(PipeFusion, arXiv 2405.14430): the first stage begins a patch's next call as soon as that patch's update has come back,
+so the pipeline never drains between steps. One stage, one patch: the same loop is the plain denoise. The result depends
+on the number of patches and warm-up steps alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..comm.communicator import Communicator
+from ..comm.meter import Meter
+from ..errors import Cancelled
+from ..mesh import Mesh
+from ..models.family import Patch
+from .guidance import Guidance
+from .patch_sampler import PatchSampler
+from .prompts import Batch, Prompts
+from .schedule import Call
+from .stage import Inputs, StageForward
+
+OnCall = Callable[[int, Tensor, Tensor], None]
+
+
+class Pipeline:
+    """One run.
+
+    Args:
+        mesh: this rank's communicators.
+        forward: this rank's stage.
+        prompts, guidance: the prompts this rank computes, and how their outputs combine.
+        calls: all model calls.
+        patches: the parts of the latent, and `samplers`, one for each.
+        timestep_scale: turns sigma into the model's timestep.
+        dtype: the compute dtype.
+        stop: whether to stop at a step boundary.
+        on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
+        meter: records what is computed when, if a trace was asked for.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        forward: StageForward,
+        prompts: Prompts,
+        guidance: Guidance,
+        calls: Sequence[Call],
+        patches: Sequence[Patch],
+        samplers: Sequence[PatchSampler],
+        latent: Tensor,
+        timestep_scale: float,
+        warmup_steps: int,
+        dtype: torch.dtype,
+        stop: StopSignal,
+        on_call: OnCall,
+        meter: Meter,
+    ) -> None:
+        self._mesh = mesh
+        self._forward = forward
+        self._prompts = prompts
+        self._guidance = guidance
+        self._calls = calls
+        self._patches = patches
+        self._samplers = samplers
+        self._latent = latent.clone()
+        self._timestep_scale = timestep_scale
+        self._warmup_steps = warmup_steps
+        self._dtype = dtype
+        self._stop = stop
+        self._on_call = on_call
+        self._meter = meter
+        self._returning = _Returning(mesh.returning, patches, latent)
+
+    def run(self) -> Tensor | None:
+        """The final latent on the ranks of the last stage; None on the others. Raises Cancelled."""
+        for patch, sampler in zip(self._patches, self._samplers, strict=True):
+            if self._calls:
+                patch.of(self._latent).copy_(sampler.model_input)
+        previous: list[tuple[int, ...]] = []
+        for index, call in enumerate(self._calls):
+            batches = self._prompts.at(float(call.sigma))
+            keys = [batch.key for batch in batches]
+            whole = len(self._patches) == 1 or call.step < self._warmup_steps or keys != previous
+            previous = keys
+            numbers: Sequence[int | None] = [None] if whole else range(len(self._patches))
+            for number in numbers:
+                self._take_updates(index, number)
+                if call.opens_step and not number:
+                    self._check_stop(call, whole)
+                self._compute(index, call, batches, number)
+        self._mesh.pipefusion.finish_sending()
+        self._mesh.returning.finish_sending()
+        if not self._mesh.last:
+            return None
+        return self._join([sampler.result for sampler in self._samplers])
+
+    def _take_updates(self, index: int, patch: int | None) -> None:
+        """First stage: put in the latents that came back for this call."""
+        if index and self._mesh.first:
+            for number in self._numbers(patch):
+                self._patches[number].of(self._latent).copy_(self._returning.take(number))
+
+    def _check_stop(self, call: Call, whole: bool) -> None:
+        stop = self._stop.everywhere(call.step) if whole else self._stop.in_band(self._mesh, call.step)
+        if stop:
+            if not whole and self._mesh.first:
+                for number in range(1, len(self._patches)):
+                    self._returning.take(number)  # they are on their way and must not meet the next request
+            self._mesh.pipefusion.finish_sending()
+            self._mesh.returning.finish_sending()
+            raise Cancelled
+
+    def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
+        latent = self._latent.to(self._dtype) if self._mesh.first else None
+        with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
+            outputs = [self._forward(self._inputs(call, batch), self._stack(latent, batch), patch) for batch in batches]
+        if self._mesh.last:
+            self._update(index, call, batches, patch, outputs)
+
+    def _update(
+        self, index: int, call: Call, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
+    ) -> None:
+        """Last stage: go on with the samplers of what was computed, and send back what the next call is to see."""
+        for number in self._numbers(patch):
+            part = self._patches[number]
+            velocities = [out if patch is not None else part.of(out) for out in outputs if out is not None]
+            sampler = self._samplers[number]
+            sampler.advance(self._guidance(sampler.model_input, call.sigma, batches, velocities))
+            if index + 1 < len(self._calls):
+                self._returning.put(number, sampler.model_input)
+        if call.opens_step and patch in (None, len(self._patches) - 1):
+            denoised = self._join([sampler.denoised for sampler in self._samplers])
+            self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
+
+    def _inputs(self, call: Call, batch: Batch) -> Inputs:
+        size = len(batch.members) * self._latent.shape[0]
+        timestep = (call.sigma * self._timestep_scale).to(self._latent.device).expand(size)
+        shape = (size, *self._latent.shape[1:])
+        return Inputs(batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning)
+
+    @staticmethod
+    def _stack(latent: Tensor | None, batch: Batch) -> Tensor | None:
+        return None if latent is None else latent.repeat(len(batch.members), *[1] * (latent.ndim - 1))
+
+    def _numbers(self, patch: int | None) -> Sequence[int]:
+        return range(len(self._patches)) if patch is None else [patch]
+
+    def _join(self, parts: Sequence[Tensor | None]) -> Tensor:
+        return torch.cat([part for part in parts if part is not None], dim=self._patches[0].dim)
+
+
+class StopSignal:
+    """How ranks learn at a step boundary that the user has cancelled."""
+
+    def __init__(self, asked: Callable[[], bool], agree: Callable[[bool], bool], enter: Callable[[int], None]) -> None:
+        self._asked = asked
+        self._agree = agree
+        self._enter = enter
+
+    def everywhere(self, step: int) -> bool:
+        """For calls in which all stages work on the same call: one broadcast from rank 0."""
+        self._enter(step)
+        return self._agree(self._asked())
+
+    def in_band(self, mesh: Mesh, step: int) -> bool:
+        """For patches that stream: the first stage agrees and the word travels ahead of the first patch."""
+        self._enter(step)
+        stages = mesh.pipefusion
+        if mesh.first:
+            asked = torch.full((1, 1, 1), float(self._asked()))
+            stop = bool(mesh.stage.gather(asked, [1] * mesh.stage.size).any())
+        else:
+            stop = bool(stages.receive((1,), torch.uint8, stages.rank - 1))
+        if not mesh.last:
+            stages.send(torch.tensor([stop], dtype=torch.uint8, device=stages.device), stages.rank + 1, "control")
+        return stop
+
+
+class _Returning:
+    """The way of updated patches from the last stage to the first; a queue where they are the same."""
+
+    def __init__(self, axis: Communicator, patches: Sequence[Patch], latent: Tensor) -> None:
+        self._axis = axis
+        self._shapes = [patch.of(latent).shape for patch in patches]
+        self._queue: deque[Tensor] = deque()
+
+    def put(self, number: int, x: Tensor) -> None:
+        """Last stage: what the model is to see of this patch in its next call."""
+        if self._axis.size == 1:
+            self._queue.append(x)
+        else:
+            self._axis.send(x, 0, "latents")
+
+    def take(self, number: int) -> Tensor:
+        """First stage: wait for it. Patches are taken in the order in which they were put."""
+        if self._axis.size == 1:
+            return self._queue.popleft()
+        return self._axis.receive(self._shapes[number], torch.float32, self._axis.size - 1)

@@ -1,0 +1,68 @@
+"""Which prompts take part in a model call, and which of them run as one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.family import Conditioning
+from ..wire.messages import Prompt
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts that run as one forward, their latents stacked along the batch; `members` are (side, strength)."""
+
+    key: tuple[int, ...]
+    members: tuple[tuple[int, float], ...]
+    conditioning: Conditioning
+
+
+class Prompts:
+    """The prompts of some sides (positive, negative) for a batch of latents.
+
+    Args:
+        sides: side number -> its prompts, whose tensors are looked up in `tensors`.
+        batch: the whole latent batch; conditioning is repeated or cut to it, as ComfyUI spreads it.
+        rows: the part of the batch that this rank computes.
+    """
+
+    def __init__(
+        self,
+        sides: Mapping[int, Sequence[Prompt]],
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        batch: int,
+        rows: slice,
+    ) -> None:
+        self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
+        self._tensors = {name: _repeat(tensor.to(dtype), batch)[rows] for name, tensor in tensors.items()}
+        self._batches: dict[tuple[int, ...], Batch] = {}
+
+    def at(self, sigma: float) -> list[Batch]:
+        """The batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
+        groups: dict[object, list[int]] = {}
+        for index, (_, prompt) in enumerate(self._prompts):
+            if (prompt.start is None or sigma <= prompt.start) and (prompt.end is None or sigma >= prompt.end):
+                shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
+                groups.setdefault(shapes, []).append(index)
+        return [self._batch(tuple(group)) for group in groups.values()]
+
+    def _batch(self, key: tuple[int, ...]) -> Batch:
+        if key not in self._batches:
+            chosen = [self._prompts[index] for index in key]
+            conditioning = {
+                name: torch.cat([self._tensors[prompt.tensors[name]] for _, prompt in chosen])
+                for name in chosen[0][1].tensors
+            }
+            self._batches[key] = Batch(key, tuple((side, prompt.strength) for side, prompt in chosen), conditioning)
+        return self._batches[key]
+
+
+def _repeat(tensor: Tensor, batch: int) -> Tensor:
+    if tensor.shape[0] < batch:
+        tensor = tensor.repeat(-(-batch // tensor.shape[0]), *[1] * (tensor.ndim - 1))
+    return tensor[:batch]

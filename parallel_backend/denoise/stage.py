@@ -1,0 +1,112 @@
+"""One pipeline stage's part of a forward, for the whole sequence or for one patch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention.cache import KVCache
+from ..attention.kernels import choose_kernel
+from ..attention.parallel import Attention, PatchAttention, WholeAttention
+from ..layout import TokenLayout, length
+from ..mesh import Mesh
+from ..models.family import Activations, Conditioning, Model, Patch
+from ..plan import ResolvedPlan
+from ..weights.holding import Holding
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every stage is told of a forward: all but the latent.
+
+    `key` tells forwards apart whose caches are kept; `shape` is the latent's `[batch, channels, ...]`; `timestep` is
+    `[batch]` in fp32 and the conditioning in the compute dtype.
+    """
+
+    key: Hashable
+    shape: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
+    timestep: Tensor
+    conditioning: Conditioning
+
+
+class StageForward:
+    """Runs this rank's blocks: takes tokens from the stage before (or embeds them) and passes them on (or unembeds them).
+
+    Args:
+        holding: how this rank holds the weights of its blocks.
+        mark: called after each block, so that a watcher sees that the rank gets on.
+    """
+
+    def __init__(
+        self, model: Model, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+    ) -> None:
+        self._model = model
+        self._mesh = mesh
+        self._plan = plan
+        self._holding = holding
+        self._mark = mark
+        self._caches: dict[Hashable, KVCache] = {}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values kept."""
+        return sum(cache.nbytes for cache in self._caches.values())
+
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """On the last stage the output for the whole latent, or for the patch; None on the others.
+
+        Args:
+            latent: the whole latent in the compute dtype, on the first stage.
+            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+        """
+        patches = self._model.patches(inputs.shape, self._plan.patches)
+        whole = self._layout(inputs, patches)
+        layout = whole if patch is None else whole.only(patch)
+        state = self._begin(inputs, layout, latent)
+        attention = self._attention(inputs, whole, patch)
+        for index, block in enumerate(self._model.blocks):
+            with self._holding.block(index):
+                qkv, carried = block.before(state)
+                state.tokens = block.after(state, attention(index, *qkv), carried)
+            self._mark()
+        if not self._mesh.last:
+            self._mesh.pipefusion.send(state.tokens, self._mesh.pipefusion.rank + 1)
+            return None
+        sizes = [layout.image_tokens(rank) for rank in range(layout.ranks)]
+        tokens = layout.in_order(self._mesh.sequence.gather(self._model.unembed(state), sizes))
+        region = patches[patch] if patch is not None else self._model.patches(inputs.shape, 1)[0]
+        return self._model.assemble(tokens, inputs.shape, region)
+
+    def _layout(self, inputs: Inputs, patches: Sequence[Patch]) -> TokenLayout:
+        runs = tuple(patch.tokens for patch in patches)
+        text = inputs.conditioning["context"].shape[1]
+        return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses)
+
+    def _begin(self, inputs: Inputs, layout: TokenLayout, latent: Tensor | None) -> Activations:
+        model, mesh, rank = self._model, self._mesh, self._mesh.sequence.rank
+        if mesh.first:
+            assert latent is not None
+            tokens = model.embed(latent, inputs.conditioning, layout, rank)
+        else:
+            shape = (inputs.shape[0], layout.tokens(rank), model.features)
+            tokens = mesh.pipefusion.receive(shape, inputs.dtype, mesh.pipefusion.rank - 1)
+        return Activations(
+            tokens=tokens,
+            text=length(layout.text(rank)),
+            vec=model.modulation(inputs.timestep, inputs.conditioning, inputs.dtype),
+            rope=model.positions(inputs.shape, layout, rank, inputs.device),
+        )
+
+    def _attention(self, inputs: Inputs, whole: TokenLayout, patch: int | None) -> Attention:
+        kernel = choose_kernel(self._plan.attention, inputs.device, inputs.dtype, self._model.head_dim)
+        if patch is not None:
+            return PatchAttention(self._mesh, whole, patch, kernel.attend, self._caches[inputs.key])
+        cache = None
+        if len(whole.patches) > 1:
+            cache = self._caches[inputs.key] = KVCache(whole, self._mesh.ring.rank)
+        return WholeAttention(self._mesh, whole, kernel.attend, cache)

@@ -1,0 +1,17 @@
+"""Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
+
+from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload
+from .resolve import candidates, check, resolve
+
+__all__ = [
+    "AXES",
+    "MAX_WORLD_SIZE",
+    "WEIGHTS",
+    "ModelLimits",
+    "ParallelPlan",
+    "ResolvedPlan",
+    "Workload",
+    "candidates",
+    "check",
+    "resolve",
+]

@@ -1,0 +1,197 @@
+"""Ranking plans by their predicted cost, and the choice among them in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from ..errors import Refused
+from .cost import Cost, Job, cost
+from .plan import ResolvedPlan
+from .profiles import ModelShape, Profile
+
+PARTS = ("device", "ulysses", "ring", "pipeline", "cfg", "gather", "launch", "fill")
+
+
+class Ranked(NamedTuple):
+    """A plan, its predicted seconds a step, and what they are made of."""
+
+    plan: ResolvedPlan
+    seconds: float
+    breakdown: Cost
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan chosen, the ranking it comes from, one device's cost, and the reason in one or two sentences."""
+
+    plan: ResolvedPlan
+    ranking: list[Ranked]
+    single: Ranked
+    why: str
+
+
+def rank(
+    candidates: Sequence[ResolvedPlan],
+    model: ModelShape,
+    workload: Job,
+    profile: Profile,
+    memory_limit: float | None = None,
+) -> list[Ranked]:
+    """The candidates by predicted seconds a step; those that need more bytes than the limit come last.
+
+    Args:
+        memory_limit: bytes of one device; None is the profile's.
+    """
+    limit = profile.device.memory if memory_limit is None else memory_limit
+    ranked = []
+    for plan in candidates:
+        breakdown = cost(plan, model, workload, profile)
+        ranked.append(Ranked(plan, breakdown.seconds, breakdown))
+    return sorted(ranked, key=lambda entry: (entry.breakdown.memory > limit, entry.seconds))
+
+
+def best(
+    candidates: Sequence[ResolvedPlan],
+    model: ModelShape,
+    workload: Job,
+    profile: Profile,
+    memory_limit: float | None = None,
+    stale: bool = False,
+) -> Choice:
+    """The fastest candidate that fits, with the reason.
+
+    Args:
+        stale: also choose among plans with PipeFusion patches, which change the picture.
+
+    Raises:
+        Refused: no candidate fits into memory; with the numbers.
+    """
+    limit = profile.device.memory if memory_limit is None else memory_limit
+    ranking = rank(candidates, model, workload, profile, limit)
+    fitting = [entry for entry in ranking if entry.breakdown.memory <= limit]
+    allowed = [entry for entry in fitting if stale or not is_stale(entry.plan)]
+    if not allowed:
+        raise Refused(_none_fits(ranking, fitting, limit))
+    chosen = allowed[0]
+    (single,) = rank([single_device(chosen.plan)], model, workload, profile, limit)
+    return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single, limit))
+
+
+def is_stale(plan: ResolvedPlan) -> bool:
+    """Whether the plan attends to last step's keys and so changes the picture."""
+    return plan.pipefusion > 1 or plan.patches > 1
+
+
+def single_device(plan: ResolvedPlan) -> ResolvedPlan:
+    """The same job on the plan's first device alone."""
+    return msgspec.structs.replace(
+        plan,
+        devices=plan.devices[:1],
+        data=1,
+        cfg=1,
+        pipefusion=1,
+        ring=1,
+        ulysses=1,
+        patches=1,
+        stages=(sum(plan.stages),),
+        weights="replicated",
+    )
+
+
+def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan | None = None) -> str:
+    """The ranking as plain text: milliseconds a step and their parts, gigabytes on the fullest device."""
+    heads = ("", "plan", "ms/step", *PARTS, "GB", "")
+    rows: list[tuple[str, ...]] = [heads]
+    for entry in ranking:
+        notes = []
+        if entry.breakdown.memory > memory_limit:
+            notes.append("does not fit")
+        if is_stale(entry.plan):
+            notes.append(f"{entry.plan.patches} patches: changes the picture")
+        parts = (f"{1e3 * getattr(entry.breakdown, part):.1f}" for part in PARTS)
+        mark = "*" if entry.plan == chosen else ""
+        memory = f"{entry.breakdown.memory / 1e9:.1f}"
+        rows.append((mark, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", *parts, memory, ", ".join(notes)))
+    shown = [
+        column for column in range(len(heads)) if column < 4 or any(row[column] not in ("", "0.0") for row in rows[1:])
+    ]
+    widths = {column: max(len(row[column]) for row in rows) for column in shown}
+    text = {0, 1, len(heads) - 1}
+    lines = (
+        "  ".join(
+            row[column].ljust(widths[column]) if column in text else row[column].rjust(widths[column])
+            for column in shown
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], limit: float) -> str:
+    if fitting:
+        return (
+            f"only plans that change the picture fit into {limit / 1e9:.1f} GB, such as {fitting[0].plan.degrees} with "
+            f"{fitting[0].breakdown.memory / 1e9:.1f} GB: ask for PipeFusion, or use weights sharded or smaller weights."
+        )
+    if not ranking:
+        return "no plan goes with these devices and this job: set degrees to 0 (automatic), or choose other devices."
+    least = min(ranking, key=lambda entry: entry.breakdown.memory)
+    need, weights = least.breakdown.memory / 1e9, least.breakdown.weights / 1e9
+    return (
+        f"the leanest plan, {least.plan.degrees}, needs {need:.1f} GB on each device ({weights:.1f} GB of it weights) and "
+        f"{limit / 1e9:.1f} GB are there: use weights sharded, PipeFusion, smaller weights (fp8, GGUF) or a smaller job."
+    )
+
+
+def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked, limit: float) -> str:
+    sentences = []
+    if chosen.plan.world_size > 1:
+        sentences.append(_against_single(chosen, single, limit))
+    if len(allowed) > 1:
+        second = allowed[1]
+        gain = second.seconds / chosen.seconds - 1
+        sentences.append(f"The next best plan, {second.plan.degrees}, takes {100 * gain:.0f} % longer.")
+    fastest = fitting[0]
+    if fastest.seconds < chosen.seconds:
+        sentences.append(
+            f"{fastest.plan.degrees} would take {_ms(fastest.seconds)} but changes the picture, so it must be asked for."
+        )
+    return " ".join(sentences) or "There is one device and one plan."
+
+
+def _against_single(chosen: Ranked, single: Ranked, limit: float) -> str:
+    name = f"{chosen.plan.degrees} on {chosen.plan.world_size} devices"
+    if single.breakdown.memory > limit:
+        return (
+            f"{name} takes {_ms(chosen.seconds)} a step; one device cannot hold the job "
+            f"({single.breakdown.memory / 1e9:.1f} GB needed, {limit / 1e9:.1f} GB there)."
+        )
+    if single.seconds <= chosen.seconds:
+        return (
+            f"One device is faster: {_ms(single.seconds)} a step, against {_ms(chosen.seconds)} with {name}, "
+            f"{_main_loss(chosen.breakdown)}."
+        )
+    speedup = single.seconds / chosen.seconds
+    return f"{name} takes {_ms(chosen.seconds)} a step, {speedup:.2f}x as fast as one device ({_ms(single.seconds)})."
+
+
+def _main_loss(breakdown: Cost) -> str:
+    """What the plan spends most time on besides computing."""
+    spent = {
+        "waits for its all-to-alls": breakdown.ulysses,
+        "waits for its ring": breakdown.ring,
+        "waits for the pipeline": breakdown.pipeline + breakdown.fill,
+        "waits for the other CFG branch": breakdown.cfg,
+        "waits for weights to be gathered": breakdown.gather,
+        "is the host starting operations": breakdown.launch,
+    }
+    reason = max(spent, key=lambda name: spent[name])
+    return f"of which {_ms(spent[reason])} {reason.replace('waits', 'is waiting', 1)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

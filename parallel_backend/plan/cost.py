@@ -1,0 +1,300 @@
+"""The cost of a plan on a machine: seconds a step, bytes sent, and the memory a rank needs.
+
+Phases between collectives wait for the slowest rank, so each phase costs what the rank with the most tokens or heads
+needs. The host starts operations ahead of the device: a pass over the blocks takes as long as the slower of the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ..layout import TokenLayout, cut, length
+from .plan import ResolvedPlan
+from .profiles import Level, ModelShape, Profile
+
+CONTEXT_BYTES = 0.8e9
+"""Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
+
+ACTIVATION_COPIES = 16
+"""Features held at the peak for each local token, in units of the hidden size: q, k, v, out, MLP (4), modulated, ..."""
+
+Flow = tuple[int, int, float]
+"""From rank, to rank, bytes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is denoised: tokens of one batch item, whether a negative branch takes part, bytes an element."""
+
+    image_tokens: int
+    text_tokens: int
+    batch: int = 1
+    two_sided: bool = False
+    steps: int = 28
+    element: int = 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds a step on average over the job, and what they are made of (also seconds a step); bytes of one rank.
+
+    `device` is matmul, attention and memory traffic; `ulysses`, `ring`, `pipeline`, `cfg` and `gather` are the parts of
+    communication that do not hide behind it; `launch` is what the host is slower than all of that; `fill` is the
+    warm-up and the filling of the pipeline. `memory` is what the fullest rank needs, `weights` its share of weights.
+    """
+
+    device: float
+    ulysses: float
+    ring: float
+    pipeline: float
+    cfg: float
+    gather: float
+    launch: float
+    fill: float
+    memory: float
+    weights: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a step."""
+        return self.device + self.communication + self.launch + self.fill
+
+    @property
+    def communication(self) -> float:
+        """Seconds a step spent waiting for other ranks."""
+        return self.ulysses + self.ring + self.pipeline + self.cfg + self.gather
+
+
+def ulysses_bytes(tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int) -> float:
+    """Bytes a rank sends in one forward for Ulysses; `tokens` is batch x (text + image). Even cuts."""
+    return 4 * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
+
+
+def ring_bytes(tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int) -> float:
+    """Bytes a rank sends in one forward for Ring; `tokens` is batch x (text + image). Even cuts."""
+    return 2 * (ring - 1) * tokens * hidden / (ring * ulysses) * blocks * element
+
+
+def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages: int = 1) -> float:
+    """Seconds until all flows, sent at once in so many messages, have passed every port; 0 if nothing is sent."""
+    load: dict[tuple[int, int, bool], float] = {}
+    top = -1
+    for source, target, size in flows:
+        if source == target or size == 0:
+            continue
+        below = 1
+        for depth, level in enumerate(levels):
+            for rank, outward in ((source, True), (target, False)):
+                port = (depth, rank // below, outward)
+                load[port] = load.get(port, 0.0) + size
+            top = max(top, depth)
+            below = level.size
+            if source // below == target // below:
+                break
+    if top < 0:
+        return 0.0
+    return messages * levels[top].latency + max(size / levels[depth].bandwidth for (depth, _, _), size in load.items())
+
+
+def cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Cost:
+    """What a plan costs for a job on a machine."""
+    return _Estimate(plan, model, job, profile).total()
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Seconds of one pass of some image tokens through the blocks of one stage."""
+
+    device: float
+    ulysses: float
+    ring: float
+    gather: float
+    launch: float
+
+    @property
+    def seconds(self) -> float:
+        return self.device + self.ulysses + self.ring + self.gather + self.launch
+
+
+class _Estimate:
+    def __init__(self, plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> None:
+        self.plan, self.model, self.job, self.profile = plan, model, job, profile
+        sides = 2 if job.two_sided and plan.cfg == 1 else 1
+        self.batch = math.ceil(job.batch / plan.data) * sides
+        self.text = job.text_tokens if model.joint_text else 0
+        self.stage_starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
+
+    def total(self) -> Cost:
+        plan, job = self.plan, self.job
+        weights, memory = self._memory()
+        whole = [self._pass(stage, job.image_tokens, self.text, False) for stage in range(plan.pipefusion)]
+        cfg = self._cfg()
+        if plan.patches == 1 and plan.pipefusion == 1:
+            (one,) = whole
+            return Cost(one.device, one.ulysses, one.ring, 0, cfg, one.gather, one.launch, 0, memory, weights)
+        return self._piped(whole, cfg, memory, weights)
+
+    def _piped(self, whole: list[_Pass], cfg: float, memory: float, weights: float) -> Cost:
+        """Steps in patches: each stage works without pause unless a patch's round trip takes longer than the step."""
+        plan, job = self.plan, self.job
+        largest = max(length(run) for run in cut(job.image_tokens, plan.patches))
+        first = [self._pass(stage, largest, self.text, True) for stage in range(plan.pipefusion)]
+        others = [self._pass(stage, largest, 0, True) for stage in range(plan.pipefusion)]
+        hop = self._stage_transfer(largest + self.text)
+        busy = [one.seconds + (plan.patches - 1) * rest.seconds for one, rest in zip(first, others, strict=True)]
+        round_trip = sum(one.seconds for one in first) + plan.pipefusion * hop
+        slowest = max(range(plan.pipefusion), key=lambda stage: busy[stage])
+        step = max(busy[slowest], round_trip)
+        warm_up = sum(stage.seconds for stage in whole) + plan.pipefusion * self._stage_transfer(
+            job.image_tokens + self.text
+        )
+        warm_steps = min(plan.warmup_steps, job.steps)
+        steady = 1 - warm_steps / job.steps
+
+        def part(name: str) -> float:
+            patches = (plan.patches - 1) * getattr(others[slowest], name)
+            return float(getattr(first[slowest], name) + patches) * steady
+
+        fill = (warm_steps * warm_up + (round_trip - round_trip / plan.pipefusion) * bool(steady)) / job.steps
+        return Cost(
+            device=part("device"),
+            ulysses=part("ulysses"),
+            ring=part("ring"),
+            pipeline=(step - busy[slowest]) * steady,
+            cfg=cfg,
+            gather=0,
+            launch=part("launch"),
+            fill=fill,
+            memory=memory,
+            weights=weights,
+        )
+
+    def _pass(self, stage: int, image: int, text: int, patched: bool) -> _Pass:
+        """One pass through a stage; with `patched`, all other keys and values come from the stage's cache."""
+        model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
+        blocks = self.plan.stages[stage]
+        layout = TokenLayout(text, (slice(0, image),), model.heads, self.plan.ring, self.plan.ulysses)
+        tokens = self.batch * max(layout.tokens(rank) for rank in range(layout.ranks))
+        heads = max(layout.head_counts())
+        queries = self.batch * max(layout.ring_tokens())
+        keys = job.image_tokens + self.text
+        matmul = 2 * tokens * model.token_weights / device.matmul
+        scores = 4 * queries * keys * heads * model.head_dim
+        crossed = 0 if model.joint_text else 4 * tokens * job.text_tokens * model.hidden
+        attention = (scores + crossed) / device.attention
+        traffic = soft.passes * tokens * model.hidden * job.element
+        merges = queries * heads * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
+        memory = (traffic + merges) / device.bandwidth
+        ulysses = self._ulysses(layout)
+        ring = self._ring(layout, attention, patched)
+        own = matmul + attention + memory
+        gather = self._gather(own + ulysses + ring, blocks)
+        host = device.launch * soft.launch * self._launches(self.stage_starts[stage], blocks)
+        seen = blocks * (own + ulysses + ring) + gather
+        return _Pass(blocks * own, blocks * ulysses, blocks * ring, gather, max(0.0, host - seen))
+
+    def _launches(self, first: int, blocks: int) -> int:
+        soft, model = self.profile.software, self.model
+        double = max(0, min(first + blocks, model.double_blocks) - first)
+        each = soft.all_to_alls * soft.all_to_all if self.plan.ulysses > 1 else 0
+        if self.plan.ring > 1:
+            each += soft.ring_call + self.plan.ring * soft.ring_block + (self.plan.ring - 1) * soft.ring_transfer
+        return double * soft.double + (blocks - double) * soft.single + blocks * each
+
+    def _ulysses(self, layout: TokenLayout) -> float:
+        """Seconds of one block's all-to-alls (4 tensors: q, k, v there, the output back)."""
+        if layout.ulysses == 1:
+            return 0.0
+        heads = layout.head_counts()
+        row = self.batch * self.model.head_dim * self.job.element
+
+        def flows() -> Iterator[Flow]:
+            for base, ring in self._rings():
+                tokens = layout.ulysses_tokens(ring)
+                for one, other in product(range(layout.ulysses), repeat=2):
+                    size = row * (3 * tokens[one] * heads[other] + tokens[other] * heads[one])
+                    yield base + one, base + other, size
+
+        return transfer_seconds(flows(), self.profile.levels, self.profile.software.all_to_alls)
+
+    def _ring(self, layout: TokenLayout, attention: float, patched: bool) -> float:
+        """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
+        if layout.ring == 1:
+            return 0.0
+        heads, blocks = layout.head_counts(), layout.ring_tokens()
+        row = 2 * self.batch * self.model.head_dim * self.job.element
+
+        def flows(hop: int) -> Iterator[Flow]:
+            for base, ring in self._rings():
+                next_base = base - ring * layout.ulysses + (ring + 1) % layout.ring * layout.ulysses
+                size = row * blocks[(ring - hop) % layout.ring]
+                for ulysses in range(layout.ulysses):
+                    yield base + ulysses, next_base + ulysses, size * heads[ulysses]
+
+        hidden = attention / layout.ring
+        exposed = 0.0
+        for hop in range(layout.ring - 1):
+            taken = transfer_seconds(flows(hop), self.profile.levels)
+            exposed += taken - self.profile.overlap * min(taken, hidden) + self.profile.software.hop
+        return exposed
+
+    def _rings(self) -> Iterator[tuple[int, int]]:
+        """The first world rank of every Ulysses group, and its place in its ring."""
+        for group in range(self.plan.world_size // self.plan.ulysses):
+            yield group * self.plan.ulysses, group % self.plan.ring
+
+    def _stage_transfer(self, tokens: int) -> float:
+        """Seconds to hand a patch's tokens to the next stage, all stages at once."""
+        plan = self.plan
+        if plan.pipefusion == 1:
+            return 0.0
+        inner = plan.ring * plan.ulysses
+        size = self.batch * math.ceil(tokens / inner) * self.model.hidden * self.job.element
+        flows = (
+            (rank, rank - stage * inner + (stage + 1) % plan.pipefusion * inner, size)
+            for rank in range(plan.world_size)
+            for stage in (rank // inner % plan.pipefusion,)
+        )
+        return transfer_seconds(flows, self.profile.levels)
+
+    def _cfg(self) -> float:
+        """Seconds of the one exchange of predictions a step between the two branches."""
+        plan = self.plan
+        if plan.cfg == 1:
+            return 0.0
+        inner = plan.pipefusion * plan.ring * plan.ulysses
+        size = self.batch * self.job.image_tokens * self.model.channels * self.job.element
+        flows = ((rank, _partner(rank, inner), size) for rank in range(plan.world_size))
+        return transfer_seconds(flows, self.profile.levels)
+
+    def _gather(self, block_seconds: float, blocks: int) -> float:
+        """Seconds of gathering sharded weights that do not hide behind the block before."""
+        world = self.plan.world_size
+        if self.plan.weights != "sharded" or world == 1:
+            return 0.0
+        size = self.model.weights(0, blocks) / blocks * self.job.element * (world - 1) / world
+        taken = transfer_seconds(((rank, (rank + 1) % world, size) for rank in range(world)), self.profile.levels)
+        return taken + (blocks - 1) * (taken - self.profile.overlap * min(taken, block_seconds))
+
+    def _memory(self) -> tuple[float, float]:
+        """Bytes of weights and of everything on the fullest rank."""
+        plan, model, job = self.plan, self.model, self.job
+        counts = [model.weights(first, count) for first, count in zip(self.stage_starts, plan.stages, strict=True)]
+        held = float(max(counts) + model.other_weights)
+        if plan.weights == "sharded":
+            largest = max(model.double_weights, model.single_weights)
+            held = held / plan.world_size + 2 * min(largest, held)  # the block in use and the one being gathered
+        weights = held * job.element
+        inner = plan.ring * plan.ulysses
+        everything = self.batch * (job.image_tokens + self.text)
+        activations = ACTIVATION_COPIES * math.ceil(everything / inner) * model.hidden * job.element
+        cache = 2 * everything / inner * model.hidden * max(plan.stages) * job.element if plan.patches > 1 else 0
+        return weights, weights + activations + cache + CONTEXT_BYTES
+
+
+def _partner(rank: int, inner: int) -> int:
+    """The rank of the other CFG branch, with `inner` ranks a branch."""
+    return rank + inner if rank // inner % 2 == 0 else rank - inner

@@ -1,0 +1,99 @@
+"""The types of a plan: the user's wish, what can run, and what a model and a job allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
+"""Mesh axes from outermost (slowest links) to innermost (fastest links)."""
+
+MAX_WORLD_SIZE = 64
+
+WEIGHTS = ("replicated", "sharded")
+
+
+class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A wish for how to spread one denoise; a degree of 0 means "choose for me".
+
+    `devices` is "auto" (every visible GPU), a list of GPU indices ("0,1"; "0,0" puts two workers on one GPU)
+    or "cpu:N" for N workers on the CPU. `patches` 0 means as many as pipeline stages. `stages` gives the number of
+    blocks of each PipeFusion stage ("20,37"), or "" for an even cut by cost.
+    """
+
+    devices: str = "auto"
+    cfg: int = 0
+    pipefusion: int = 1
+    ulysses: int = 0
+    ring: int = 0
+    data: int = 1
+    patches: int = 0
+    warmup_steps: int = 1
+    stages: str = ""
+    weights: str = "replicated"
+    attention: str = "auto"
+
+
+class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that can run: one device a rank, every degree at least 1, their product the world size.
+
+    `stages` holds the number of blocks of each PipeFusion stage.
+    """
+
+    devices: tuple[str, ...]
+    data: int
+    cfg: int
+    pipefusion: int
+    ring: int
+    ulysses: int
+    patches: int
+    warmup_steps: int
+    stages: tuple[int, ...]
+    weights: str
+    attention: str
+
+    @property
+    def world_size(self) -> int:
+        """Workers."""
+        return len(self.devices)
+
+    @property
+    def transport(self) -> str:
+        """ "nccl" with one GPU a rank; "gloo" on CPUs and when ranks share a GPU (staged through host memory)."""
+        on_gpu = all(device.startswith("cuda") for device in self.devices)
+        return "nccl" if on_gpu and len(set(self.devices)) == len(self.devices) else "gloo"
+
+    @property
+    def degrees(self) -> str:
+        """The degrees above 1, such as `cfg 2 x ulysses 4`; `1 worker` if there is none."""
+        named = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return " x ".join(named) or "1 worker"
+
+    def describe(self) -> str:
+        """Short text for logs, such as `4 workers (cuda:0 … cuda:3): ring 2 x ulysses 2`."""
+        first, last = self.devices[0], self.devices[-1]
+        where = first if first == last else f"{first} … {last}"
+        several = f"{self.world_size} workers ({where}): {self.degrees}"
+        text = several if self.world_size > 1 else f"1 worker ({where})"
+        if self.patches > 1:
+            text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
+        return text + (", weights sharded" if self.weights == "sharded" else "")
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a model's shape allows a plan to be."""
+
+    heads: int
+    head_dim: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a job allows a plan to be: its batch, whether a negative prompt takes part, and its rows of image tokens."""
+
+    batch: int
+    two_sided: bool
+    token_rows: int

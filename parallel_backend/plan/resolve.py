@@ -1,0 +1,180 @@
+"""From a wish to a plan that can run: all candidates, the choice among them, and the one-sentence refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ..errors import Refused
+from ..layout import cut, length
+from .devices import named_devices, visible
+from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload
+
+
+def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]:
+    """The devices of a plan that some job can run on; see `resolve` for what is refused."""
+    return resolve(plan, gpus, limits, Workload(MAX_WORLD_SIZE, plan.cfg == 2, 1 << 30)).devices
+
+
+def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> ResolvedPlan:
+    """The plan with every choice made: the best candidate, for a machine that shows `gpus` GPUs.
+
+    Raises:
+        Refused: the plan cannot work; the sentence names one that does.
+    """
+    _check_fields(plan, gpus, limits, job)
+    found = candidates(plan, gpus, limits, job)
+    if found:
+        return min(found, key=_preference)
+    raise Refused(_why_none(plan, gpus, limits, job))
+
+
+def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> list[ResolvedPlan]:
+    """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
+    devices = named_devices(plan.devices, gpus)
+    wish = [getattr(plan, axis) for axis in AXES]
+    if _is_auto(plan) and _fixed(plan) and math.prod(max(1, degree) for degree in wish) <= len(devices):
+        devices = devices[: math.prod(max(1, degree) for degree in wish)]
+    fits = []
+    for degrees in _factorisations(len(devices), len(AXES)):
+        data, cfg, stages, ring, ulysses = degrees
+        if any(wanted not in (0, degree) for wanted, degree in zip(wish, degrees, strict=True)):
+            continue
+        if ulysses > limits.heads or stages > limits.blocks or data > job.batch or cfg > (2 if job.two_sided else 1):
+            continue
+        if (plan.weights == "sharded" and stages > 1) or (plan.patches or stages) > job.token_rows:
+            continue
+        fits.append(
+            ResolvedPlan(
+                devices=devices,
+                data=data,
+                cfg=cfg,
+                pipefusion=stages,
+                ring=ring,
+                ulysses=ulysses,
+                patches=plan.patches or stages,
+                warmup_steps=plan.warmup_steps,
+                stages=_stages(plan, stages, limits),
+                weights=plan.weights,
+                attention=plan.attention,
+            )
+        )
+    return fits
+
+
+def _is_auto(plan: ParallelPlan) -> bool:
+    return plan.devices.strip().lower() == "auto"
+
+
+def _fixed(plan: ParallelPlan) -> bool:
+    """Whether the degrees say how many devices are wanted; an automatic cfg beside them counts as 1."""
+    return all(getattr(plan, axis) for axis in AXES if axis != "cfg")
+
+
+def _preference(plan: ResolvedPlan) -> tuple[int, ...]:
+    """Without a cost model: CFG first (one exchange a step), then Ulysses (fewest bytes), then Ring."""
+    return (plan.data, -plan.cfg, plan.pipefusion, -plan.ulysses, plan.ring)
+
+
+def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (number,)
+        return
+    for divisor in range(1, number + 1):
+        if number % divisor == 0:
+            for rest in _factorisations(number // divisor, parts - 1):
+                yield (divisor, *rest)
+
+
+def _stages(plan: ParallelPlan, stages: int, limits: ModelLimits) -> tuple[int, ...]:
+    if plan.stages:
+        return tuple(int(part) for part in plan.stages.split(","))
+    return tuple(length(run) for run in cut(limits.blocks, stages))
+
+
+def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> None:
+    """Refuse what is wrong by itself, whatever the other degrees are."""
+    for axis in AXES:
+        if getattr(plan, axis) < 0:
+            raise Refused(f"{axis} {getattr(plan, axis)} is no degree: use 0 for automatic, or 1 and more.")
+    if plan.weights not in WEIGHTS:
+        raise Refused(f"weights {plan.weights!r} is unknown: use {' or '.join(WEIGHTS)}.")
+    if plan.patches < 0 or plan.warmup_steps < 0:
+        raise Refused(
+            f"patches {plan.patches} and warmup_steps {plan.warmup_steps} cannot be negative: use 0 (automatic) or more."
+        )
+    if plan.cfg > 2:
+        raise Refused(f"cfg {plan.cfg} is too many, there are a positive and a negative side: use cfg 2 or 1.")
+    if plan.cfg == 2 and not job.two_sided:
+        raise Refused(
+            "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): "
+            "set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
+        )
+    if plan.ulysses > limits.heads:
+        raise Refused(
+            f"ulysses {plan.ulysses} is more than the model's {limits.heads} attention heads: "
+            f"{_instead(plan, gpus, limits, job)}."
+        )
+    if plan.pipefusion > limits.blocks:
+        raise Refused(
+            f"pipefusion {plan.pipefusion} is more than the model's {limits.blocks} blocks: "
+            f"{_instead(plan, gpus, limits, job)}."
+        )
+    if plan.weights == "sharded" and plan.pipefusion > 1:
+        raise Refused(
+            f"weights sharded does not go with pipefusion {plan.pipefusion}, which splits the weights already: "
+            "use weights replicated, or pipefusion 1."
+        )
+    if plan.data > job.batch:
+        raise Refused(
+            f"data {plan.data} is more than the batch of {job.batch}: use data {job.batch} or a larger batch."
+        )
+    patches = plan.patches or plan.pipefusion
+    if patches > job.token_rows:
+        raise Refused(
+            f"{patches} patches are more than the picture's {job.token_rows} rows of tokens: "
+            f"use patches {job.token_rows} at most, or a taller picture."
+        )
+    if plan.stages:
+        _check_stages(plan, limits)
+
+
+def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
+    stages = max(1, plan.pipefusion)
+    even = ",".join(str(length(run)) for run in cut(limits.blocks, stages))
+    parts = plan.stages.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise Refused(f'stages {plan.stages!r} is not understood: write blocks a stage such as "{even}", or nothing.')
+    sizes = [int(part) for part in parts]
+    if len(sizes) != stages or sum(sizes) != limits.blocks:
+        raise Refused(
+            f"stages {plan.stages!r} gives {len(sizes)} stages with {sum(sizes)} blocks, and pipefusion {stages} "
+            f'needs {stages} with {limits.blocks}: write "{even}", or nothing.'
+        )
+
+
+def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> str:
+    """The refusal of degrees that do not come to the number of workers."""
+    world = len(named_devices(plan.devices, gpus))
+    given = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
+    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
+    product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
+    instead = _instead(plan, gpus, limits, job)
+    if _is_auto(plan) and product > world:
+        trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
+        return f"{asked} needs {product} devices and {visible(gpus)}: {instead}{trial}."
+    workers = f"{world} workers" if world != 1 else "1 worker"
+    if world % product == 0 and plan.ring and not plan.ulysses:
+        return (
+            f"{asked} on {workers} leaves ulysses {world // product}, more than the model's {limits.heads} attention "
+            f"heads: {instead}."
+        )
+    return f"{asked} does not come to the {workers} of devices {plan.devices!r}: {instead}, or choose other devices."
+
+
+def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> str:
+    """A plan for the same devices that works."""
+    free = ParallelPlan(devices=plan.devices, weights=plan.weights)
+    best = min(candidates(free, gpus, limits, job), key=_preference)
+    cfg = f"cfg {best.cfg} x " if best.cfg > 1 else ""
+    return f"use {cfg}ring {best.ring} x ulysses {best.ulysses}, or 0 (automatic) for all of them"

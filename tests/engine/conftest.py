@@ -1,0 +1,131 @@
+"""Real workers without ComfyUI: one Backend for all tests of this folder, and jobs for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parallel_backend.host import Backend
+from parallel_backend.host.group import Answer
+from parallel_backend.models.family import ModelSpec
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.wire.messages import FlowSettings, Prompt
+from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+
+TOLERANCE = 1e-5
+SCHNELL = FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A denoise of the schnell type on a tiny model, from pure noise."""
+
+    path: Path
+    sigmas: Tensor
+    sampler: str = "euler"
+    cfg: float = 2.0
+    height: int = 16
+    width: int = 16
+    batch: int = 1
+    text: tuple[int, int] = (21, 21)
+    seed: int = 3
+    noise: Tensor = field(init=False)
+    prompts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        noise = draw(self.batch, 16, self.height, self.width)
+        prompts = tuple((draw(1, tokens, TEXT_WIDTH), draw(1, POOLED_WIDTH)) for tokens in self.text)
+        object.__setattr__(self, "noise", noise)
+        object.__setattr__(self, "prompts", prompts)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The checkpoint."""
+        return load_file(self.path)
+
+
+class Runner:
+    """Runs jobs on worker processes and keeps the last run's reports."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.answer: Answer | None = None
+
+    def __call__(self, job: Job, plan: ResolvedPlan) -> Tensor:
+        """The final latent."""
+        status = os.stat(job.path)
+        spec = ModelSpec("flux", str(job.path), status.st_mtime_ns, status.st_size, "float32")
+        tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas}
+        sides = []
+        for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
+            names = {"context": f"prompt.{side}.context", "y": f"prompt.{side}.y"}
+            tensors |= {names["context"]: context, names["y"]: pooled}
+            sides.append([Prompt(names)])
+        self.answer = self._backend.sample(
+            tensors,
+            lambda *_: None,
+            lambda: False,
+            model=spec,
+            plan=plan,
+            compute_dtype="float32",
+            sampler=job.sampler,
+            options={},
+            seed=job.seed,
+            flow=SCHNELL,
+            cfg=job.cfg,
+            positive=sides[0],
+            negative=sides[1] if job.cfg != 1.0 else None,
+        )
+        return self.answer.frame.tensors["result"]
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Runner]:
+    """Runs a job under a plan on real workers."""
+    backend = Backend()
+    yield Runner(backend)
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Tiny models of 3 blocks by their number of heads."""
+    folder = tmp_path_factory.mktemp("models")
+    return {heads: save_flux(folder / f"{heads}.safetensors", heads=heads, seed=heads) for heads in (3, 4)}
+
+
+def sigmas(steps: int, *, last: float = 0.0) -> Tensor:
+    """ComfyUI's `simple` schedule of the schnell type."""
+    return torch.linspace(1, last, steps + 1)
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Relative L2 error; NaN counts as infinite."""
+    assert result.shape == reference.shape
+    error = ((result - reference).norm() / reference.norm()).item()
+    return error if error == error else float("inf")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with the same number of workers run together, so that workers seldom start anew."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    places = [index for index, item in enumerate(items) if item in here]
+    for index, item in zip(places, sorted(here, key=_workers), strict=True):
+        items[index] = item
+
+
+def _workers(item: pytest.Item) -> int:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters["plan"].world_size if "plan" in parameters else parameters.get("workers", 0)

@@ -1,0 +1,203 @@
+"""What a run costs, counted: bytes sent against the formulas, weights and caches held, and no drain between steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.host import Backend
+from parallel_backend.layout import TokenLayout
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.wire.messages import Report
+from tests.engine.conftest import Job, Runner, sigmas
+from tests.plans import cpu_plan
+from tests.tiny_flux import HEAD_DIM, save_flux
+
+STEPS, BLOCKS, HEADS, ELEMENT = 4, 3, 4, 4
+HIDDEN = HEADS * HEAD_DIM
+TEXT, ROWS = 64, 16
+IMAGE = ROWS * ROWS
+BATCH = 2  # the positive and the negative prompt, in one forward
+TOKENS = BATCH * (TEXT + IMAGE)
+
+
+def even_job(models: dict[int, Path]) -> Job:
+    """Token counts that every degree divides, as the formulas assume."""
+    return Job(models[HEADS], sigmas(STEPS), height=2 * ROWS, width=2 * ROWS, text=(TEXT, TEXT))
+
+
+def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[Report]:
+    """Each rank's report, in rank order."""
+    run(job, plan)
+    assert run.answer is not None
+    assert len(run.answer.reports) == plan.world_size
+    return sorted(run.answer.reports, key=lambda report: report.rank)
+
+
+SEQUENCE = [cpu_plan(ring=r, ulysses=u) for r, u in [(1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2)]]
+
+
+@pytest.mark.parametrize("plan", SEQUENCE, ids=lambda plan: plan.degrees)
+def test_ulysses_and_ring_send_what_their_formulas_say(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+) -> None:
+    ranks = plan.ring * plan.ulysses
+    share = TOKENS * HIDDEN / ranks * BLOCKS * ELEMENT * STEPS
+    for report in reports(run, even_job(models), plan):
+        assert report.sent.get("ulysses", 0) == pytest.approx(4 * (plan.ulysses - 1) / plan.ulysses * share, rel=0.01)
+        assert report.sent.get("ring", 0) == pytest.approx(2 * (plan.ring - 1) * share, rel=0.01)
+        output = BATCH * IMAGE // ranks * 4 * 16 * ELEMENT * STEPS
+        assert report.sent["sequence"] == (ranks - 1) * output  # beyond the formulas: the model's output, gathered
+        assert set(report.sent) <= {"ulysses", "ring", "sequence"}
+
+
+def test_uneven_tokens_and_heads_send_their_exact_sums(run: Runner, models: dict[int, Path]) -> None:
+    job = Job(models[3], sigmas(STEPS), height=17, width=13, text=(21, 21))
+    plan = cpu_plan(ring=2, ulysses=2)
+    layout = TokenLayout(21, (slice(0, 9 * 7),), 3, plan.ring, plan.ulysses)
+    heads = layout.head_counts()
+    for report in reports(run, job, plan):
+        ring_rank, ulysses_rank = divmod(report.rank, plan.ulysses)
+        local, group = layout.tokens(report.rank), layout.ring_tokens()[ring_rank]
+        there = 3 * local * (3 - heads[ulysses_rank]) + (group - local) * heads[ulysses_rank]
+        per_token = BATCH * HEAD_DIM * ELEMENT * BLOCKS * STEPS
+        assert report.sent["ulysses"] == there * per_token
+        assert report.sent["ring"] == 2 * group * heads[ulysses_rank] * per_token
+
+
+PIPES = [
+    cpu_plan(pipefusion=2, patches=2),
+    cpu_plan(pipefusion=3, patches=4),
+    cpu_plan(pipefusion=2, ring=2, patches=2),
+    cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4),
+    cpu_plan(cfg=2, pipefusion=2, ring=2, patches=2),
+]
+
+
+@pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
+def test_pipefusion_and_cfg_send_what_their_formulas_say(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+) -> None:
+    job = even_job(models)
+    latent = job.noise.numel() * ELEMENT
+    ranks = plan.ring * plan.ulysses
+    share = TOKENS / plan.cfg * HIDDEN / ranks * ELEMENT * STEPS
+    for report in reports(run, job, plan):
+        stage = report.rank // ranks % plan.pipefusion
+        blocks = plan.stages[stage]
+        first, last = stage == 0, stage == plan.pipefusion - 1
+        sent = report.sent
+        assert sent.get("pipefusion", 0) == pytest.approx(0 if last else share, rel=0.01)
+        assert sent.get("ulysses", 0) == pytest.approx(4 * (plan.ulysses - 1) / plan.ulysses * share * blocks, rel=0.01)
+        assert sent.get("ring", 0) == pytest.approx(2 * (plan.ring - 1) * share * blocks, rel=0.01)
+        assert sent.get("cfg", 0) == (latent * STEPS if last and plan.cfg == 2 else 0)
+        # beyond the formulas, itemised: updated latents back to the first stage, control words, log-sum-exps
+        assert sent.get("latents", 0) == (latent * (STEPS - 1) if last else 0)
+        assert sent.get("control", 0) == (0 if last else STEPS - 1)
+        stage_ranks = plan.cfg * ranks
+        assert sent.get("stage", 0) == ((stage_ranks - 1) * ELEMENT * (STEPS - 1) if first else 0)
+        patch_calls = STEPS - plan.warmup_steps
+        lse = (plan.ring - 1) * TOKENS / plan.cfg / ranks * HEADS * ELEMENT * blocks * patch_calls
+        assert sent.get("ring lse", 0) == pytest.approx(lse, rel=0.01)
+
+
+def block_bytes(number: int) -> int:
+    """Bytes of a tiny model's block: one double block, then two single ones."""
+    h = HIDDEN
+    linear = lambda width_in, width_out: width_in * width_out + width_out  # noqa: E731
+    if number == 0:
+        stream = linear(h, 6 * h) + linear(h, 3 * h) + linear(h, h) + linear(h, 4 * h) + linear(4 * h, h) + 2 * HEAD_DIM
+        return 2 * stream * ELEMENT
+    return (linear(h, 3 * h) + linear(h, 7 * h) + linear(5 * h, h) + 2 * HEAD_DIM) * ELEMENT
+
+
+@pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2), cpu_plan(pipefusion=3)], ids=lambda plan: plan.degrees)
+def test_a_pipeline_stage_holds_its_blocks_and_the_named_shared_parts(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+) -> None:
+    every = {name: tensor.nbytes for name, tensor in even_job(models).tensors.items()}
+    parts = lambda *names: sum(size for name, size in every.items() if name.startswith(names))  # noqa: E731
+    shared, entrance, exit_ = parts("time_in", "vector_in"), parts("img_in", "txt_in"), parts("final_layer")
+    start = 0
+    for stage, report in enumerate(reports(run, even_job(models), plan)):
+        blocks = sum(block_bytes(number) for number in range(start, start + plan.stages[stage]))
+        start += plan.stages[stage]
+        ends = (entrance if stage == 0 else 0) + (exit_ if stage == plan.pipefusion - 1 else 0)
+        assert report.weights == blocks + shared + ends
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_sharded_weights_are_one_nth_of_the_blocks_and_the_named_shared_parts(
+    run: Runner, models: dict[int, Path], workers: int
+) -> None:
+    every = {name: tensor.nbytes for name, tensor in even_job(models).tensors.items()}
+    blocks = sum(size for name, size in every.items() if name.startswith(("double_blocks", "single_blocks")))
+    shared = sum(every.values()) - blocks
+    plan = cpu_plan(ulysses=workers, weights="sharded")
+    for report in reports(run, even_job(models), plan):
+        assert report.weights - shared == pytest.approx(blocks / workers, rel=0.05)
+        assert report.sent["weights"] == pytest.approx((workers - 1) * blocks / workers * STEPS, rel=0.05)
+
+
+@pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
+def test_the_kv_cache_is_split_and_nothing_is_replicated(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+) -> None:
+    for report in reports(run, even_job(models), plan):
+        stage = report.rank // (plan.ring * plan.ulysses) % plan.pipefusion
+        whole = 2 * TOKENS / plan.cfg * HIDDEN * ELEMENT * plan.stages[stage]
+        assert report.cache == whole / (plan.ring * plan.ulysses)
+
+
+def test_the_pipeline_does_not_drain_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = patches = 4
+    steps, warmup = 5, 1
+    path = save_flux(tmp_path / "4-blocks.safetensors", heads=4, single_blocks=3)
+    monkeypatch.setenv("PARALLEL_TRACE", str(tmp_path))
+    backend = Backend()
+    try:
+        job = Job(path, sigmas(steps), height=64, width=64)  # large enough to outlast the system's scheduling
+        Runner(backend)(job, cpu_plan(pipefusion=stages, patches=patches, warmup_steps=warmup, blocks=4))
+    finally:
+        backend.close()
+    spans = [stage_spans(tmp_path / f"trace-rank{rank}.json") for rank in range(stages)]
+    order = [(call, patch) for call in range(warmup, steps) for patch in range(patches)]
+    for stage in spans:
+        assert [key for key in stage if key[1] >= 0] == order
+    for call in range(warmup, steps - 1):
+        next_begins, _ = spans[0][call + 1, 0]
+        _, this_ends = spans[-1][call, patches - 1]
+        assert next_begins < this_ends, f"the first stage waited for the end of call {call}"
+    makespan = unit_makespan(spans, order, patches)
+    work = len(order)
+    assert makespan == work + stages - 1  # filled once, never drained
+    bubble = 1 - work / makespan
+    assert bubble == pytest.approx((stages - 1) / (work + stages - 1))
+
+
+Spans = dict[tuple[int, int], tuple[float, float]]
+
+
+def stage_spans(file: Path) -> Spans:
+    """(call, patch) -> begin and end, in the order of the events."""
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["name"] == "stage"]
+    return {(e["args"]["call"], e["args"]["patch"]): (e["ts"], e["ts"] + e["dur"]) for e in events}
+
+
+def unit_makespan(spans: list[Spans], order: list[tuple[int, int]], patches: int) -> int:
+    """How long the traced order of events takes if every piece of work takes one unit of time."""
+    ends: dict[tuple[int, int, int], int] = {}
+    last_stage = len(spans) - 1
+    for call, patch in order:
+        for stage, traced in enumerate(spans):
+            keys = [key for key in traced if key[1] >= 0]
+            position = keys.index((call, patch))
+            needs = [ends[(stage, *keys[position - 1])]] if position else []
+            if stage:
+                needs.append(ends[stage - 1, call, patch])
+            elif (last_stage, call - 1, patch) in ends:
+                needs.append(ends[last_stage, call - 1, patch])
+            ends[stage, call, patch] = max(needs, default=0) + 1
+    return max(ends.values())

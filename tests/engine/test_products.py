@@ -1,0 +1,139 @@
+"""Every product of parallel forms gives the result of one rank; PipeFusion's is its rule's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
+from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
+from tests.pipefusion_simulation import simulate
+from tests.plans import cpu_plan
+
+STEPS = 4
+BLOCKS = 3
+
+Simulated = Callable[..., Tensor]
+
+
+def job_of(models: dict[int, Path], heads: int, **settings: object) -> Job:
+    """A denoise with odd token counts: a latent of 17 x 13, text of 21 and 8 tokens."""
+    return Job(models[heads], sigmas(STEPS), height=17, width=13, text=(21, 8), **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def simulated() -> Simulated:
+    """The same job by ComfyUI's own model and sampler in one process, under PipeFusion's rule; exact for one patch."""
+    done: dict[object, Tensor] = {}
+
+    def simulation(job: Job, patches: int = 1, warmup_steps: int = 1) -> Tensor:
+        key = (job.path, job.sampler, job.cfg, job.batch, job.height, patches, warmup_steps)
+        if key not in done:
+            done[key] = simulate(
+                job.tensors,
+                noise=job.noise,
+                sigmas=job.sigmas.clone(),
+                positive=job.prompts[0],
+                negative=job.prompts[1] if job.cfg != 1.0 else None,
+                cfg=job.cfg,
+                sampler=job.sampler,
+                seed=job.seed,
+                patches=patches,
+                warmup_steps=warmup_steps,
+            )
+        return done[key]
+
+    return simulation
+
+
+def products(workers: int, heads: int, **wish: object) -> list[ResolvedPlan]:
+    """All factorisations of a number of workers over cfg, pipefusion, ring and ulysses."""
+    plan = ParallelPlan(devices=f"cpu:{workers}", pipefusion=0, **wish)  # type: ignore[arg-type]
+    return candidates(plan, 0, ModelLimits(heads, 128, BLOCKS), Workload(batch=1, two_sided=True, token_rows=9))
+
+
+def ids(plans: list[ResolvedPlan]) -> list[str]:
+    return [plan.describe().split(": ")[-1] for plan in plans]
+
+
+def each(workers: int, heads: int, **wish: object) -> pytest.MarkDecorator:
+    plans = products(workers, heads, **wish)
+    return pytest.mark.parametrize("plan", plans, ids=ids(plans))
+
+
+WORKERS = (2, 3, 4, 6, 8)
+EXACT = [(w, h, plan) for w in WORKERS for h in (3, 4) for plan in products(w, h, warmup_steps=STEPS)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "heads", "plan"), EXACT, ids=[f"{w} workers, {h} heads, {p.degrees}" for w, h, p in EXACT]
+)
+def test_every_product_is_exact_when_warm_up_covers_all_steps(
+    run: Runner, models: dict[int, Path], simulated: Simulated, workers: int, heads: int, plan: ResolvedPlan
+) -> None:
+    job = job_of(models, heads)
+    assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
+    job = job_of(models, 4)
+    for plan in products(workers, 4, weights="sharded"):
+        assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_batch_spread_over_groups_comes_back_in_order(
+    run: Runner, models: dict[int, Path], simulated: Simulated, batch: int
+) -> None:
+    for sampler in ("euler", "dpmpp_2m_sde"):
+        job = job_of(models, 4, batch=batch, sampler=sampler)
+        assert relative_error(run(job, cpu_plan(data=2, ulysses=2)), simulated(job)) <= TOLERANCE
+
+
+PIPED = [
+    cpu_plan(pipefusion=2, patches=2),
+    cpu_plan(pipefusion=2, patches=3),
+    cpu_plan(cfg=2, pipefusion=2, patches=4),
+    cpu_plan(pipefusion=2, ring=2, patches=4),
+    cpu_plan(pipefusion=2, ulysses=2, patches=3),
+    cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4),
+    cpu_plan(cfg=2, pipefusion=2, ring=2, patches=3),
+]
+
+
+@pytest.mark.parametrize("sampler", ["euler", "heun", "dpmpp_2m_sde"])
+@pytest.mark.parametrize("plan", PIPED, ids=[plan.describe().split(": ")[-1] for plan in PIPED])
+def test_pipefusion_follows_its_rule_exactly(
+    run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, sampler: str
+) -> None:
+    job = job_of(models, 4, sampler=sampler)
+    result = run(job, plan)
+    assert relative_error(result, simulated(job, plan.patches, plan.warmup_steps)) <= TOLERANCE
+    assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # it is stale indeed
+
+
+DETERMINED = [(patches, warmup) for patches in (2, 3, 4, 7) for warmup in (1, 2)]
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(("patches", "warmup"), DETERMINED)
+def test_pipefusion_depends_on_patches_and_warm_up_alone(
+    run: Runner, models: dict[int, Path], simulated: Simulated, workers: int, patches: int, warmup: int
+) -> None:
+    job = job_of(models, 4)
+    for plan in products(workers, 4, patches=patches, warmup_steps=warmup):
+        first = run(job, plan)
+        assert relative_error(first, simulated(job, patches, warmup)) <= TOLERANCE, plan.describe()
+    assert torch.equal(run(job, plan), first), "not the same again"
+
+
+def test_one_rank_with_patches_is_the_reference(run: Runner, models: dict[int, Path], simulated: Simulated) -> None:
+    job = job_of(models, 4)
+    for patches, warmup in DETERMINED:
+        plan = cpu_plan(patches=patches, warmup_steps=warmup)
+        assert relative_error(run(job, plan), simulated(job, patches, warmup)) <= TOLERANCE

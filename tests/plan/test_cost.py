@@ -1,0 +1,305 @@
+"""The cost model: bytes, monotonicity, uneven cuts, memory, the table, the command line and the measurements."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend.errors import Refused
+from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
+from parallel_backend.plan.__main__ import main, memory, size
+from parallel_backend.plan.choose import best, is_stale, rank, table
+from parallel_backend.plan.cost import Job, cost, ring_bytes, transfer_seconds, ulysses_bytes
+from parallel_backend.plan.measure import Measured, cached, machine_key, measure, measured_profile
+from parallel_backend.plan.profiles import Level, Profile, model_names, model_shape, profile, profile_names
+
+ROOT = Path(__file__).resolve().parents[2]
+FLUX = model_shape("flux-dev")
+JOB = Job(image_tokens=4096, text_tokens=512)
+
+
+def plans(devices: int, two_sided: bool = False, **wish: object) -> list[ResolvedPlan]:
+    limits = ModelLimits(FLUX.heads, FLUX.head_dim, FLUX.blocks)
+    return candidates(ParallelPlan(**{"pipefusion": 0, **wish}), devices, limits, Workload(1, two_sided, 64))
+
+
+def plan(**degrees: int | str) -> ResolvedPlan:
+    numbers = [degree for degree in degrees.values() if isinstance(degree, int)]
+    ones = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
+    (found,) = plans(math.prod(numbers), degrees.get("cfg") == 2, **{**ones, **degrees})
+    return found
+
+
+def faster_links(base: Profile, factor: float) -> Profile:
+    return replace(base, levels=tuple(replace(level, bandwidth=level.bandwidth * factor) for level in base.levels))
+
+
+def test_bytes_follow_the_formulas() -> None:
+    tokens, hidden, blocks = 4608, 3072, 57
+    whole = tokens * hidden * blocks * 2
+    assert ulysses_bytes(tokens, hidden, blocks, 2, ring=1, ulysses=4) == 4 * (3 / 4) * whole / 4
+    assert ring_bytes(tokens, hidden, blocks, 2, ring=4, ulysses=1) == 2 * 3 * whole / 4
+    assert ulysses_bytes(tokens, hidden, blocks, 2, ring=2, ulysses=1) == 0
+    assert ring_bytes(tokens, hidden, blocks, 2, ring=1, ulysses=2) == 0
+
+
+@pytest.mark.parametrize(("axis", "formula"), [("ulysses", ulysses_bytes), ("ring", ring_bytes)])
+def test_even_plans_take_as_long_as_their_bytes(axis: str, formula: object) -> None:
+    machine = profile("h100-nvlink")
+    free = replace(machine.software, hop=0.0)
+    slow = replace(machine, levels=(Level(8, 1e9, 0.0),), overlap=0.0, software=free)
+    seconds = getattr(cost(plan(**{axis: 4}), FLUX, JOB, slow), axis)
+    degrees = {"ring": 1, "ulysses": 1, axis: 4}
+    assert callable(formula)
+    assert seconds == pytest.approx(formula(4608, 3072, 57, 2, **degrees) / 1e9)
+
+
+def test_transfers_share_the_ports_above_them() -> None:
+    levels = (Level(2, 10.0, 0.5), Level(4, 10.0, 1.0))
+    assert transfer_seconds([(0, 1, 20.0), (1, 0, 20.0)], levels) == 2.5
+    assert transfer_seconds([(0, 2, 20.0), (1, 3, 20.0)], levels) == 5.0
+    assert transfer_seconds([(0, 2, 20.0), (1, 3, 20.0)], levels, messages=3) == 7.0
+    assert transfer_seconds([(0, 0, 20.0), (1, 2, 0.0)], levels) == 0.0
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_more_of_anything_is_never_slower(name: str) -> None:
+    machine = profile(name)
+    device = machine.device
+    better = [
+        faster_links(machine, 2.0),
+        replace(machine, levels=tuple(replace(level, latency=level.latency / 2) for level in machine.levels)),
+        replace(machine, overlap=1.0),
+        *(
+            replace(machine, device=replace(device, **{field: 2 * getattr(device, field)}))
+            for field in ("matmul", "attention", "bandwidth")
+        ),
+        replace(machine, device=replace(device, launch=device.launch / 2)),
+    ]
+    job = replace(JOB, two_sided=True)
+    for each in plans(8, two_sided=True):
+        now = cost(each, FLUX, job, machine).seconds
+        assert all(cost(each, FLUX, job, other).seconds <= now * (1 + 1e-9) for other in better), each.describe()
+        assert (
+            cost(each, FLUX, replace(job, image_tokens=5000), machine).seconds >= now
+        )  # equal where the host is slower
+
+
+def test_uneven_cuts_cost_what_the_slowest_rank_costs() -> None:
+    machine = faster_links(profile("h100-nvlink"), 1e9)
+    fast = replace(machine, device=replace(machine.device, launch=0.0))
+    cog = model_shape("cogvideox-2b")
+    job = Job(image_tokens=4096, text_tokens=0)
+    even = cost(plan(ulysses=8), FLUX, job, fast).device
+    assert even == pytest.approx(cost(plan(), FLUX, job, fast).device / 8)
+    assert cost(plan(ulysses=8), FLUX, replace(job, image_tokens=4097), fast).device > even * (1 + 1 / 600)
+    # 30 heads on 8 ranks: the slowest computes 4, 1.067 times an even share
+    only_attention = replace(fast, device=replace(fast.device, matmul=1e30, bandwidth=1e30))
+    eight = msgspec.structs.replace(plan(ulysses=8), stages=(30,))
+    attention = 4 * 4096**2 * 4 * cog.head_dim * 30 / only_attention.device.attention
+    assert cost(eight, cog, job, only_attention).device == pytest.approx(attention, rel=1e-6)
+
+
+def test_a_pipeline_in_patches_is_idle_only_while_it_fills() -> None:
+    machine = faster_links(profile("h100-nvlink"), 1e9)
+    machine = replace(
+        machine,
+        device=replace(machine.device, launch=0.0),
+        levels=tuple(replace(level, latency=0.0) for level in machine.levels),
+    )
+    job = Job(image_tokens=4096, text_tokens=0, steps=1000)
+    model = replace(FLUX, double_blocks=0, single_blocks=56)
+    four = msgspec.structs.replace(plan(pipefusion=4), stages=(14, 14, 14, 14))
+    one = msgspec.structs.replace(plan(), stages=(56,))
+    piped, alone = cost(four, model, job, machine), cost(one, model, job, machine)
+    assert piped.pipeline == pytest.approx(0, abs=1e-9)
+    assert piped.device / 0.999 == pytest.approx(alone.device / 4)
+    assert piped.fill * job.steps == pytest.approx(alone.device + 3 / 4 * alone.device / 4)
+
+
+def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None:
+    machine = profile("h100-nvlink")
+    sharded, whole = plan(ulysses=8, weights="sharded"), plan(ulysses=8)
+    job = Job(image_tokens=16384, text_tokens=512)
+    fast, slow = cost(sharded, FLUX, job, machine), cost(sharded, FLUX, job, faster_links(machine, 0.01))
+    assert fast.memory < cost(whole, FLUX, job, machine).memory / 2
+    assert fast.gather < 0.1 * fast.seconds < slow.gather
+
+
+def test_cfg_over_ranks_halves_the_batch_for_one_exchange() -> None:
+    machine = profile("h100-nvlink")
+    both = cost(plan(), FLUX, replace(JOB, two_sided=True), machine)
+    split = cost(plan(cfg=2), FLUX, replace(JOB, two_sided=True), machine)
+    assert split.device == pytest.approx(both.device / 2)
+    assert 0 < split.cfg < 0.01 * split.device
+
+
+def test_flux_has_twelve_billion_parameters_and_others_what_their_names_say() -> None:
+    billions = {
+        name: (m.weights(0, m.blocks) + m.other_weights) / 1e9 for name in model_names() for m in [model_shape(name)]
+    }
+    assert billions["flux-dev"] == pytest.approx(11.9, rel=0.01)
+    assert billions["cogvideox-5b"] == pytest.approx(5.57, rel=0.01)
+    assert billions["cogvideox-2b"] == pytest.approx(1.69, rel=0.03)
+    assert billions["pixart-alpha"] == pytest.approx(0.61, rel=0.02)
+
+
+def test_tokens_of_pictures_and_videos() -> None:
+    assert FLUX.image_tokens(1024, 1024) == 4096
+    assert FLUX.image_tokens(1000, 1000) == 63 * 63
+    assert model_shape("cogvideox-5b").image_tokens(720, 480, 49) == 13 * 45 * 30
+    assert model_shape("cogvideox1.5-5b").image_tokens(1360, 768, 161) == 21 * 85 * 48
+
+
+def test_a_refusal_for_memory_names_the_numbers() -> None:
+    with pytest.raises(
+        Refused, match=r"needs \d+\.\d GB on each device \(23\.\d GB of it weights\) and 16\.0 GB are there"
+    ):
+        best(plans(4, pipefusion=1), FLUX, JOB, profile("h100-nvlink"), 16e9)
+    with pytest.raises(Refused, match=r"only plans that change the picture fit into 16\.0 GB, such as pipefusion 4"):
+        best(plans(4), FLUX, JOB, profile("h100-nvlink"), 16e9)
+    assert best(plans(4), FLUX, JOB, profile("h100-nvlink"), 16e9, stale=True).plan.pipefusion == 4
+    with pytest.raises(Refused, match="no plan goes"):
+        best([], FLUX, JOB, profile("h100-nvlink"))
+
+
+def test_plans_that_change_the_picture_are_ranked_but_not_chosen() -> None:
+    machine = profile("l40-pcie")
+    choice = best(plans(8), FLUX, JOB, machine)
+    assert is_stale(choice.ranking[0].plan) and not is_stale(choice.plan)
+    assert "changes the picture, so it must be asked for" in choice.why
+    assert best(plans(8), FLUX, JOB, machine, stale=True).plan == choice.ranking[0].plan
+    patches_alone = plans(1, patches=4)
+    assert all(is_stale(each) for each in patches_alone)
+
+
+def test_it_says_when_one_device_is_faster() -> None:
+    slow = faster_links(profile("4090-no-p2p"), 0.05)
+    choice = best(plans(2, pipefusion=1), FLUX, JOB, slow, 48e9)
+    assert choice.single.seconds < choice.ranking[0].seconds
+    assert choice.why.startswith("One device is faster: ")
+    assert "is waiting for its" in choice.why
+    fine = best(plans(2, pipefusion=1), FLUX, JOB, profile("h100-nvlink"))
+    assert "x as fast as one device" in fine.why
+    cannot = best(plans(8, pipefusion=1, weights="sharded"), FLUX, JOB, profile("4090-no-p2p"))
+    assert "one device cannot hold the job" in cannot.why
+
+
+def test_ulysses_wins_inside_a_node_and_crosses_slow_networks_last() -> None:
+    inside = best(plans(8), FLUX, JOB, profile("h100-nvlink"))
+    assert inside.plan.ulysses == 8
+    across = best(plans(16, two_sided=True), FLUX, replace(JOB, two_sided=True), profile("2x8-10gbit"))
+    assert across.plan.cfg == 2
+
+
+def test_the_ranking_is_a_table() -> None:
+    ranking = rank(plans(4), FLUX, JOB, profile("l40-pcie"), 20e9)
+    fits = [entry.breakdown.memory <= 20e9 for entry in ranking]
+    assert fits == sorted(fits, reverse=True)
+    text = table(ranking, 20e9, ranking[0].plan)
+    lines = text.splitlines()
+    assert len(lines) == len(ranking) + 1
+    assert lines[0].split()[:3] == ["plan", "ms/step", "device"]
+    assert lines[1].startswith("*") and "4 patches: changes the picture" in lines[1]
+    assert "does not fit" in text
+    assert not any(line.endswith(" ") for line in lines)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_command_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "flux-dev", "--profile", name, "--devices", "4", "--memory", "48GB", "--cfg", "2.0"]) == 0
+    out = capsys.readouterr().out
+    assert f"4 x {name}, 48.0 GB each" in out and "two branches" in out
+    assert "\nChosen: " in out
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_command_line_knows_the_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", name, "--size", "720x480x49", "--devices", "2", "--profile", "h100-nvlink"]) == 0
+    assert "Chosen: " in capsys.readouterr().out
+
+
+def test_command_line_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--memory", "8GB", "--devices", "2"]) == 2
+    assert "8.0 GB" in capsys.readouterr().err
+    assert main(["--memory", "24GiB", "--devices", "8", "--weights", "sharded"]) == 0
+    for wrong in (["--size", "1024"], ["--memory", "lots"], ["--devices", "0"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+    assert memory("1.5 GiB") == 1.5 * 2**30
+    assert (size("640x480").frames, size("640x480x9").frames) == (1, 9)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(Refused, match="h100-nvlink"):
+        profile("tpu")
+    with pytest.raises(Refused, match="flux-dev"):
+        model_shape("sdxl")
+
+
+def test_the_page_of_predictions_is_up_to_date() -> None:
+    path = ROOT / "benchmarks" / "plan_predictions.py"
+    spec = importlib.util.spec_from_file_location("plan_predictions", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        assert module.page() == (ROOT / "docs" / "plan-predictions.md").read_text(), (
+            "run benchmarks/plan_predictions.py"
+        )
+        compiled = module.measurements()[0]
+        errors = {row.name: compiled.predict(row) / row.seconds - 1 for row in compiled.rows}
+    finally:
+        del sys.modules[spec.name]
+    assert all(abs(error) < 0.2 for error in errors.values()), errors
+
+
+class Loopback:
+    """Stands for a group of two ranks."""
+
+    size = 2
+
+    def all_to_all(self, send: torch.Tensor, send_sizes: object, receive_sizes: object) -> torch.Tensor:
+        return send.clone()
+
+
+def test_this_machine_is_measured_and_makes_a_profile() -> None:
+    found = measure(torch.device("cpu"), Loopback())
+    assert min(found.matmul, found.attention, found.bandwidth, found.launch, found.memory) > 0
+    assert found.link_bandwidth > 0 and found.link_latency > 0
+    here = measured_profile(found, profile("h100-nvlink"))
+    assert here.levels[0].size == 2
+    assert rank(plans(2), FLUX, JOB, here)
+    alone = Measured(found.matmul, found.attention, found.bandwidth, found.launch, found.memory)
+    assert measured_profile(alone, profile("l40-pcie")).levels == profile("l40-pcie").levels
+
+
+def test_measurements_are_kept_by_machine(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def find() -> Measured:
+        calls.append(1)
+        return Measured(1e12, 1e12, 1e11, 1e-5, 8e9)
+
+    folder = tmp_path / "new"
+    first = machine_key(["L40", "L40"], "550")
+    assert cached(first, find, folder) == cached(first, find, folder)
+    assert len(calls) == 1
+    cached(machine_key(["L40", "L40"], "560"), find, folder)
+    assert len(calls) == 2
+    for path in folder.iterdir():
+        assert path.suffix == ".json"
+        path.write_text("{")
+    cached(first, find, folder)
+    assert len(calls) == 3
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert cached(first, find, blocked / "below").matmul == 1e12
