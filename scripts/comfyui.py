@@ -83,6 +83,7 @@ class Run:
     progress: list[Progress] = field(default_factory=list)
     previews: int = 0
     cached: list[str] = field(default_factory=list)
+    started: dict[str, float] = field(default_factory=dict)  # node -> time.perf_counter
 
     def check(self) -> Self:
         """Return self, or raise ComfyUIError if the run did not succeed."""
@@ -300,7 +301,9 @@ class ComfyUI:
                     run.previews += 1
                 case "execution_cached":
                     run.cached = event.data["nodes"]
-                case "executing" if event.data["node"] is None:
+                case "executing" if event.data["node"] is not None:
+                    run.started[event.data["node"]] = event.time
+                case "executing":
                     _finish(run, self.history(prompt_id))
                 case "closed":
                     raise ComfyUIError(self._with_log("ComfyUI ended while a graph was running"))

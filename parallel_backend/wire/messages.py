@@ -97,7 +97,7 @@ class Ready(Message, frozen=True):
 
 
 class Pulse(Message, frozen=True):
-    """Sent every second and at each new phase or step: what the rank is doing, and a counter that grows as long as it gets anywhere."""
+    """What the rank is doing, and a counter that grows as long as it gets anywhere; sent every second at least."""
 
     phase: str
     step: int

@@ -1,4 +1,4 @@
-"""The cost model: bytes, monotonicity, uneven cuts, memory, the table, the command line and the measurements."""
+"""The cost model: bytes, monotonicity, uneven cuts, memory, the table and the command line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from parallel_backend.plan.__main__ import main, memory, size
 from parallel_backend.plan.choose import best, is_stale, rank, table
 from parallel_backend.plan.cost import Job, cost, ring_bytes, transfer_seconds, ulysses_bytes
-from parallel_backend.plan.measure import Measured, cached, machine_key, measure, measured_profile
 from parallel_backend.plan.profiles import Level, Profile, model_names, model_shape, profile, profile_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,46 +258,3 @@ def test_the_page_of_predictions_is_up_to_date() -> None:
     finally:
         del sys.modules[spec.name]
     assert all(abs(error) < 0.2 for error in errors.values()), errors
-
-
-class Loopback:
-    """Stands for a group of two ranks."""
-
-    size = 2
-
-    def all_to_all(self, send: torch.Tensor, send_sizes: object, receive_sizes: object) -> torch.Tensor:
-        return send.clone()
-
-
-def test_this_machine_is_measured_and_makes_a_profile() -> None:
-    found = measure(torch.device("cpu"), Loopback())
-    assert min(found.matmul, found.attention, found.bandwidth, found.launch, found.memory) > 0
-    assert found.link_bandwidth > 0 and found.link_latency > 0
-    here = measured_profile(found, profile("h100-nvlink"))
-    assert here.levels[0].size == 2
-    assert rank(plans(2), FLUX, JOB, here)
-    alone = Measured(found.matmul, found.attention, found.bandwidth, found.launch, found.memory)
-    assert measured_profile(alone, profile("l40-pcie")).levels == profile("l40-pcie").levels
-
-
-def test_measurements_are_kept_by_machine(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def find() -> Measured:
-        calls.append(1)
-        return Measured(1e12, 1e12, 1e11, 1e-5, 8e9)
-
-    folder = tmp_path / "new"
-    first = machine_key(["L40", "L40"], "550")
-    assert cached(first, find, folder) == cached(first, find, folder)
-    assert len(calls) == 1
-    cached(machine_key(["L40", "L40"], "560"), find, folder)
-    assert len(calls) == 2
-    for path in folder.iterdir():
-        assert path.suffix == ".json"
-        path.write_text("{")
-    cached(first, find, folder)
-    assert len(calls) == 3
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert cached(first, find, blocked / "below").matmul == 1e12
