@@ -294,20 +294,25 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
 }
 
 
-def graphs_and_ways() -> list[Any]:
-    def denoises(graph: Graph) -> int:
-        return 1 + ("first" in graph)
-
-    loop = [pytest.param(graph, ["loop"] * denoises(graph), id=name) for name, graph in LOOP.items()]
-    steps = STEP_BY_STEP | CUSTOM_STEP_BY_STEP
-    return loop + [pytest.param(graph, [why] * denoises(graph), id=name) for name, (graph, why) in steps.items()]
+def case(name: str, graph: Graph, way: str) -> Any:
+    return pytest.param(graph, [way] * (1 + ("first" in graph)), id=name)
 
 
-@pytest.mark.parametrize(("graph", "expected"), graphs_and_ways())
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [case(name, graph, "loop") for name, graph in LOOP.items()]
+    + [case(name, graph, reason) for name, (graph, reason) in (STEP_BY_STEP | CUSTOM_STEP_BY_STEP).items()],
+)
 def test_stock_nodes_give_the_same_latent_by_the_expected_way(comfyui, latent_of, graph, expected):
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == expected
+
+
+@pytest.mark.parametrize("graph", [pytest.param(graph, id=name) for name, graph in LOOP.items()])
+def test_stock_nodes_give_the_same_latent_where_one_picture_is_split(comfyui, latent_of, graph):
+    run = comfyui.queue(parallel(graph, cfg=1, ulysses=2), timeout=300)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])
