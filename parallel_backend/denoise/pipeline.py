@@ -82,12 +82,12 @@ class Pipeline:
         for patch, sampler in zip(self._patches, self._samplers, strict=True):
             if self._calls:
                 patch.of(self._latent).copy_(sampler.model_input)
-        previous: list[tuple[int, ...]] = []
+        previous: tuple[int, ...] | None = None
         for index, call in enumerate(self._calls):
             batches = self._prompts.at(float(call.sigma))
-            keys = [batch.key for batch in batches]
-            whole = len(self._patches) == 1 or call.step < self._warmup_steps or keys != previous
-            previous = keys
+            prompts = self._prompts.taking_part(float(call.sigma))
+            whole = len(self._patches) == 1 or call.step < self._warmup_steps or prompts != previous
+            previous = prompts
             numbers: Sequence[int | None] = [None] if whole else range(len(self._patches))
             for number in numbers:
                 self._take_updates(index, number)

@@ -22,10 +22,11 @@ class Batch:
 
 
 class Prompts:
-    """The prompts of some sides (positive, negative) for a batch of latents.
+    """The prompts of all sides (positive, negative) for a batch of latents.
 
     Args:
         sides: side number -> its prompts, whose tensors are looked up in `tensors`.
+        mine: the sides that this rank computes.
         batch: the whole latent batch; conditioning is repeated or cut to it, as ComfyUI spreads it.
         rows: the part of the batch that this rank computes.
     """
@@ -33,20 +34,31 @@ class Prompts:
     def __init__(
         self,
         sides: Mapping[int, Sequence[Prompt]],
+        mine: Sequence[int],
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
         batch: int,
         rows: slice,
     ) -> None:
         self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
+        self._mine = mine
         self._tensors = {name: _repeat(tensor.to(dtype), batch)[rows] for name, tensor in tensors.items()}
         self._batches: dict[tuple[int, ...], Batch] = {}
 
+    def taking_part(self, sigma: float) -> tuple[int, ...]:
+        """The numbers of the prompts, of all sides, that take part in a call at `sigma`; the same on every rank."""
+        return tuple(
+            index
+            for index, (_, prompt) in enumerate(self._prompts)
+            if (prompt.start is None or sigma <= prompt.start) and (prompt.end is None or sigma >= prompt.end)
+        )
+
     def at(self, sigma: float) -> list[Batch]:
-        """The batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
+        """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
         groups: dict[object, list[int]] = {}
-        for index, (_, prompt) in enumerate(self._prompts):
-            if (prompt.start is None or sigma <= prompt.start) and (prompt.end is None or sigma >= prompt.end):
+        for index in self.taking_part(sigma):
+            side, prompt = self._prompts[index]
+            if side in self._mine:
                 shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
                 groups.setdefault(shapes, []).append(index)
         return [self._batch(tuple(group)) for group in groups.values()]

@@ -87,7 +87,7 @@ class Engine:
         patches = model.patches(x.shape, plan.patches)
         dtype: torch.dtype = getattr(torch, message.compute_dtype)
         sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
-        mine = sides if plan.cfg == 1 else {mesh.cfg.rank: sides[mesh.cfg.rank]}
+        mine = list(sides) if plan.cfg == 1 else [mesh.cfg.rank]
         prompt_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
 
         def begin(latent: Tensor, patch: Patch | None) -> Steps:
@@ -117,8 +117,8 @@ class Engine:
         return Pipeline(
             mesh=mesh,
             forward=forward,
-            prompts=Prompts(mine, prompt_tensors, dtype, batch, rows),
-            guidance=Guidance(message.cfg, list(mine), mesh.cfg),
+            prompts=Prompts(sides, mine, prompt_tensors, dtype, batch, rows),
+            guidance=Guidance(message.cfg, mine, mesh.cfg),
             calls=schedule(lambda nothing: begin(nothing, None)),
             patches=patches,
             samplers=[sampler(patch) for patch in patches],

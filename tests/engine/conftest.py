@@ -36,6 +36,7 @@ class Job:
     batch: int = 1
     text: tuple[int, int] = (21, 21)
     seed: int = 3
+    positive_ends: float | None = None
     noise: Tensor = field(init=False)
     prompts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] = field(init=False)
 
@@ -72,7 +73,8 @@ class Runner:
         for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
             names = {"context": f"prompt.{side}.context", "y": f"prompt.{side}.y"}
             tensors |= {names["context"]: context, names["y"]: pooled}
-            sides.append([Prompt(names)])
+            end = job.positive_ends if side == "positive" else None
+            sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
         self.answer = self._backend.sample(
             tensors,
             lambda *_: None,

@@ -132,6 +132,15 @@ def test_pipefusion_depends_on_patches_and_warm_up_alone(
     assert torch.equal(run(job, plan), first), "not the same again"
 
 
+@pytest.mark.parametrize("plan", [cpu_plan(cfg=2, pipefusion=2, patches=3), cpu_plan(cfg=2, ulysses=2, patches=3)])
+def test_prompts_that_end_early_on_one_side_keep_all_ranks_in_step(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+) -> None:
+    job = job_of(models, 4, positive_ends=0.4)
+    assert relative_error(run(job, plan), run(job, cpu_plan(patches=3))) <= TOLERANCE
+    assert relative_error(run(job, plan), run(job_of(models, 4), plan)) > 10 * TOLERANCE
+
+
 def test_one_rank_with_patches_is_the_reference(run: Runner, models: dict[int, Path], simulated: Simulated) -> None:
     job = job_of(models, 4)
     for patches, warmup in DETERMINED:

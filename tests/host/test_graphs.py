@@ -315,6 +315,26 @@ def test_stock_nodes_give_the_same_latent_where_one_picture_is_split(comfyui, la
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
 
 
+@pytest.mark.parametrize("negative", ["cond-37-other", "cond-256"], ids=["texts of one length", "of two"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"cfg": 2},
+        {"cfg": 1, "ring": 2},
+        {"cfg": 1, "ulysses": 2},
+        {"data": 2},
+        {"pipefusion": 2},
+        {"weights": "sharded"},
+    ],
+    ids=str,
+)
+def test_every_plan_can_run_step_by_step(comfyui, latent_of, plan, negative):
+    graph = basic(sampler="lms", batch=2, negative=negative)
+    run, log = queue_logged(comfyui, parallel(graph, **plan))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == ["the sampler lms"]
+
+
 @pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])
 def test_a_cache_node_skips_forwards_of_the_workers(comfyui, name):
     graph = basic(steps=8, seed=SEED + 2)

@@ -473,6 +473,32 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
         "ulysses 4 needs 4 devices and no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
         "or write cpu:4 into devices to try it without GPUs.",
     ),
+    "more stages than blocks": (
+        {"devices": "cpu:4", "pipefusion": 4},
+        "pipefusion 4 is more than the model's 3 blocks: use cfg 2 x ring 1 x ulysses 2, or 0 (automatic) for all of "
+        "them.",
+    ),
+    "stages of other blocks": (
+        {"devices": "cpu:2", "pipefusion": 2, "stages": "1,1"},
+        "stages '1,1' gives 2 stages with 2 blocks, and pipefusion 2 needs 2 with 3: write \"1,2\", or nothing.",
+    ),
+    "stages that are no numbers": (
+        {"devices": "cpu:2", "pipefusion": 2, "stages": "half"},
+        "stages 'half' is not understood: write blocks a stage such as \"1,2\", or nothing.",
+    ),
+    "more patches than rows": (
+        {"devices": "cpu:2", "pipefusion": 2, "patches": 9},
+        "9 patches are more than the picture's 4 rows of tokens: use patches 4 at most, or a taller picture.",
+    ),
+    "more groups than pictures": (
+        {"devices": "cpu:2", "data": 2},
+        "data 2 is more than the batch of 1: use data 1 or a larger batch.",
+    ),
+    "weights split twice": (
+        {"devices": "cpu:2", "pipefusion": 2, "weights": "sharded"},
+        "weights sharded does not go with pipefusion 2, which splits the weights already: use weights replicated, or "
+        "pipefusion 1.",
+    ),
     "flash on the CPU": (
         {"devices": "cpu:1", "attention": "flash"},
         "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
@@ -485,7 +511,14 @@ def test_a_plan_that_cannot_work_is_refused_with_one_that_does(refusal, plan, ex
     assert refusal(parallel(small(), **plan)) == expected
 
 
-@pytest.mark.parametrize("degree", ["ulysses", "ring"])
+def test_two_sides_are_refused_where_there_is_one(refusal):
+    assert refusal(parallel(small(cfg=1.0), "cpu:2", cfg=2)) == (
+        "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): set "
+        "cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
+    )
+
+
+@pytest.mark.parametrize("degree", ["data", "cfg", "pipefusion", "ulysses", "ring", "patches", "warmup_steps"])
 def test_a_negative_degree_is_rejected_before_anything_runs(comfyui, degree):
     run = comfyui.queue(parallel(small(), "cpu:1", **{degree: -1}))
     assert run.status == "rejected"
