@@ -92,13 +92,17 @@ class Runner:
         )
         return self.answer.frame.tensors["result"]
 
+    def close(self) -> None:
+        """End the workers."""
+        self._backend.close()
+
 
 @pytest.fixture(scope="session")
 def run() -> Iterator[Runner]:
     """Runs a job under a plan on real workers."""
-    backend = Backend()
-    yield Runner(backend)
-    backend.close()
+    runner = Runner(Backend())
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +130,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = [index for index, item in enumerate(items) if item in here]
     for index, item in zip(places, sorted(here, key=_workers), strict=True):
         items[index] = item
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the workers with this folder's last test, so that they are not in the way of other folders' tests."""
+    last = nextitem is None or Path(__file__).parent not in nextitem.path.parents
+    if last and "run" in item.funcargs:
+        item.funcargs["run"].close()
 
 
 def _workers(item: pytest.Item) -> int:
