@@ -64,8 +64,9 @@ class Runner:
         self._backend = backend
         self.answer: Answer | None = None
 
-    def __call__(self, job: Job, plan: ResolvedPlan) -> Tensor:
-        """The final latent."""
+    def __call__(self, job: Job, plan: ResolvedPlan, cancel_at: int | None = None) -> Tensor:
+        """The final latent. With `cancel_at` the run is cancelled once that step is reported."""
+        seen: list[int] = []
         status = os.stat(job.path)
         spec = ModelSpec("flux", str(job.path), status.st_mtime_ns, status.st_size, "float32")
         tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas}
@@ -77,8 +78,8 @@ class Runner:
             sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
         self.answer = self._backend.sample(
             tensors,
-            lambda *_: None,
-            lambda: False,
+            lambda step, *_: seen.append(step),
+            lambda: cancel_at in seen,
             model=spec,
             plan=plan,
             compute_dtype="float32",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from parallel_backend.errors import Cancelled
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.pipefusion_simulation import simulate
@@ -130,6 +131,17 @@ def test_pipefusion_depends_on_patches_and_warm_up_alone(
         first = run(job, plan)
         assert relative_error(first, simulated(job, patches, warmup)) <= TOLERANCE, plan.describe()
     assert torch.equal(run(job, plan), first), "not the same again"
+
+
+@pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2, patches=3), cpu_plan(pipefusion=2, ring=2, patches=4)])
+def test_cancel_in_the_middle_of_streaming_leaves_the_workers_right(
+    run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan
+) -> None:
+    long = Job(models[4], sigmas(300), height=17, width=13, text=(21, 8))
+    with pytest.raises(Cancelled):
+        run(long, plan, cancel_at=3)
+    job = job_of(models, 4)
+    assert relative_error(run(job, plan), simulated(job, plan.patches)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", [cpu_plan(cfg=2, pipefusion=2, patches=3), cpu_plan(cfg=2, ulysses=2, patches=3)])
