@@ -69,9 +69,13 @@ def server(own_server: ComfyUI) -> ComfyUI:
 
 
 def workers(server: ComfyUI) -> list[psutil.Process]:
-    """The live workers by rank."""
+    """The server's live workers by rank."""
+    return workers_among(server.children())
+
+
+def workers_among(processes: list[psutil.Process]) -> list[psutil.Process]:
     ranks = {}
-    for process in server.children():
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             if "parallel_backend.worker" in process.cmdline():
                 ranks[int(process.environ()["RANK"])] = process
@@ -226,7 +230,7 @@ def test_a_worker_that_hangs_is_one_clear_error_and_leaves_nothing(tmp_path, mon
     backend = Backend(Deadlines(silence=10))
     try:
         backend.forward(model, cpu_plan(ulysses=2), "float32", tensors, lambda: False)
-        before = psutil.Process().children()
+        before = workers_among(psutil.Process().children())
         before[1].send_signal(signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match=rf"of 2 \(cpu\) has not answered for 1\d s while [a-z ]+{AFTERWARDS}$"):
             backend.forward(model, cpu_plan(ulysses=2), "float32", tensors, lambda: False)

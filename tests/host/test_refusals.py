@@ -475,8 +475,7 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more stages than blocks": (
         {"devices": "cpu:4", "pipefusion": 4},
-        "pipefusion 4 is more than the model's 3 blocks: use cfg 2 x ring 1 x ulysses 2, or 0 (automatic) for all of "
-        "them.",
+        "pipefusion 4 is more than the model's 3 blocks: use ring 1 x ulysses 4, or 0 (automatic) for all of them.",
     ),
     "stages of other blocks": (
         {"devices": "cpu:2", "pipefusion": 2, "stages": "1,1"},
