@@ -103,8 +103,9 @@ def kill(*processes: psutil.Process) -> None:
 
 def alive(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+        threads = os.listdir(f"/proc/{process.pid}/task")  # the kernel ends them one by one, the first being no sign
+        return bool(process.status() != psutil.STATUS_ZOMBIE) or len(threads) > 1
+    except (psutil.NoSuchProcess, FileNotFoundError):
         return False
 
 
