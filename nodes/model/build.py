@@ -18,7 +18,7 @@ from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
-from .remote import RemoteModel
+from .remote import RemoteModel, dtype_name
 
 WEIGHT_DTYPES = MappingProxyType({"default": None, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2})
 """The choices of Load Diffusion Model that the workers carry."""
@@ -34,7 +34,7 @@ def load_model(
     """
     family = FAMILIES[family_name]
     part, config = family.inspect(read_header(path))
-    devices = check(plan, torch.cuda.device_count(), family.limits(config))
+    devices = check(plan, torch.cuda.device_count(), family.shape(config).limits)
     tensors = part.meta_tensors()
     model_config = comfy.model_detection.model_config_from_unet(tensors, "")
     if model_config is None:
@@ -48,7 +48,7 @@ def load_model(
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
     status = os.stat(path)
-    spec = ModelSpec(family_name, str(path), status.st_mtime_ns, status.st_size, str(dtype).removeprefix("torch."))
+    spec = ModelSpec(family_name, str(path), status.st_mtime_ns, status.st_size, dtype_name(dtype))
     size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
     remote = RemoteModel(backend, family, config, spec, plan, devices, size)
     model = model_config.get_model(tensors, "", device=torch.device("meta"))

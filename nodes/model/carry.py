@@ -18,6 +18,7 @@ from torch import Tensor
 from ...parallel_backend.denoise import samplers
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.wire.messages import FlowSettings, Prompt
+from .remote import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
 
 MODEL_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
@@ -86,6 +87,16 @@ def two_sided(run: SamplerRun) -> bool:
     return run.guider.conds.get("negative") is not None and not unused
 
 
+def example_of(run: SamplerRun) -> dict[str, Tensor]:
+    """The tensors of one forward of the run's longest prompt, in the compute dtype."""
+    dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
+    prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
+    longest = max(prompts, key=lambda conds: conds["c_crossattn"].cond.shape[1])
+    given = {TENSOR_NAMES[name]: condition.cond.to(dtype) for name, condition in longest.items()}
+    tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in given.items()}
+    return {"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}
+
+
 def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields and tensors of the Sample message that does the same.
 
@@ -96,7 +107,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     name, options = _sampler(run.sampler)
     prompts, tensors = _prompts(run)
     fields: dict[str, Any] = {
-        "compute_dtype": str(run.guider.inner_model.get_dtype_inference()).removeprefix("torch."),
+        "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampler": name,
         "options": options,
         "seed": run.extra_args["seed"],

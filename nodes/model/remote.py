@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch import Tensor
 from ...parallel_backend.attention.kernels import Kernel, choose_kernel
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
+from ...parallel_backend.host.planner import Question
 from ...parallel_backend.models.family import Family, ModelSpec
-from ...parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload, resolve
+from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
+from ...parallel_backend.plan.cost import Job
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,46 @@ class RemoteModel:
     devices: tuple[str, ...]
     weight_bytes: int
 
-    def plan(self, latent_shape: Sequence[int], two_sided: bool) -> ResolvedPlan:
-        """The plan for a latent and its prompts. Raises Refused where the wish cannot be met."""
-        job = Workload(latent_shape[0], two_sided, self.family.token_rows(self.config, latent_shape))
-        return resolve(self.wish, torch.cuda.device_count(), self.family.limits(self.config), job)
+    def plan(self, forward: Mapping[str, Tensor], dtype: torch.dtype, two_sided: bool, steps: int) -> ResolvedPlan:
+        """The plan for a job: the fastest that does what is wished for.
+
+        Args:
+            forward: the tensors of one forward of one side, with the longest prompt.
+            dtype: the compute dtype.
+            two_sided: whether a negative side takes part.
+            steps: of the sampler.
+
+        Raises:
+            Refused: the wish cannot be met.
+        """
+        shape = tuple(forward["x"].shape)
+        workload = Workload(shape[0], two_sided, self.family.token_rows(self.config, shape))
+        job = Job(
+            image_tokens=self.family.image_tokens(self.config, shape),
+            text_tokens=forward["context"].shape[1],
+            batch=shape[0],
+            two_sided=two_sided,
+            steps=steps,
+            element=dtype.itemsize,
+            weight_element=self.weight_bytes / self.shape.parameters,
+        )
+        question = Question(self.wish, torch.cuda.device_count(), self.spec, self.shape, workload, job)
+        try:
+            return self.backend.plan(
+                question, dtype_name(dtype), forward, comfy.model_management.processing_interrupted
+            )
+        except Cancelled:
+            raise _interrupted() from None
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's size and limits."""
+        return self.family.shape(self.config)
 
     def kernel(self, dtype: torch.dtype) -> Kernel:
         """The attention kernel the workers will use. Raises Refused where the plan's choice cannot run."""
         device = torch.device(self.devices[0])
-        return choose_kernel(self.wish.attention, device, dtype, self.family.limits(self.config).head_dim)
+        return choose_kernel(self.wish.attention, device, dtype, self.shape.head_dim)
 
     def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
@@ -75,14 +108,19 @@ class RemoteModel:
 
     def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Run the model once in a compute dtype; a batch of two or more may be a positive and a negative side."""
-        name = str(dtype).removeprefix("torch.")
-        shape = tensors["x"].shape
-        plan = self.plan(shape, two_sided=self.wish.cfg == 2 or shape[0] > 1)
+        two_sided = self.wish.cfg == 2 or tensors["x"].shape[0] > 1
+        plan = self.plan(tensors, dtype, two_sided, steps=1)
+        interrupted = comfy.model_management.processing_interrupted
         try:
-            answer = self.backend.forward(self.spec, plan, name, tensors, comfy.model_management.processing_interrupted)
+            answer = self.backend.forward(self.spec, plan, dtype_name(dtype), tensors, interrupted)
         except Cancelled:
             raise _interrupted() from None
         return answer.frame.tensors["result"]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Its name in messages, such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _interrupted() -> BaseException:

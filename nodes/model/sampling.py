@@ -9,12 +9,17 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
-from .carry import NotCarried, SamplerRun, fields_of, refuse_what_cannot_work, two_sided
+from .carry import NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .remote import RemoteModel
 
 log = logging.getLogger(__name__)
 
 STRICT = "parallel_strict"
+
+STAGES_IN_TURN = (
+    "; each call passes the whole picture through the pipeline's stages one after the other, which is exact but slower "
+    "than patches: only one stage works at a time"
+)
 
 
 def run_in_workers(
@@ -43,8 +48,7 @@ def run_in_workers(
             given = {name: c.cond for name, c in entry["model_conds"].items()}
             remote.check(noise, {"context": given.pop("c_crossattn"), **given})
     remote.check_numbers("latent", latent_image)
-    plan = remote.plan(noise.shape, two_sided(run))
-    where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
+    not_carried = None
     try:
         if executor.idx + 1 < len(executor.wrappers):
             raise NotCarried("another wrapper around the sampler")
@@ -54,8 +58,15 @@ def run_in_workers(
             raise Refused(
                 f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
+        not_carried = reason
+    plan = remote.plan(example_of(run), guider.inner_model.get_dtype_inference(), two_sided(run), len(sigmas) - 1)
+    where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
+    if not_carried is not None:
         log.info(
-            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s", where, reason
+            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s%s",
+            where,
+            not_carried,
+            "" if plan.pipefusion == 1 else STAGES_IN_TURN,
         )
         return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)

@@ -9,19 +9,32 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
-from ..plan import ResolvedPlan
-from ..wire.messages import Forward, Release, Sample
+from ..plan import AXES, ResolvedPlan
+from ..plan.measure import BlockTimes, Machine, cached, machine_key
+from ..wire.messages import BlocksMeasured, Forward, MachineMeasured, MeasureBlocks, MeasureMachine, Release, Sample
 from .group import Answer, Deadlines, Interrupted, OnProgress, WorkerGroup
+from .planner import Planner, Question
 from .report import table
 from .versions import check_versions
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Backend", "Deadlines"]
+
+
+def _no_progress(step: int, denoised: Tensor, x: Tensor) -> None:
+    """Requests other than Sample report no steps."""
+
+
+def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
+    """All workers of a plan on one axis, each with everything."""
+    one = dict.fromkeys(AXES, 1) | {"ulysses": plan.world_size}
+    return msgspec.structs.replace(plan, **one, patches=1, stages=(sum(plan.stages),), weights="replicated")
 
 
 class Backend:
@@ -34,6 +47,7 @@ class Backend:
         self._generations = itertools.count(1)
         self._requests = itertools.count(1)
         self._lock = threading.RLock()
+        self._planner = Planner()
         self._closing = threading.Event()
 
     def sample(
@@ -61,6 +75,55 @@ class Backend:
         """Run the model once; `result` is its output in the compute dtype, on the CPU. Raises as `sample` does."""
         fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
         return self._request(Forward, fields, tensors, _no_progress, interrupted)
+
+    def plan(
+        self, question: Question, compute_dtype: str, example: Mapping[str, Tensor], interrupted: Interrupted
+    ) -> ResolvedPlan:
+        """The plan for a job; the first time on a machine its workers measure it, so they may be started.
+
+        Args:
+            example: the tensors of one forward of the job.
+
+        Raises:
+            Refused: no plan can work; the sentence says what does.
+            Cancelled, WorkerFailed: as `sample` does.
+        """
+        return self._planner.choose(
+            question,
+            measure_machine=lambda plan: self._machine(plan, interrupted),
+            measure_blocks=lambda plan: self._block_times(question.spec, plan, compute_dtype, example, interrupted),
+        )
+
+    def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
+        """How fast a plan's devices and their links are."""
+
+        def measure() -> Machine:
+            request = MeasureMachine(next(self._requests), _side_by_side(plan))
+            message = self._ask(request, {}, interrupted).frame.message
+            assert isinstance(message, MachineMeasured)
+            return message.machine
+
+        return cached(machine_key(plan.devices), Machine, measure)
+
+    def _block_times(
+        self,
+        model: ModelSpec,
+        plan: ResolvedPlan,
+        compute_dtype: str,
+        tensors: Mapping[str, Tensor],
+        interrupted: Interrupted,
+    ) -> BlockTimes:
+        """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
+
+        def measure() -> BlockTimes:
+            request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype)
+            message = self._ask(request, tensors, interrupted).frame.message
+            assert isinstance(message, BlocksMeasured)
+            return message.times
+
+        shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
+        key = f"{machine_key(plan.devices)}\n{model}\n{plan.attention} {compute_dtype} {shapes}"
+        return cached(key, BlockTimes, measure)
 
     def held_bytes(self, model: ModelSpec) -> int:
         """Bytes of this model's weights that rank 0 of a running group holds; 0 if none does."""
@@ -103,23 +166,35 @@ class Backend:
         on_progress: OnProgress,
         interrupted: Interrupted,
     ) -> Answer:
+        with self._lock:
+            message = kind(request=next(self._requests), **fields)
+            answer = self._ask(message, tensors, interrupted, on_progress)
+            self._held[message.plan.devices] = (message.model, answer.frame.message.held_bytes)
+            if isinstance(message, Sample):
+                log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
+            return answer
+
+    def _ask(
+        self,
+        message: Sample | Forward | MeasureMachine | MeasureBlocks,
+        tensors: Mapping[str, Tensor],
+        interrupted: Interrupted,
+        on_progress: OnProgress = _no_progress,
+    ) -> Answer:
+        """Have a message carried out by the workers of its plan."""
+
         def stopped() -> bool:
             return self._closing.is_set() or interrupted()
 
         with self._lock:
             if self._closing.is_set():
                 raise Cancelled
-            message = kind(request=next(self._requests), **fields)
             group = self._group(message.plan, stopped)
             try:
-                answer = group.carry_out(message, tensors, on_progress, stopped)
+                return group.carry_out(message, tensors, on_progress, stopped)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)
-            self._held[message.plan.devices] = (message.model, answer.frame.message.held_bytes)
-            if isinstance(message, Sample):
-                log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
-            return answer
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way."""
@@ -140,7 +215,3 @@ class Backend:
     def _forget(self, devices: tuple[str, ...]) -> None:
         self._groups.pop(devices, None)
         self._held.pop(devices, None)
-
-
-def _no_progress(step: int, denoised: Tensor, x: Tensor) -> None:
-    """Requests other than Sample report no steps."""

@@ -13,7 +13,23 @@ from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
 from ..wire.frames import Frame
-from ..wire.messages import Cancel, Done, Failed, Forward, Progress, Ready, Release, Report, Sample, Shutdown, Stopped
+from ..wire.messages import (
+    BlocksMeasured,
+    Cancel,
+    Done,
+    Failed,
+    Forward,
+    MachineMeasured,
+    MeasureBlocks,
+    MeasureMachine,
+    Progress,
+    Ready,
+    Release,
+    Report,
+    Sample,
+    Shutdown,
+    Stopped,
+)
 from . import diagnosis
 from .channel import Channel, Disconnected, Received
 from .launcher import Launched, launch, make_directory, socket_path
@@ -24,6 +40,8 @@ OnProgress = Callable[[int, Tensor, Tensor], None]
 Interrupted = Callable[[], bool]
 
 POLL_SECONDS = 0.05
+
+Request = Sample | Forward | MeasureMachine | MeasureBlocks | Release
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Answer:
-    """The frame of a request's Done message and what the request cost on each rank, in no order."""
+    """The frame that answers a request and what the request cost on each rank, in no order."""
 
     frame: Frame
     reports: list[Report]
@@ -101,7 +119,7 @@ class WorkerGroup:
 
     def carry_out(
         self,
-        message: Sample | Forward | Release,
+        message: Request,
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
         interrupted: Interrupted,
@@ -139,7 +157,7 @@ class WorkerGroup:
 
     def _converse(
         self,
-        message: Sample | Forward | Release,
+        message: Request,
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
         interrupted: Interrupted,
@@ -150,7 +168,7 @@ class WorkerGroup:
         stopped_by: BaseException | None = None
         answer: Answer | None = None
         reports: list[Report] = []
-        expected = 0 if isinstance(message, Release) else len(self.devices)
+        expected = len(self.devices) if isinstance(message, (Sample, Forward)) else 0
         while answer is None or len(reports) < expected:
             frame = self._next_frame(started)
             match frame.message if frame else None:
@@ -161,7 +179,7 @@ class WorkerGroup:
                         stopped_by = error
                 case Report() as report:
                     reports.append(report)
-                case Done() if frame is not None:
+                case Done() | MachineMeasured() | BlocksMeasured() if frame is not None:
                     answer = Answer(frame, reports)
                 case Stopped():
                     raise stopped_by or Cancelled
@@ -178,7 +196,7 @@ class WorkerGroup:
             raise stopped_by
         return answer
 
-    def _send(self, message: Sample | Forward | Release | Cancel, tensors: Mapping[str, Tensor]) -> None:
+    def _send(self, message: Request | Cancel, tensors: Mapping[str, Tensor]) -> None:
         try:
             self._channel.send(0, message, tensors)
         except OSError:

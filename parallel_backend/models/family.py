@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout import TokenLayout
-from ..plan import ModelLimits
+from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
 
@@ -136,11 +136,17 @@ class Family(Protocol):
             Refused: the file holds no model of this family, or lacks tensors.
         """
 
-    def limits(self, config: Any) -> ModelLimits:
-        """What a plan for this model may be."""
+    def shape(self, config: Any) -> ModelShape:
+        """Its size and limits, for the choice of a plan."""
 
     def token_rows(self, config: Any, latent_shape: Sequence[int]) -> int:
         """Into how many patches a picture can be cut at most."""
+
+    def image_tokens(self, config: Any, latent_shape: Sequence[int]) -> int:
+        """Image tokens of one batch item."""
+
+    def two_of_each(self, config: Any) -> tuple[Any, tuple[int, ...]]:
+        """The configuration of a model with two blocks of each kind, in order, and how many the real one has of each."""
 
     def check(self, config: Any, latent: Tensor, conditioning: Conditioning) -> None:
         """Refuse inputs whose sizes the model cannot take.

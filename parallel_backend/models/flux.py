@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..errors import Refused
 from ..layout import TokenLayout, cut, length
-from ..plan import ModelLimits
+from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
 from ..weights.flux_keys import HEAD_DIM, TIME_FEATURES, flux_keys
 from ..weights.keymap import KeyMap
@@ -77,13 +77,35 @@ class FluxFamily:
         self._check_tensors(part, config)
         return part, config
 
-    def limits(self, config: FluxConfig) -> ModelLimits:
-        """A Ulysses degree is at most the number of heads, a PipeFusion degree the number of blocks."""
-        return ModelLimits(config.heads, HEAD_DIM, config.double_blocks + config.single_blocks)
+    def shape(self, config: FluxConfig) -> ModelShape:
+        """Parameters by the sizes of diffusers' modules, biases and norms left out."""
+        square = config.hidden**2
+        embedders = config.pooled_width + TIME_FEATURES * (1 + config.guidance)
+        return ModelShape(
+            name="flux",
+            hidden=config.hidden,
+            heads=config.heads,
+            double_blocks=config.double_blocks,
+            single_blocks=config.single_blocks,
+            double_weights=36 * square,
+            single_weights=15 * square,
+            other_weights=config.hidden * (2 * config.channels * PATCH**2 + config.text_width + embedders)
+            + (4 + config.guidance) * square,
+            token_weights=12 * square,
+            channels=config.channels * PATCH**2,
+        )
 
     def token_rows(self, config: FluxConfig, latent_shape: Sequence[int]) -> int:
         """Patches are whole rows of tokens."""
         return _grid(latent_shape)[0]
+
+    def image_tokens(self, config: FluxConfig, latent_shape: Sequence[int]) -> int:
+        """One for each 2 x 2 of the latent."""
+        return math.prod(_grid(latent_shape))
+
+    def two_of_each(self, config: FluxConfig) -> tuple[FluxConfig, tuple[int, ...]]:
+        """Double blocks, then single ones."""
+        return replace(config, double_blocks=2, single_blocks=2), (config.double_blocks, config.single_blocks)
 
     def check(self, config: FluxConfig, latent: Tensor, conditioning: Conditioning) -> None:
         """Refuse a latent or conditioning of the wrong width, in one sentence with the numbers."""

@@ -1,17 +1,20 @@
 """Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
 
 from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload
-from .resolve import candidates, check, resolve
+from .profiles import ModelShape
+from .resolve import candidates, check, feasible, resolve
 
 __all__ = [
     "AXES",
     "MAX_WORLD_SIZE",
     "WEIGHTS",
     "ModelLimits",
+    "ModelShape",
     "ParallelPlan",
     "ResolvedPlan",
     "Workload",
     "candidates",
     "check",
+    "feasible",
     "resolve",
 ]

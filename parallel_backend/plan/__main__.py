@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import Refused
 from .choose import best, table
 from .cost import Job
-from .plan import WEIGHTS, ModelLimits, ParallelPlan, Workload
+from .plan import WEIGHTS, ParallelPlan, Workload
 from .profiles import ModelShape, model_names, model_shape, profile, profile_names
 from .resolve import candidates
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         weights=asked.weights,
         patches=asked.patches,
     )
-    found = candidates(wish, asked.devices, ModelLimits(model.heads, model.head_dim, model.blocks), workload)
+    found = candidates(wish, asked.devices, model.limits, workload)
     limit = machine.device.memory if asked.memory is None else asked.memory
     print(
         f"{model.name}, {job.image_tokens} image and {job.text_tokens} text tokens, batch {job.batch}, "

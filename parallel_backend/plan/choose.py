@@ -32,6 +32,7 @@ class Choice:
     ranking: list[Ranked]
     single: Ranked
     why: str
+    better_alone: bool
 
 
 def rank(
@@ -61,24 +62,28 @@ def best(
     profile: Profile,
     memory_limit: float | None = None,
     stale: bool = False,
+    others: Sequence[ResolvedPlan] = (),
 ) -> Choice:
     """The fastest candidate that fits, with the reason.
 
     Args:
         stale: also choose among plans with PipeFusion patches, which change the picture.
+        others: plans that were not asked for, to name one of them where no candidate fits.
 
     Raises:
-        Refused: no candidate fits into memory; with the numbers.
+        Refused: no candidate fits into memory; with the numbers and a plan that does.
     """
     limit = profile.device.memory if memory_limit is None else memory_limit
     ranking = rank(candidates, model, workload, profile, limit)
     fitting = [entry for entry in ranking if entry.breakdown.memory <= limit]
     allowed = [entry for entry in fitting if stale or not is_stale(entry.plan)]
     if not allowed:
-        raise Refused(_none_fits(ranking, fitting, limit))
+        instead = [r for r in rank(others, model, workload, profile, limit) if r.breakdown.memory <= limit]
+        raise Refused(_none_fits(ranking, fitting, instead, limit))
     chosen = allowed[0]
     (single,) = rank([single_device(chosen.plan)], model, workload, profile, limit)
-    return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single, limit))
+    alone = chosen.plan.world_size > 1 and single.breakdown.memory <= limit and single.seconds <= chosen.seconds
+    return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single, limit), alone)
 
 
 def is_stale(plan: ResolvedPlan) -> bool:
@@ -131,7 +136,7 @@ def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan |
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], limit: float) -> str:
+def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], limit: float) -> str:
     if fitting:
         return (
             f"only plans that change the picture fit into {limit / 1e9:.1f} GB, such as {fitting[0].plan.degrees} with "
@@ -141,9 +146,14 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], limit: floa
         return "no plan goes with these devices and this job: set degrees to 0 (automatic), or choose other devices."
     least = min(ranking, key=lambda entry: entry.breakdown.memory)
     need, weights = least.breakdown.memory / 1e9, least.breakdown.weights / 1e9
+    way_out = "use more devices, smaller weights (fp8, GGUF) or a smaller job"
+    if instead:
+        other = instead[0]
+        sharded = " with weights sharded" if other.plan.weights == "sharded" else ""
+        way_out = f"use {other.plan.degrees}{sharded}, which needs {other.breakdown.memory / 1e9:.1f} GB"
     return (
         f"the leanest plan, {least.plan.degrees}, needs {need:.1f} GB on each device ({weights:.1f} GB of it weights) and "
-        f"{limit / 1e9:.1f} GB are there: use weights sharded, PipeFusion, smaller weights (fp8, GGUF) or a smaller job."
+        f"{limit / 1e9:.1f} GB are there: {way_out}."
     )
 
 

@@ -27,7 +27,10 @@ Flow = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class Job:
-    """What is denoised: tokens of one batch item, whether a negative branch takes part, bytes an element."""
+    """What is denoised: tokens of one batch item, whether a negative branch takes part.
+
+    `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less).
+    """
 
     image_tokens: int
     text_tokens: int
@@ -35,6 +38,7 @@ class Job:
     two_sided: bool = False
     steps: int = 28
     element: int = 2
+    weight_element: float = 2
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ class _Estimate:
         world = self.plan.world_size
         if self.plan.weights != "sharded" or world == 1:
             return 0.0
-        size = self.model.weights(0, blocks) / blocks * self.job.element * (world - 1) / world
+        size = self.model.weights(0, blocks) / blocks * self.job.weight_element * (world - 1) / world
         taken = transfer_seconds(((rank, (rank + 1) % world, size) for rank in range(world)), self.profile.levels)
         return taken + (blocks - 1) * (taken - self.profile.overlap * min(taken, block_seconds))
 
@@ -287,7 +291,7 @@ class _Estimate:
         if plan.weights == "sharded":
             largest = max(model.double_weights, model.single_weights)
             held = held / plan.world_size + 2 * min(largest, held)  # the block in use and the one being gathered
-        weights = held * job.element
+        weights = held * job.weight_element
         inner = plan.ring * plan.ulysses
         everything = self.batch * (job.image_tokens + self.text)
         activations = ACTIVATION_COPIES * math.ceil(everything / inner) * model.hidden * job.element

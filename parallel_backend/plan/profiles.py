@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..errors import Refused
+from .plan import ModelLimits
 
 GIGA = 1e9
 TERA = 1e12
@@ -47,6 +48,16 @@ class ModelShape:
     def blocks(self) -> int:
         """Blocks of both kinds."""
         return self.double_blocks + self.single_blocks
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What a plan for this model may be."""
+        return ModelLimits(self.heads, self.head_dim, self.blocks)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters in all."""
+        return self.weights(0, self.blocks) + self.other_weights
 
     @property
     def head_dim(self) -> int:
@@ -174,6 +185,8 @@ PCIE4 = (
 # Without peer-to-peer everything is copied through host memory: half the speed, longer start.
 HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
 
+PCIE_OVERLAP = 0.69  # fitted
+
 ETHERNET_100 = Level(1024, 11 * GIGA, 80 * MICRO)  # one 100 Gbit port a node, shared by its GPUs
 ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
 
@@ -182,8 +195,8 @@ def _profiles() -> dict[str, Profile]:
     found = (
         Profile("h100-nvlink", H100, (NVLINK4, INFINIBAND), 1.0, EAGER),
         Profile("a100-nvlink", A100, (NVLINK3, INFINIBAND), 1.0, EAGER),
-        Profile("l40-pcie", L40, (*PCIE4, ETHERNET_100), 0.69, EAGER),
-        Profile("4090-no-p2p", RTX_4090, (*HOST_COPY, ETHERNET_10), 0.69, EAGER),
+        Profile("l40-pcie", L40, (*PCIE4, ETHERNET_100), PCIE_OVERLAP, EAGER),
+        Profile("4090-no-p2p", RTX_4090, (*HOST_COPY, ETHERNET_10), PCIE_OVERLAP, EAGER),
         Profile("2x8-100gbit", A100, (NVLINK3, ETHERNET_100), 1.0, EAGER),
         Profile("2x8-10gbit", A100, (NVLINK3, ETHERNET_10), 1.0, EAGER),
     )

@@ -22,11 +22,16 @@ def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -
     Raises:
         Refused: the plan cannot work; the sentence names one that does.
     """
+    return min(feasible(plan, gpus, limits, job), key=_preference)
+
+
+def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> list[ResolvedPlan]:
+    """The candidates, of which there is at least one. Raises Refused as `resolve` does."""
     _check_fields(plan, gpus, limits, job)
     found = candidates(plan, gpus, limits, job)
-    if found:
-        return min(found, key=_preference)
-    raise Refused(_why_none(plan, gpus, limits, job))
+    if not found:
+        raise Refused(_why_none(plan, gpus, limits, job))
+    return found
 
 
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> list[ResolvedPlan]:

@@ -6,6 +6,7 @@ import msgspec
 
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
+from ..plan.measure import BlockTimes, Machine
 
 PROTOCOL = 1
 """Raised whenever a message or the framing changes; both sides must agree."""
@@ -60,6 +61,22 @@ class Sample(Message, frozen=True):
 
 class Forward(Message, frozen=True):
     """Run the model once. Tensors: `x` (compute dtype), `timestep`, and the conditioning by the model's names."""
+
+    request: int
+    model: ModelSpec
+    plan: ResolvedPlan
+    compute_dtype: str
+
+
+class MeasureMachine(Message, frozen=True):
+    """Measure how fast devices and links are. The plan joins all ranks on one axis."""
+
+    request: int
+    plan: ResolvedPlan
+
+
+class MeasureBlocks(Message, frozen=True):
+    """Time one block of each kind of a model, without its weights. Tensors as for Forward."""
 
     request: int
     model: ModelSpec
@@ -131,6 +148,20 @@ class Done(Message, frozen=True):
     held_bytes: int
 
 
+class MachineMeasured(Message, frozen=True):
+    """The answer to MeasureMachine."""
+
+    request: int
+    machine: Machine
+
+
+class BlocksMeasured(Message, frozen=True):
+    """The answer to MeasureBlocks."""
+
+    request: int
+    times: BlockTimes
+
+
 class Stopped(Message, frozen=True):
     """The request was cancelled on all ranks, which are idle again."""
 
@@ -150,5 +181,5 @@ class Failed(Message, frozen=True):
     at: float
 
 
-ToWorker = Sample | Forward | Release | Cancel | Shutdown
-ToHost = Hello | Ready | Pulse | Progress | Report | Done | Stopped | Failed
+ToWorker = Sample | Forward | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
+ToHost = Hello | Ready | Pulse | Progress | Report | Done | MachineMeasured | BlocksMeasured | Stopped | Failed

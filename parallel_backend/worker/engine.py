@@ -20,13 +20,29 @@ from ..denoise.stage import Inputs, StageForward
 from ..errors import Cancelled
 from ..layout import cut, length
 from ..mesh import Mesh, build_mesh
+from ..models import FAMILIES
 from ..models.family import Model, ModelSpec, Patch
 from ..plan import ResolvedPlan
+from ..plan.measure import BlockTimes, measure
+from ..weights.checkpoint import read_header
 from ..wire.frames import Frame
-from ..wire.messages import Done, Forward, Progress, Release, Report, Sample, Stopped
+from ..wire.messages import (
+    BlocksMeasured,
+    Done,
+    Forward,
+    MachineMeasured,
+    MeasureBlocks,
+    MeasureMachine,
+    Progress,
+    Release,
+    Report,
+    Sample,
+    Stopped,
+)
 from .environment import Environment
-from .holder import Holder
+from .holder import STORAGE_DTYPES, Holder
 from .link import Link
+from .measuring import time_blocks
 from .status import Status
 from .world import World
 
@@ -53,6 +69,10 @@ class Engine:
                 self._sample(message, tensors)
             case Forward():
                 self._single_forward(message, tensors)
+            case MeasureMachine():
+                self._measure_machine(message)
+            case MeasureBlocks():
+                self._measure_blocks(message, tensors)
             case Release():
                 self._holder.release()
                 if self._world.rank == 0:
@@ -160,6 +180,27 @@ class Engine:
         if mesh.reports:
             assert output is not None
             self._link.send(Done(message.request, self._holder.nbytes), {"result": output})
+
+    def _measure_machine(self, message: MeasureMachine) -> None:
+        mesh = self._mesh(message.plan)
+        self._status.enter("measuring devices and links")
+        machine = measure(self._device, mesh.ulysses)
+        if mesh.reports:
+            self._link.send(MachineMeasured(message.request, machine))
+
+    def _measure_blocks(self, message: MeasureBlocks, tensors: dict[str, Tensor]) -> None:
+        mesh = self._mesh(message.plan)
+        self._status.enter("timing the model's blocks")
+        spec = message.model
+        family = FAMILIES[spec.family]
+        _, config = family.inspect(read_header(spec.path))
+        dtype = STORAGE_DTYPES[spec.dtype]
+        seconds, counts = time_blocks(family, config, message.plan, self._device, dtype, tensors)
+        local = torch.tensor(seconds, device=self._device)[None, :, None]
+        everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
+        if mesh.reports:
+            times = BlockTimes(tuple(tuple(rank) for rank in everyone.tolist()), counts)
+            self._link.send(BlocksMeasured(message.request, times))
 
     def _mesh(self, plan: ResolvedPlan) -> Mesh:
         """The communicators of a plan; those of the plan before are closed."""

@@ -1,0 +1,205 @@
+"""Device and link speed of this machine, measured by its workers once, in about two seconds, and kept in a cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import psutil
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .profiles import EAGER, PCIE_OVERLAP, Device, Level, Profile
+
+BUDGET = 0.2
+"""Seconds spent on one measurement, at most (one run may take longer)."""
+
+MODEL_OPERATION = 6
+"""Host time of an operation inside diffusers' modules, in bare operations (19 µs against 3 µs on one CPU core)."""
+
+FLOAT = 4
+"""Bytes of the elements sent."""
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was found: FLOP/s, bytes/s, seconds of host time an operation of a model, bytes of memory for one worker.
+
+    Each is that of the slowest or smallest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of
+    one rank in an all-to-all of all ranks, `link_latency` the seconds of an empty one.
+    """
+
+    matmul: float
+    attention: float
+    bandwidth: float
+    launch: float
+    memory: float
+    ranks: int
+    link_bandwidth: float
+    link_latency: float
+
+
+class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one block of each kind on each rank, `[rank][kind]`, and how many blocks of each kind a model has."""
+
+    seconds: tuple[tuple[float, ...], ...]
+    counts: tuple[int, ...]
+
+
+Kept = TypeVar("Kept", Machine, BlockTimes)
+
+
+class Ranks(Protocol):
+    """The part of a Communicator that is measured."""
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+
+    def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
+        """Send the k-th piece of a flat tensor to rank k; the pieces received, in rank order."""
+
+    def gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Every rank's `[1, n, 1]`, joined along dim 1."""
+
+
+def measure(device: torch.device, ranks: Ranks) -> Machine:
+    """Measure this machine. A collective: all ranks call it, and all get the same."""
+    gpu = device.type == "cuda"
+    side, tokens, dtype = (4096, 4096, torch.bfloat16) if gpu else (256, 256, torch.float32)
+    matrix = torch.randn(side, side, device=device, dtype=dtype)
+    heads = torch.randn(1, 8, tokens, 64, device=device, dtype=dtype)
+    large = torch.zeros(1 << (26 if gpu else 22), device=device)
+    small = torch.zeros(1, device=device)
+    bandwidth, latency = _link(device, ranks)
+    rates = {
+        "matmul": 2 * side**3 / _seconds(lambda: matrix @ matrix, device),
+        "attention": 4 * heads.shape[1] * tokens**2 * 64 / _seconds(lambda: _attend(heads), device),
+        "bandwidth": 2 * large.nbytes / _seconds(lambda: large.add_(1), device),
+        "memory": float(_memory(device) / (1 if gpu else ranks.size)),
+        "link_bandwidth": bandwidth,
+    }
+    times = {"launch": MODEL_OPERATION * _host_seconds(lambda: small.add_(1), device), "link_latency": latency}
+    worst = {name: min(_of_all(value, device, ranks)) for name, value in rates.items()}
+    worst |= {name: max(_of_all(value, device, ranks)) for name, value in times.items()}
+    return Machine(ranks=ranks.size, **worst)
+
+
+def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | None = None) -> Kept:
+    """What was measured before under this key, or `find()`, which is then kept. An unreadable file is replaced."""
+    folder = cache_folder() if folder is None else folder
+    name = f"{kind.__name__}\n{key}"
+    path = folder / f"{kind.__name__.lower()}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        measured = find()
+    try:
+        _write(path, msgspec.json.encode(measured))
+    except OSError:  # a read-only home: measure again next time
+        pass
+    return measured
+
+
+def machine_key(devices: Sequence[str]) -> str:
+    """What a measurement depends on: the devices and their models in rank order, and the versions of torch and CUDA."""
+    names = [torch.cuda.get_device_name(name) if name.startswith("cuda") else platform.node() for name in devices]
+    return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda)])
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: in $XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
+
+
+def measured_profile(machine: Machine) -> Profile:
+    """The measured machine as a profile. Transfers are taken to hide behind compute as well as over PCIe."""
+    return Profile(
+        name="this machine",
+        device=Device(machine.matmul, machine.attention, machine.bandwidth, machine.memory, machine.launch),
+        levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
+        overlap=PCIE_OVERLAP,
+        software=EAGER,
+    )
+
+
+def _attend(heads: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(heads, heads, heads)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def _of_all(value: float, device: torch.device, ranks: Ranks) -> list[float]:
+    """Every rank's value."""
+    local = torch.tensor([[[value]]], dtype=torch.float64, device=device)
+    return [float(one) for one in ranks.gather(local, [1] * ranks.size).flatten()]
+
+
+def _link(device: torch.device, link: Ranks) -> tuple[float, float]:
+    """Bytes/s out of one rank, and seconds of an all-to-all of one element; every rank runs the same number of times."""
+
+    def seconds(elements: int, runs: int) -> float:
+        sizes = [elements] * link.size
+        send = torch.zeros(elements * link.size, device=device)
+        link.all_to_all(send, sizes, sizes)
+        _finish(device)
+        start = time.perf_counter()
+        for _ in range(runs):
+            link.all_to_all(send, sizes, sizes)
+        _finish(device)
+        return (time.perf_counter() - start) / runs
+
+    elements = (1 << (24 if device.type == "cuda" else 18)) // link.size
+    latency = seconds(1, 20)
+    taken = max(seconds(elements, 5) - latency, 1e-9)
+    return FLOAT * elements * (link.size - 1) / taken, latency
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of several runs."""
+    work()
+    _finish(device)
+    best, end = float("inf"), time.perf_counter() + BUDGET
+    while True:
+        start = time.perf_counter()
+        work()
+        _finish(device)
+        now = time.perf_counter()
+        best = min(best, now - start)
+        if now > end:
+            return best
+
+
+def _host_seconds(work: Callable[[], object], device: torch.device, runs: int = 200) -> float:
+    """Host time of starting one operation."""
+    work()
+    _finish(device)
+    start = time.perf_counter()
+    for _ in range(runs):
+        work()
+    taken = time.perf_counter() - start
+    _finish(device)
+    return taken / runs
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(data)
+    os.replace(partial, path)

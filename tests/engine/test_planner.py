@@ -1,0 +1,113 @@
+"""The automatic plan on real workers: measured once, ranked, explained, and refused for memory with the numbers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.errors import Refused
+from parallel_backend.host import Backend
+from parallel_backend.host.planner import Question
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.family import ModelSpec
+from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
+from parallel_backend.plan.cost import Job
+from parallel_backend.weights.checkpoint import read_header
+from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH
+
+FLUX = FAMILIES["flux"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "comfyui-parallel"
+
+
+def question(path: Path, tokens: int = 64, text: int = 21, two_sided: bool = True, **wish: object) -> Question:
+    _, config = FLUX.inspect(read_header(path))
+    shape = FLUX.shape(config)
+    status = path.stat()
+    spec = ModelSpec("flux", str(path), status.st_mtime_ns, status.st_size, "float32")
+    job = Job(tokens, text, two_sided=two_sided, element=4, weight_element=4)
+    return Question(ParallelPlan(**wish), 0, spec, shape, Workload(1, two_sided, 8), job)  # type: ignore[arg-type]
+
+
+def example() -> Mapping[str, Tensor]:
+    return {
+        "x": torch.zeros(1, 16, 16, 16),
+        "timestep": torch.ones(1),
+        "context": torch.zeros(1, 21, TEXT_WIDTH),
+        "y": torch.zeros(1, POOLED_WIDTH),
+    }
+
+
+def choose(backend: Backend, asked: Question) -> ResolvedPlan:
+    return backend.plan(asked, "float32", example(), lambda: False)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    made = Backend()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_this_machine_is_measured_once_and_the_ranking_logged(backend, models, cache, caplog, workers) -> None:
+    caplog.set_level(logging.INFO)
+    asked = question(models[4], devices="cpu:2")
+    plan = choose(backend, asked)
+    (kept,) = cache.glob("machine-*.json")
+    measured = kept.read_bytes()
+    assert plan.world_size == 2
+    table = caplog.text
+    for degrees in ("cfg 2", "ulysses 2", "ring 2"):
+        assert re.search(rf"{degrees} +\d+\.\d", table), table
+    assert f"Chosen: {plan.describe()}." in table
+    caplog.clear()
+    assert choose(backend, asked) == plan
+    assert not caplog.text
+    other = question(models[4], tokens=2048, devices="cpu:2")
+    choose(backend, other)
+    assert kept.read_bytes() == measured and "Chosen" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_it_says_so_when_one_device_is_faster(backend, models, cache, caplog, workers) -> None:
+    """A link of 1 MB/s, as if measured before."""
+    choose(backend, question(models[4], text=25, devices="cpu:2"))
+    (kept,) = cache.glob("machine-*.json")
+    slow = re.sub(rb'("link_bandwidth"):[^,}]+', rb"\1:1e6", kept.read_bytes())
+    kept.write_bytes(slow)
+    choose(backend, question(models[4], two_sided=False, devices="cpu:2"))
+    assert "one device alone is faster for this job: write cpu into devices" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_stages_are_cut_by_measured_block_times(backend, models, cache, workers) -> None:
+    plan = choose(backend, question(models[4], devices="cpu:2", pipefusion=2))
+    (kept,) = cache.glob("blocktimes-*.json")
+    assert b'"counts":[1,2]' in kept.read_bytes()
+    assert plan.pipefusion == 2 and sum(plan.stages) == 3
+    kept.write_bytes(b'{"seconds":[[1.0,1.0],[1.0,3.0]],"counts":[1,2]}')
+    slow_second = question(models[4], text=22, devices="cpu:2", pipefusion=2)
+    assert choose(backend, slow_second).stages == (2, 1)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models, cache, workers) -> None:
+    choose(backend, question(models[4], text=26, devices="cpu:2"))
+    (kept,) = cache.glob("machine-*.json")
+    asked = question(models[4], text=23, devices="cpu:2")
+    shape = asked.shape
+    tight = 0.8e9 + 4 * (shape.parameters * 0.9)
+    kept.write_bytes(re.sub(rb'("memory"):[^,}]+', rb"\1:%d" % tight, kept.read_bytes()))
+    with pytest.raises(Refused, match=r"needs \d+\.\d GB .* are there: use .*(pipefusion 2|weights sharded)"):
+        choose(backend, asked)

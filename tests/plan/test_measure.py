@@ -1,0 +1,61 @@
+"""What workers measure of a machine, and what is kept of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
+from parallel_backend.plan.measure import BlockTimes, Machine, cached, machine_key, measure, measured_profile
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+MACHINE = Machine(1e12, 1e12, 1e11, 1e-5, 8e9, ranks=2, link_bandwidth=1e9, link_latency=1e-4)
+
+
+def test_all_ranks_get_the_same_measurements() -> None:
+    def on(rank: int) -> bytes:
+        mesh = build_mesh(cpu_plan(ulysses=3), torch.device("cpu"), Meter())
+        return msgspec.json.encode(measure(torch.device("cpu"), mesh.ulysses))
+
+    answers = run_ranks(3, on)
+    assert len(set(answers)) == 1
+    machine = msgspec.json.decode(answers[0], type=Machine)
+    assert machine.ranks == 3
+    assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__)
+    (level,) = measured_profile(machine).levels
+    assert (level.size, level.bandwidth, level.latency) == (3, machine.link_bandwidth, machine.link_latency)
+
+
+def test_a_machine_is_measured_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def find() -> Machine:
+        calls.append(1)
+        return MACHINE
+
+    folder = tmp_path / "new"
+    assert cached("two cards", Machine, find, folder) == cached("two cards", Machine, find, folder) == MACHINE
+    assert len(calls) == 1
+    cached("two other cards", Machine, find, folder)
+    assert len(calls) == 2
+    times = BlockTimes(((1.0, 2.0),), (1, 2))
+    assert cached("two cards", BlockTimes, lambda: times, folder) == times
+
+
+def test_a_damaged_file_is_measured_again_and_a_read_only_folder_does_no_harm(tmp_path: Path) -> None:
+    cached("cards", Machine, lambda: MACHINE, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text("{")
+    other = msgspec.structs.replace(MACHINE, memory=1.0)
+    assert cached("cards", Machine, lambda: other, tmp_path) == other
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert cached("cards", Machine, lambda: MACHINE, blocked / "below") == MACHINE
+
+
+def test_other_devices_have_another_key() -> None:
+    assert machine_key(["cpu", "cpu"]) != machine_key(["cpu"])

@@ -1,0 +1,52 @@
+"""Stages are cut by what blocks cost, not by their number."""
+
+from __future__ import annotations
+
+from itertools import accumulate, combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_backend.plan.measure import BlockTimes
+from parallel_backend.plan.stages import cut_by_cost, cut_by_time, stage_ranks
+from tests.plans import cpu_plan
+
+
+def largest(costs: list[list[float]], cuts: tuple[int, ...]) -> float:
+    ends = [0, *accumulate(cuts)]
+    return max(sum(stage[ends[i] : ends[i + 1]]) for i, stage in enumerate(costs))
+
+
+@given(st.data(), st.integers(1, 4), st.integers(4, 9))
+def test_no_other_cut_has_a_faster_slowest_stage(data: st.DataObject, stages: int, blocks: int) -> None:
+    row = st.lists(st.integers(1, 9).map(float), min_size=blocks, max_size=blocks)
+    costs = data.draw(st.lists(row, min_size=stages, max_size=stages))
+    cuts = cut_by_cost(costs)
+    assert sum(cuts) == blocks and min(cuts) >= 1 and len(cuts) == stages
+    every = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
+    ways = [tuple(b - a for a, b in zip(ends, ends[1:], strict=False)) for ends in every]
+    assert largest(costs, cuts) == min(largest(costs, way) for way in ways)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        pytest.param((1.0, 1.0), (29, 28), id="double blocks as fast as single ones"),
+        pytest.param((2.0, 1.0), (19, 38), id="double blocks twice as slow"),
+    ],
+)
+def test_a_flux_is_cut_by_the_time_of_its_two_kinds_of_blocks(seconds, expected) -> None:
+    plan = cpu_plan(pipefusion=2, blocks=57)
+    assert sorted(cut_by_time(plan, BlockTimes((seconds, seconds), (19, 38)))) == sorted(expected)
+
+
+def test_a_slow_card_gets_fewer_blocks() -> None:
+    plan = cpu_plan(pipefusion=2, ulysses=2, blocks=30)
+    fast, slow = (1.0,), (2.0,)
+    assert stage_ranks(plan) == [[0, 1], [2, 3]]
+    assert cut_by_time(plan, BlockTimes((fast, slow, fast, fast), (30,))) == (10, 20)
+
+
+def test_the_ranks_of_a_stage_are_in_every_cfg_branch() -> None:
+    assert stage_ranks(cpu_plan(cfg=2, pipefusion=2, ring=2)) == [[0, 1, 4, 5], [2, 3, 6, 7]]
