@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 STRICT = "parallel_strict"
 
 STAGES_IN_TURN = (
-    "; each call passes the whole picture through the pipeline's stages one after the other, which is exact but slower "
+    "Parallel: each call passes the whole picture through the pipeline's stages one after the other, which is exact but slower "
     "than patches: only one stage works at a time"
 )
 
@@ -63,11 +63,10 @@ def run_in_workers(
     where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
     if not_carried is not None:
         log.info(
-            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s%s",
-            where,
-            not_carried,
-            "" if plan.pipefusion == 1 else STAGES_IN_TURN,
+            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s", where, not_carried
         )
+        if plan.pipefusion > 1:
+            log.info(STAGES_IN_TURN)
         return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1
