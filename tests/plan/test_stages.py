@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def test_no_other_cut_has_a_faster_slowest_stage(data: st.DataObject, stages: in
     cuts = cut_by_cost(costs)
     assert sum(cuts) == blocks and min(cuts) >= 1 and len(cuts) == stages
     every = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
-    ways = [tuple(b - a for a, b in zip(ends, ends[1:], strict=False)) for ends in every]
+    ways = [tuple(b - a for a, b in pairwise(ends)) for ends in every]
     assert largest(costs, cuts) == min(largest(costs, way) for way in ways)
 
 
