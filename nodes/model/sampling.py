@@ -63,7 +63,9 @@ def run_in_workers(
     where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
     if not_carried is not None:
         log.info(
-            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s", where, not_carried
+            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s",
+            where,
+            not_carried,
         )
         if plan.pipefusion > 1:
             log.info(STAGES_IN_TURN)
