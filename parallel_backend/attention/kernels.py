@@ -20,6 +20,9 @@ Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 CHOICES = ("auto", "sdpa", "flash")
 """What a plan may ask for: torch's own kernels, the flash-attn package, or the best of them."""
 
+FLASH_HEAD_DIM = 256
+"""The widest head that flash attention takes."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -55,8 +58,8 @@ def flash_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
         return "flash-attn is not installed"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"flash-attn takes fp16 and bf16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim > 256:
-        return f"flash-attn takes heads of up to 256, this model's have {head_dim}"
+    if head_dim > FLASH_HEAD_DIM:
+        return f"flash-attn takes heads of up to {FLASH_HEAD_DIM}, this model's have {head_dim}"
     return None
 
 
@@ -75,7 +78,7 @@ def _sdpa_cpu(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sdpa_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    if q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0:
+    if q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= FLASH_HEAD_DIM:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
     else:
         out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]

@@ -7,11 +7,12 @@ same way, the few queries travel instead and partial results come back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from ..comm.communicator import Communicator
 from ..layout import TokenLayout
 from ..mesh import Mesh
 from .cache import KVCache
@@ -42,22 +43,29 @@ class WholeAttention:
         qkv = self._exchange.to_heads(torch.stack((q, k, v)))
         if self._cache is not None:
             self._cache.fill(block, qkv[1:])
-        return self._exchange.to_tokens(self._around_the_ring(qkv[0], qkv[1:]))
+        return self._exchange.to_tokens(around_the_ring(self._ring, self._tokens, self._attend, qkv[0], qkv[1:]))
 
-    def _around_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
-        ring = self._ring
-        partial = PartialAttention(q)
-        for hop in range(ring.size):
-            source = (ring.rank - hop) % ring.size
-            wait: Callable[[], Tensor] | None = None
-            if hop + 1 < ring.size:  # the next block is in flight while this one is computed
-                shape = (2, q.shape[0], self._tokens[(source - 1) % ring.size], *q.shape[2:])
-                _, wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
-            if q.numel() and kv.numel():
-                partial.add(*self._attend(q, kv[0], kv[1]))
-            if wait is not None:
-                kv = wait().view(shape)
-        return partial.result()
+
+def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q: Tensor, kv: Tensor) -> Tensor:
+    """Attention of the local queries to the keys of all ring ranks. A collective.
+
+    Args:
+        tokens: how many keys each ring rank holds.
+        q: `[batch, local queries, heads, head_dim]`.
+        kv: `[2, batch, local keys, heads, head_dim]`.
+    """
+    partial = PartialAttention(q)
+    for hop in range(ring.size):
+        source = (ring.rank - hop) % ring.size
+        wait: Callable[[], Tensor] | None = None
+        if hop + 1 < ring.size:  # the next block is in flight while this one is computed
+            shape = (2, q.shape[0], tokens[(source - 1) % ring.size], *q.shape[2:])
+            _, wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
+        if q.numel() and kv.numel():
+            partial.add(*attend(q, kv[0], kv[1]))
+        if wait is not None:
+            kv = wait().view(shape)
+    return partial.result()
 
 
 class PatchAttention:

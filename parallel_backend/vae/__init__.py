@@ -1,0 +1,47 @@
+"""Autoencoders, decoding and encoding exactly on several ranks: each rank holds a run of the picture's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import Refused
+from ..weights.checkpoint import Checkpoint
+from .cogvideox import CogVideoXFamily
+from .family import SCHEDULES, Autoencoder, AutoencoderFamily
+from .kl import KLFamily
+
+AUTOENCODERS: Mapping[str, AutoencoderFamily] = MappingProxyType(
+    {"cogvideox vae": CogVideoXFamily(), "image vae": KLFamily()}
+)
+"""Every kind of autoencoder the backend runs, by name."""
+
+PREFIXES = ("", "first_stage_model.", "vae.")
+"""What precedes a VAE's names in its own file and in full checkpoints."""
+
+__all__ = ["AUTOENCODERS", "SCHEDULES", "Autoencoder", "AutoencoderFamily", "recognise"]
+
+
+def recognise(checkpoint: Checkpoint) -> tuple[str, Checkpoint, Any]:
+    """Which kind of autoencoder a file holds, the autoencoder's own tensors and its configuration.
+
+    Raises:
+        Refused: the file holds none of the kinds, or lacks tensors.
+    """
+    for prefix in PREFIXES:
+        part = checkpoint.select(prefix, lambda name: name)
+        for name, family in AUTOENCODERS.items():
+            if family.recognises(part):
+                try:
+                    config = family.configure(part)
+                except KeyError as missing:
+                    raise Refused(
+                        f"{checkpoint.path.name} lacks the tensor {missing}: choose a complete VAE file."
+                    ) from None
+                family.keys(config, part)
+                return name, part, config
+    raise Refused(
+        f"{checkpoint.path.name} has no tensors of a FLUX.1, Stable Diffusion or CogVideoX VAE: choose one of these, or use "
+        "Load VAE."
+    )

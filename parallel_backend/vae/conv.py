@@ -1,0 +1,81 @@
+"""Convolutions and resampling of rows that are cut over ranks: neighbouring rows come from the ranks that hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .rows import Slab
+
+
+def conv2d(conv: nn.Conv2d, x: Slab) -> Slab:
+    """A 3x3 convolution with padding 1 of every frame, or a 1x1 one. A collective."""
+    reach = conv.kernel_size[0] // 2
+    return x.with_values(_over_frames(conv, x.with_neighbours(reach, reach) if reach else x.values, (0, reach), x.rows))
+
+
+def halved(conv: nn.Conv2d, x: Slab) -> Slab:
+    """A 3x3 convolution of stride 2 of every frame, padded by one row below and one column at the right. A collective."""
+    height = x.height // 2
+    runs = [slice(run.start // 2, run.stop // 2) for run in x.runs]
+    want = [slice(2 * run.start, 2 * run.stop + 1) if run.stop > run.start else slice(0, 0) for run in runs]
+    values = F.pad(x.padded(want), (0, 1))
+    mine = runs[x.axis.rank]
+    assert runs[-1].stop == height
+    return Slab(_over_frames(conv, values, (0, 0), mine.stop - mine.start), tuple(runs), x.axis)
+
+
+def doubled(conv: nn.Conv2d, x: Slab) -> Slab:
+    """Every row and column twice, then a convolution. A collective."""
+    return conv2d(conv, x.enlarged(twice(twice(x.values, -2), -1)))
+
+
+def twice(values: Tensor, dim: int, times: int = 2) -> Tensor:
+    """Every item along a dimension repeated, as nearest-neighbour interpolation does; works on nothing too."""
+    return values if times == 1 else values.repeat_interleave(times, dim)
+
+
+class CausalConvolution:
+    """Convolutions of frames that come in batches: each sees the last frames of the batch before, or its own first one.
+
+    Args:
+        forgets_single_frames: a batch of one frame that has none before it leaves nothing for the next batch, as in
+            ComfyUI's CogVideoX VAE.
+    """
+
+    def __init__(self, forgets_single_frames: bool = False) -> None:
+        self._forgets = forgets_single_frames
+        self._before: dict[nn.Module, Tensor] = {}
+
+    def __call__(self, causal: Any, x: Slab) -> Slab:
+        """Apply one of diffusers' CogVideoXCausalConv3d of kernel 3x3x3. A collective.
+
+        `x` is `[1, channels, frames, rows, width]`.
+        """
+        conv: nn.Conv3d = causal.conv
+        earlier = conv.kernel_size[0] - 1
+        wide = x.with_neighbours()
+        before = self._before.pop(causal, None)
+        single = before is None and wide.shape[2] == 1
+        if before is None:
+            before = wide[:, :, :1].expand(-1, -1, earlier, -1, -1)
+        wide = torch.cat((before, wide), dim=2)
+        if not (single and self._forgets):
+            self._before[causal] = wide[:, :, -earlier:].clone()
+        if not x.rows:
+            return x.with_values(wide.new_empty(1, conv.out_channels, wide.shape[2] - earlier, 0, wide.shape[-1]))
+        return x.with_values(F.conv3d(wide, conv.weight, conv.bias, padding=(0, 0, 1)))
+
+
+def _over_frames(conv: nn.Conv2d, values: Tensor, padding: tuple[int, int], rows: int) -> Tensor:
+    """A convolution of `[batch, channels, rows, width]`, or of every frame of `[1, channels, frames, rows, width]`."""
+    pictures = values[0].transpose(0, 1) if values.dim() == 5 else values
+    if rows:
+        out = F.conv2d(pictures, conv.weight, conv.bias, conv.stride, padding)
+    else:
+        width = (values.shape[-1] + 2 * padding[1] - conv.kernel_size[1]) // conv.stride[1] + 1
+        out = pictures.new_empty(pictures.shape[0], conv.out_channels, 0, width)
+    return out.transpose(0, 1)[None] if values.dim() == 5 else out

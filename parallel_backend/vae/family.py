@@ -1,0 +1,87 @@
+"""What a kind of autoencoder provides: reading its files, its modules, and its network over the rows of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+
+from ..errors import Refused
+from ..weights.checkpoint import Checkpoint
+from ..weights.keymap import KeyMap, Piece
+from .rows import Slab
+
+SCHEDULES = ("original", "comfyui")
+"""How a clip's frames are put into batches: as its authors do, or as ComfyUI's VAE Decode does."""
+
+Mark = Callable[[], None]
+"""Called whenever something got done."""
+
+
+class Autoencoder(Protocol):
+    """A loaded autoencoder on one rank. `scale` is the number of pixel rows of a row of the latent."""
+
+    module: nn.Module
+    scale: int
+
+    def decode(self, latent: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+        """One item of a batch, `[1, channels, (frames,) rows, width]`, decoded piece by piece along its frames.
+
+        Every piece is a collective.
+        """
+
+    def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+        """The means of one item, `[1, 3, (frames,) rows, width]` from -1 to 1, piece by piece along its frames."""
+
+
+class AutoencoderFamily(Protocol):
+    """A kind of autoencoder. `dims` are a latent's dimensions, `kind` its name in sentences."""
+
+    dims: int
+    kind: str
+
+    def recognises(self, checkpoint: Checkpoint) -> bool:
+        """Whether the tensors, names without prefix, are of this kind, possibly incomplete."""
+
+    def configure(self, checkpoint: Checkpoint) -> Any:
+        """The configuration, read off the tensors. Raises KeyError for a missing tensor and Refused for another variant."""
+
+    def channels(self, config: Any) -> int:
+        """Channels of a latent."""
+
+    def keys(self, config: Any, checkpoint: Checkpoint) -> KeyMap:
+        """Which tensors of the file make each parameter."""
+
+    def decoded_shape(self, config: Any, latent: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the pixels of a latent: `[batch, 3, (frames,) height, width]`."""
+
+    def build(self, config: Any) -> Autoencoder:
+        """The autoencoder on the meta device."""
+
+
+def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> KeyMap:
+    """The key map of a module on the meta device each of whose parameters is one whole tensor of the file.
+
+    A 1x1 convolution's weight may stand for a linear layer's, whose trailing sizes of 1 are left out.
+
+    Raises:
+        Refused: a tensor is missing or has another shape.
+    """
+    keys = {}
+    for name, parameter in module.named_parameters():
+        source = name_in_file(name)
+        entry, file = checkpoint.entries.get(source), checkpoint.path.name
+        if entry is None:
+            raise Refused(f"{file} lacks the tensor {source}: choose a complete VAE file.")
+        if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
+            kind = str(entry.dtype).removeprefix("torch.")
+            raise Refused(f"{file} holds {source} as {kind}: choose a VAE file in fp32, fp16 or bf16.")
+        shape = tuple(parameter.shape)
+        if entry.shape not in (shape, (*shape, 1, 1)):
+            raise Refused(
+                f"{file} holds {source} with the shape {list(entry.shape)} where {list(shape)} is needed: choose a "
+                "complete VAE file."
+            )
+        keys[name] = (Piece(source, 0, entry.shape[0], entry.shape[1:]),)
+    return keys

@@ -1,0 +1,112 @@
+"""Which rank holds which rows of a picture, and the exchange of rows between ranks.
+
+A picture (or every frame of a clip) is cut into contiguous runs of rows, one a rank, by the rows of its latent; a run may
+be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a convolution itself would see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..comm.communicator import Communicator
+from ..layout import cut, length
+
+NOTHING = slice(0, 0)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """One rank's rows of a picture.
+
+    `values` is `[batch, channels, ..., rows, width]`; `runs` are all ranks' rows, in rank order.
+    """
+
+    values: Tensor
+    runs: tuple[slice, ...]
+    axis: Communicator
+
+    @property
+    def rows(self) -> int:
+        """Rows on this rank."""
+        return int(self.values.shape[-2])
+
+    @property
+    def height(self) -> int:
+        """Rows of the whole picture."""
+        return int(self.runs[-1].stop)
+
+    def with_values(self, values: Tensor) -> Slab:
+        """Other values of the same rows."""
+        return replace(self, values=values)
+
+    def enlarged(self, values: Tensor) -> Slab:
+        """Values of the same part of a picture with twice the rows."""
+        return replace(self, values=values, runs=tuple(slice(2 * run.start, 2 * run.stop) for run in self.runs))
+
+    def fetch(self, want: Sequence[slice]) -> Tensor:
+        """The rows that this rank wants, wherever they are. A collective.
+
+        Args:
+            want: the rows that each rank wants, within the picture.
+        """
+        me = self.axis.rank
+        mine, wanted = self.runs[me], want[me]
+        before, after = self.values.shape[:-2], self.values.shape[-1]
+        out = self.values.new_empty(*before, length(wanted), after)
+        kept = _overlap(mine, wanted)
+        out[..., _within(kept, wanted), :] = self.values[..., _within(kept, mine), :]
+        if self.axis.size == 1:
+            return out
+        row = before.numel() * after
+        leaving = [_overlap(mine, run) if rank != me else NOTHING for rank, run in enumerate(want)]
+        coming = [_overlap(run, wanted) if rank != me else NOTHING for rank, run in enumerate(self.runs)]
+        send = torch.cat([self.values[..., _within(run, mine), :].reshape(-1) for run in leaving])
+        sizes = [row * length(run) for run in coming]
+        received = self.axis.all_to_all(send, [row * length(run) for run in leaving], sizes)
+        for run, piece in zip(coming, received.split(sizes), strict=True):
+            out[..., _within(run, wanted), :] = piece.view(*before, length(run), after)
+        return out
+
+    def with_neighbours(self, above: int = 1, below: int = 1) -> Tensor:
+        """The local rows with their neighbours: `[..., above + rows + below, width]`, zero beyond the picture's edge."""
+        wide = [slice(run.start - above, run.stop + below) if length(run) else NOTHING for run in self.runs]
+        return self.padded(wide)
+
+    def padded(self, want: Sequence[slice]) -> Tensor:
+        """As `fetch`; rows outside the picture may be wanted and are zero."""
+        inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in want]
+        rows, wanted = self.fetch(inside), want[self.axis.rank]
+        top, bottom = inside[self.axis.rank].start - wanted.start, wanted.stop - inside[self.axis.rank].stop
+        return torch.nn.functional.pad(rows, (0, 0, top, bottom)) if top or bottom else rows
+
+    def whole(self) -> Tensor:
+        """The whole picture on the first rank, nothing on the others: `[..., height, width]`. A collective."""
+        return self.fetch([slice(0, self.height), *[NOTHING] * (self.axis.size - 1)])
+
+
+def slab_of(picture: Tensor, axis: Communicator, scale: int = 1) -> Slab:
+    """This rank's rows of a picture that every rank holds whole.
+
+    Args:
+        picture: `[batch, channels, ..., height, width]`.
+        scale: rows of the picture for each row of its latent. The cut is made by the latent's rows; what is left over
+            belongs to the last run.
+    """
+    height = picture.shape[-2]
+    runs = [slice(scale * run.start, scale * run.stop) for run in cut(height // scale, axis.size)]
+    runs[-1] = slice(runs[-1].start, height)
+    return Slab(picture[..., runs[axis.rank], :], tuple(runs), axis)
+
+
+def _overlap(a: slice, b: slice) -> slice:
+    start, stop = max(a.start, b.start), min(a.stop, b.stop)
+    return slice(start, stop) if start < stop else NOTHING
+
+
+def _within(run: slice, base: slice) -> slice:
+    """A run of the picture's rows, counted from the start of another; empty stays empty."""
+    return slice(run.start - base.start, run.stop - base.start) if length(run) else NOTHING

@@ -1,0 +1,145 @@
+"""Decoding and encoding over ranks against diffusers' and ComfyUI's own autoencoders, on the same random weights."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.vae import Autoencoder
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.kl import KLAutoencoder, KLConfig
+from parallel_backend.vae.rows import slab_of
+from parallel_backend.weights.vae_keys import original_kl_name
+from tests.comfy_oracle import comfy_on_path
+from tests.ranks import run_ranks
+from tests.tiny_vae import SMALL, cogvideox_vae_tensors, image_vae_tensors
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+RANKS = (1, 2, 3, 4)
+
+CLIPS = {1: (1, 5, 3), 9: (3, 3, 3), 17: (5, 2, 3), 8: (2, 7, 2)}
+"""Frames -> latent frames, height and width; four ranks have fewer rows than ranks, and uneven runs."""
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixels: list[Tensor], schedule: str):
+    """All latents decoded and all pixels encoded, by one group of ranks."""
+
+    def work(rank: int) -> tuple[list[Tensor], list[Tensor]]:
+        torch.set_grad_enabled(False)
+        axis = Communicator("space", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
+
+        def joined(pieces: list[Tensor]) -> Tensor:
+            return torch.cat(pieces, 2) if pieces[0].dim() == 5 else pieces[0]
+
+        def nothing() -> None: ...
+
+        decoded = [autoencoder.decode(slab_of(z, axis), schedule, nothing) for z in latents]
+        encoded = [autoencoder.encode(slab_of(x, axis, autoencoder.scale), schedule, nothing) for x in pixels]
+        return tuple([joined([piece.whole() for piece in pieces]) for pieces in part] for part in (decoded, encoded))
+
+    return run_ranks(ranks, work)[0]
+
+
+@cache
+def clips() -> tuple[list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    latents = [torch.randn(1, 16, *shape, generator=generator) for shape in CLIPS.values()]
+    sizes = [(frames, 8 * height, 8 * width) for frames, (_, height, width) in CLIPS.items()]
+    return latents, [torch.rand(1, 3, *size, generator=generator) * 2 - 1 for size in sizes]
+
+
+@cache
+def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
+    """What diffusers (original) and ComfyUI make of the clips."""
+    latents, pixels = clips()
+    if schedule == "original":
+        from diffusers import AutoencoderKLCogVideoX
+
+        theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
+        theirs.load_state_dict(cogvideox_vae_tensors())
+        return [theirs.decode(z).sample for z in latents], [theirs.encode(x).latent_dist.mode() for x in pixels]
+    comfy_on_path()
+    import comfy.ldm.cogvideo.vae
+
+    theirs = comfy.ldm.cogvideo.vae.AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1)
+    theirs.load_state_dict(cogvideox_vae_tensors())
+    return [theirs.decode(z) for z in latents], [theirs.encode(x) for x in pixels]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("schedule", ["original", "comfyui"])
+def test_cogvideox(schedule: str, ranks: int) -> None:
+    ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
+    ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
+    results = over_ranks(ours, ranks, *clips(), schedule)
+    for ours_made, theirs_made in zip(results, cogvideox_oracle(schedule), strict=True):
+        for ours_one, theirs_one in zip(ours_made, theirs_made, strict=True):
+            assert relative_error(ours_one, theirs_one) < TOLERANCE
+
+
+def test_the_schedules_differ() -> None:
+    """So that a schedule that is not followed cannot pass."""
+    for original, comfyui in zip(cogvideox_oracle("original")[0][1:], cogvideox_oracle("comfyui")[0][1:], strict=True):
+        assert relative_error(comfyui, original) > 0.01
+
+
+def test_sizes_between_multiples_encode_as_diffusers_does() -> None:
+    from diffusers import AutoencoderKLCogVideoX
+
+    theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
+    theirs.load_state_dict(cogvideox_vae_tensors())
+    ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
+    ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
+    pixels = torch.rand(1, 3, 5, 37, 27, generator=torch.Generator().manual_seed(3))
+    _, (encoded,) = over_ranks(ours, 3, [], [pixels], "original")
+    assert relative_error(encoded, theirs.encode(pixels).latent_dist.mode()) < TOLERANCE
+
+
+@pytest.fixture(scope="module", params=[(16, False), (4, True)], ids=["FLUX", "Stable Diffusion"])
+def image_oracle(request: pytest.FixtureRequest):
+    """A VAE's tensors, its latents and pixels, and what ComfyUI's loader and model make of them."""
+    comfy_on_path()
+    import comfy.sd
+
+    channels, moments = request.param
+    tensors = image_vae_tensors(channels=channels, moments=moments, encoder=128, decoder=32)
+    theirs = comfy.sd.VAE(sd=dict(tensors)).first_stage_model
+    generator = torch.Generator().manual_seed(5)
+    sizes = [(5, 3), (2, 7), (9, 4)]
+    latents = [torch.randn(1, channels, *size, generator=generator) for size in sizes]
+    pixels = [torch.rand(1, 3, 8 * height, 8 * width, generator=generator) * 2 - 1 for height, width in sizes]
+    with torch.no_grad():
+        expected = [theirs.decode(z) for z in latents], [theirs.encode(x) for x in pixels]
+    return KLConfig(128, 32, channels, moments), tensors, latents, pixels, expected
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_image_autoencoder(image_oracle, ranks: int) -> None:
+    config, tensors, latents, pixels, expected = image_oracle
+    ours = KLAutoencoder(config)
+    empty = ours.module.to_empty(device=CPU).state_dict()
+    ours.module.load_state_dict({name: tensors[original_kl_name(name, 4)].view(t.shape) for name, t in empty.items()})
+    results = over_ranks(ours, ranks, latents, pixels, "original")
+    for ours_made, theirs_made in zip(results, expected, strict=True):
+        for ours_one, theirs_one in zip(ours_made, theirs_made, strict=True):
+            assert relative_error(ours_one, theirs_one) < TOLERANCE
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Relative L2 error; NaN counts as infinite."""
+    assert result.shape == reference.shape
+    error = ((result - reference).norm() / reference.norm()).item()
+    return error if error == error else float("inf")
