@@ -33,8 +33,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.denoise.stage import Inputs, StageForward
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.family import Model, ModelSpec
-from parallel_backend.worker.holder import Holder
-from parallel_backend.worker.status import Status
+from parallel_backend.worker.stage_part import StagePart, stages
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 
@@ -132,8 +131,11 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     meter = Meter()
     plan = cpu_plan(ulysses=RANKS, blocks=settings.double_blocks + settings.single_blocks)
     mesh = build_mesh(plan, CPU, meter)
-    model, holding = Holder(CPU, Status(), meter).hold(ModelSpec("flux", path, 0, 0, "float32"), plan, mesh)
-    stage = StageForward(model, mesh, plan, holding, lambda: None)
+    spec = ModelSpec("flux", path, 0, 0, "float32")
+    part = StagePart(spec, stages(plan)[rank], False, CPU, meter, lambda: None)
+    part.fill()
+    model = part.model
+    stage = StageForward(model, mesh, plan, part.holding, lambda: None)
     module = their_model(model)
 
     tokens, text, pooled = draw(settings)

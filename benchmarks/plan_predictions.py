@@ -82,6 +82,7 @@ class Row:
             stages=tuple(length(run) for run in cut(model.blocks, stages)),
             weights="replicated",
             attention="auto",
+            memory_limit=0.0,
         )
 
 

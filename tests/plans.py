@@ -18,6 +18,7 @@ def cpu_plan(
     warmup_steps: int = 1,
     blocks: int = 3,
     weights: str = "replicated",
+    memory_limit: float = 0.0,
 ) -> ResolvedPlan:
     """A plan that can run, with as many CPU workers as its degrees need."""
     ends = [blocks * stage // pipefusion for stage in range(pipefusion + 1)]
@@ -33,4 +34,5 @@ def cpu_plan(
         stages=tuple(stop - start for start, stop in pairwise(ends)),
         weights=weights,
         attention="auto",
+        memory_limit=memory_limit,
     )

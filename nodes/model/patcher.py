@@ -11,7 +11,7 @@ import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-from .remote import RemoteModel
+from .remote import RemoteModel, device_name
 from .sampling import STRICT, run_in_workers
 from .unsupported import refuse_weights
 
@@ -42,7 +42,7 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def loaded_size(self) -> int:
         """Bytes that the workers hold now on this process's device."""
-        return self.remote.backend.held_bytes(self.remote.spec) * self.remote.copies_on(self.load_device)
+        return self.remote.backend.held_bytes(self.remote.spec, device_name(self.load_device))
 
     def partially_load(self, device_to: torch.device, extra_memory: int = 0, force_patch_weights: bool = False) -> int:
         """Apply object patches and injections; the workers load the weights when they are asked to sample."""

@@ -89,8 +89,7 @@ class RemoteModel:
 
     def copies_on(self, device: torch.device) -> int:
         """How many workers hold weights on a device of this process."""
-        name = device.type if device.index is None else str(device)
-        return sum(worker == name for worker in self.devices)
+        return self.devices.count(device_name(device))
 
     def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, **fields: Any) -> Tensor:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
@@ -121,6 +120,11 @@ class RemoteModel:
 def dtype_name(dtype: torch.dtype) -> str:
     """Its name in messages, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def device_name(device: torch.device) -> str:
+    """A device of this process as plans name it."""
+    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def _interrupted() -> BaseException:

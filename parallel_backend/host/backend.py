@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,10 +16,19 @@ from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
 from ..plan import AXES, ResolvedPlan
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
-from ..wire.messages import BlocksMeasured, Forward, MachineMeasured, MeasureBlocks, MeasureMachine, Release, Sample
+from ..wire.messages import (
+    BlocksMeasured,
+    Forward,
+    MachineMeasured,
+    MeasureBlocks,
+    MeasureMachine,
+    Release,
+    Report,
+    Sample,
+)
 from .group import Answer, Deadlines, Interrupted, OnProgress, WorkerGroup
 from .planner import Planner, Question
-from .report import table
+from .report import released, restored, table
 from .versions import check_versions
 
 log = logging.getLogger(__name__)
@@ -43,7 +52,7 @@ class Backend:
     def __init__(self, deadlines: Deadlines | None = None) -> None:
         self._deadlines = deadlines or Deadlines()
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
-        self._held: dict[tuple[str, ...], tuple[ModelSpec, int]] = {}
+        self._held: dict[tuple[str, ...], dict[tuple[ModelSpec, str], int]] = {}
         self._generations = itertools.count(1)
         self._requests = itertools.count(1)
         self._lock = threading.RLock()
@@ -125,22 +134,30 @@ class Backend:
         key = f"{machine_key(plan.devices)}\n{model}\n{plan.attention} {compute_dtype} {shapes}"
         return cached(key, BlockTimes, measure)
 
-    def held_bytes(self, model: ModelSpec) -> int:
-        """Bytes of this model's weights that rank 0 of a running group holds; 0 if none does."""
-        return next((size for spec, size in self._held.values() if spec == model), 0)
+    def held_bytes(self, model: ModelSpec, device: str) -> int:
+        """Bytes of this model's weights that all workers on a device hold there."""
+        return sum(held.get((model, device), 0) for held in self._held.values())
 
     def release(self, model: ModelSpec) -> None:
-        """Make the workers that hold this model give its memory back. Never fails: what has ended holds nothing."""
+        """Take a model off the workers' devices; it stays in host memory where there is room.
+
+        Never fails: what has ended holds nothing.
+        """
         with self._lock:
-            for devices in [devices for devices, (spec, _) in self._held.items() if spec == model]:
-                del self._held[devices]
-                group = self._groups.get(devices)
-                if group is not None and group.alive():
-                    try:
-                        group.carry_out(Release(next(self._requests)), {}, _no_progress, lambda: False)
-                    except WorkerFailed as failure:
-                        log.warning("%s", failure)
-                        self._forget(devices)
+            for devices in [devices for devices, held in self._held.items() if any(spec == model for spec, _ in held)]:
+                group = self._groups[devices]
+                if not group.alive():
+                    self._forget(devices)
+                    continue
+                try:
+                    message = Release(next(self._requests), model)
+                    answer = group.carry_out(message, {}, _no_progress, lambda: False)
+                except WorkerFailed as failure:
+                    log.warning("%s", failure)
+                    self._forget(devices)
+                    continue
+                self._held[devices] = _held(answer.reports, devices)
+                log.info("Parallel: %s", released(model, answer.reports))
 
     def close(self) -> None:
         """End all workers; requests, also the running one, are cancelled from here on.
@@ -169,7 +186,9 @@ class Backend:
         with self._lock:
             message = kind(request=next(self._requests), **fields)
             answer = self._ask(message, tensors, interrupted, on_progress)
-            self._held[message.plan.devices] = (message.model, answer.frame.message.held_bytes)
+            self._held[message.plan.devices] = _held(answer.reports, message.plan.devices)
+            if came_back := restored(message.model, answer.reports):
+                log.info("Parallel: %s", came_back)
             if isinstance(message, Sample):
                 log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
             return answer
@@ -215,3 +234,13 @@ class Backend:
     def _forget(self, devices: tuple[str, ...]) -> None:
         self._groups.pop(devices, None)
         self._held.pop(devices, None)
+
+
+def _held(reports: Sequence[Report], devices: Sequence[str]) -> dict[tuple[ModelSpec, str], int]:
+    """Bytes of weights by model and device."""
+    sizes: dict[tuple[ModelSpec, str], int] = {}
+    for report in reports:
+        for held in report.held:
+            key = held.model, devices[report.rank]
+            sizes[key] = sizes.get(key, 0) + held.nbytes
+    return sizes

@@ -168,7 +168,7 @@ class WorkerGroup:
         stopped_by: BaseException | None = None
         answer: Answer | None = None
         reports: list[Report] = []
-        expected = len(self.devices) if isinstance(message, (Sample, Forward)) else 0
+        expected = len(self.devices) if isinstance(message, (Sample, Forward, Release)) else 0
         while answer is None or len(reports) < expected:
             frame = self._next_frame(started)
             match frame.message if frame else None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from ..models.family import ModelSpec
 from ..wire.messages import Report
 
 MEBIBYTE = 1 << 20
@@ -21,6 +23,22 @@ def table(reports: Sequence[Report], devices: Sequence[str]) -> str:
             f"{_mebibytes(report.weights):>10} {_mebibytes(report.cache):>10} {_mebibytes(report.peak):>10}  {sent or '-'}"
         )
     return "\n".join(lines)
+
+
+def restored(model: ModelSpec, reports: Sequence[Report]) -> str:
+    """What came back from host memory before a run, in words; empty if nothing did."""
+    count = sum(report.restored for report in reports)
+    return f"{Path(model.path).name}: {_mebibytes(count)} restored from host memory" if count else ""
+
+
+def released(model: ModelSpec, reports: Sequence[Report]) -> str:
+    """What the workers hold after a model has left their devices, in words."""
+    held = sum(other.nbytes for report in reports for other in report.held)
+    on_host = sum(report.on_host for report in reports)
+    return (
+        f"{Path(model.path).name} released; the workers hold {_mebibytes(held)} on their devices and keep "
+        f"{_mebibytes(on_host)} in host memory"
+    )
 
 
 def _mebibytes(count: int) -> str:

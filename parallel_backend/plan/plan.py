@@ -19,7 +19,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `devices` is "auto" (every visible GPU), a list of GPU indices ("0,1"; "0,0" puts two workers on one GPU)
     or "cpu:N" for N workers on the CPU. `patches` 0 means as many as pipeline stages. `stages` gives the number of
-    blocks of each PipeFusion stage ("20,37"), or "" for an even cut by cost.
+    blocks of each PipeFusion stage ("20,37"), or "" for an even cut by cost. `memory_limit` is in gigabytes (10^9 bytes)
+    a device; 0 means all that is free.
     """
 
     devices: str = "auto"
@@ -33,12 +34,13 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: str = ""
     weights: str = "replicated"
     attention: str = "auto"
+    memory_limit: float = 0.0
 
 
 class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan that can run: one device a rank, every degree at least 1, their product the world size.
 
-    `stages` holds the number of blocks of each PipeFusion stage.
+    `stages` holds the number of blocks of each PipeFusion stage; `memory_limit` is in gigabytes a device, 0 for none.
     """
 
     devices: tuple[str, ...]
@@ -52,6 +54,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[int, ...]
     weights: str
     attention: str
+    memory_limit: float
 
     @property
     def world_size(self) -> int:

@@ -62,6 +62,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
                 stages=_stages(plan, stages, limits),
                 weights=plan.weights,
                 attention=plan.attention,
+                memory_limit=plan.memory_limit,
             )
         )
     return fits
@@ -104,6 +105,10 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workl
             raise Refused(f"{axis} {getattr(plan, axis)} is no degree: use 0 for automatic, or 1 and more.")
     if plan.weights not in WEIGHTS:
         raise Refused(f"weights {plan.weights!r} is unknown: use {' or '.join(WEIGHTS)}.")
+    if not 0 <= plan.memory_limit < math.inf:
+        raise Refused(
+            f"memory_limit {plan.memory_limit} is no amount: use gigabytes a device, or 0 for all that is free."
+        )
     if plan.patches < 0 or plan.warmup_steps < 0:
         raise Refused(
             f"patches {plan.patches} and warmup_steps {plan.warmup_steps} cannot be negative: use 0 (automatic) or more."

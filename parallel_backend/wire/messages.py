@@ -8,7 +8,7 @@ from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -85,9 +85,10 @@ class MeasureBlocks(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Give back the memory of the weights held."""
+    """Give back the device memory that a model's weights take."""
 
     request: int
+    model: ModelSpec
 
 
 class Cancel(Message, frozen=True):
@@ -128,8 +129,19 @@ class Progress(Message, frozen=True):
     step: int
 
 
+class HeldModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model and the bytes of its weights on one rank's device."""
+
+    model: ModelSpec
+    nbytes: int
+
+
 class Report(Message, frozen=True):
-    """What a request cost on one rank: seconds, bytes sent by kind, bytes held at the end and at the peak."""
+    """What a request cost on one rank: seconds, bytes sent by kind, bytes held at the end and at the peak.
+
+    `weights` are those of the request's model, `held` those of all models on the device, `on_host` those that had to
+    leave it and wait in host memory; `restored` came back from there during the request.
+    """
 
     request: int
     rank: int
@@ -139,13 +151,15 @@ class Report(Message, frozen=True):
     weights: int
     cache: int
     peak: int
+    held: list[HeldModel]
+    on_host: int
+    restored: int
 
 
 class Done(Message, frozen=True):
-    """The request is finished. Tensors: `result`, unless there is none. `held_bytes`: weights held by rank 0."""
+    """The request is finished. Tensors: `result`, unless there is none."""
 
     request: int
-    held_bytes: int
 
 
 class MachineMeasured(Message, frozen=True):

@@ -30,6 +30,7 @@ from ..wire.messages import (
     BlocksMeasured,
     Done,
     Forward,
+    HeldModel,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
@@ -40,11 +41,15 @@ from ..wire.messages import (
     Stopped,
 )
 from .environment import Environment
-from .holder import STORAGE_DTYPES, Holder
+from .holder import Holder
 from .link import Link
 from .measuring import time_blocks
+from .memory import Allowance, Memory
+from .stage_part import STORAGE_DTYPES, StagePart, stages
 from .status import Status
 from .world import World
+
+GIGABYTE = 10**9
 
 
 class Engine:
@@ -56,13 +61,15 @@ class Engine:
         self._link = link
         self._status = status
         self._meter = meter
-        self._holder = Holder(environment.device, status, meter)
+        self._memory = Memory(environment.device, environment.world_size)
+        self._holder = Holder(self._memory, world.all_agree, status)
         self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
         """Do what a frame asks for and answer."""
         message = frame.message
+        self._holder.restored = 0
         tensors = {name: tensor.to(self._device) for name, tensor in frame.tensors.items()}
         match message:
             case Sample():
@@ -74,9 +81,11 @@ class Engine:
             case MeasureBlocks():
                 self._measure_blocks(message, tensors)
             case Release():
-                self._holder.release()
+                started = self._begin()
+                self._holder.release(message.model)
+                self._report(message.request, message.model, started)
                 if self._world.rank == 0:
-                    self._link.send(Done(message.request, self._holder.nbytes))
+                    self._link.send(Done(message.request))
         if self._meter.trace is not None:
             self._meter.trace.write()
         self._status.enter("idle")
@@ -91,11 +100,11 @@ class Engine:
             if mesh.reports:
                 self._link.send(Stopped(message.request))
             return
-        self._report(message.request, started, forward)
+        self._report(message.request, message.model, started, forward.cache_bytes)
         if result is not None and _answers(mesh):
             whole = _whole_batch(result, mesh, tensors["x"].shape[0])
             if mesh.reports:
-                self._link.send(Done(message.request, self._holder.nbytes), {"result": whole})
+                self._link.send(Done(message.request), {"result": whole})
 
     def _pipeline(
         self, message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh, model: Model, forward: StageForward
@@ -176,10 +185,10 @@ class Engine:
             joined = mesh.cfg.gather(output.reshape(1, output.shape[0], -1), inner)
             outer = [sum(counts[i * mesh.cfg.size : (i + 1) * mesh.cfg.size]) for i in range(mesh.data.size)]
             output = mesh.data.gather(joined, outer).view(x.shape[0], *output.shape[1:])
-        self._report(message.request, started, forward)
+        self._report(message.request, message.model, started, forward.cache_bytes)
         if mesh.reports:
             assert output is not None
-            self._link.send(Done(message.request, self._holder.nbytes), {"result": output})
+            self._link.send(Done(message.request), {"result": output})
 
     def _measure_machine(self, message: MeasureMachine) -> None:
         mesh = self._mesh(message.plan)
@@ -212,8 +221,18 @@ class Engine:
         return self._mesh_of[1]
 
     def _prepare(self, spec: ModelSpec, plan: ResolvedPlan, mesh: Mesh) -> tuple[Model, StageForward]:
-        model, holding = self._holder.hold(spec, plan, mesh)
-        return model, StageForward(model, mesh, plan, holding, self._status.mark)
+        stage_of, sharded = stages(plan), plan.weights == "sharded"
+
+        def build() -> StagePart:
+            stage = stage_of[self._world.rank]
+            return StagePart(spec, stage, sharded, self._device, self._meter, self._status.mark)
+
+        part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan))
+        return part.model, StageForward(part.model, mesh, plan, part.holding, self._status.mark)
+
+    def _allowance(self, plan: ResolvedPlan) -> Allowance:
+        sharers = plan.devices.count(plan.devices[self._world.rank])
+        return Allowance(limit=int(plan.memory_limit * GIGABYTE) // sharers, sharers=sharers)
 
     def _begin(self) -> float:
         self._meter.reset()
@@ -221,7 +240,7 @@ class Engine:
             torch.cuda.reset_peak_memory_stats(self._device)
         return time.perf_counter()
 
-    def _report(self, request: int, started: float, forward: StageForward) -> None:
+    def _report(self, request: int, model: ModelSpec, started: float, cache: int = 0) -> None:
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
         else:
@@ -232,9 +251,12 @@ class Engine:
             seconds=time.perf_counter() - started,
             waiting=self._meter.waiting,
             sent=dict(self._meter.sent),
-            weights=self._holder.nbytes,
-            cache=forward.cache_bytes,
+            weights=self._holder.on_device().get(model, 0),
+            cache=cache,
             peak=peak,
+            held=[HeldModel(spec, nbytes) for spec, nbytes in self._holder.on_device().items()],
+            on_host=sum(self._holder.on_host().values()),
+            restored=self._holder.restored,
         )
         self._link.send(report)
 

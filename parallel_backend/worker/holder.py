@@ -1,79 +1,140 @@
-"""The weights a rank holds: loaded when first asked for, kept while they are the ones asked for."""
+"""What a rank holds: models and parts of models, several at once; the least recently used makes way for the next."""
 
 from __future__ import annotations
 
-import gc
-from itertools import accumulate
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
-import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from ..comm.meter import Meter
-from ..mesh import Mesh
-from ..models import FAMILIES
-from ..models.family import Model, ModelSpec, Stage
-from ..plan import ResolvedPlan
-from ..weights.checkpoint import DTYPES, read_header
-from ..weights.holding import Holding, Replicated, Sharded
-from ..weights.layers import materialise
-from ..weights.loader import load_weights
+from ..models.family import ModelSpec
+from .memory import Allowance, Memory, OutOfMemory
 from .status import Status
 
-STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype.is_floating_point}
+
+class Part(Protocol):
+    """Something with weights: a stage of a model, a part of a VAE.
+
+    `module` is built on the meta device with its final dtypes, so that its size is known before it takes any memory.
+    """
+
+    module: nn.Module
+
+    def fill(self) -> None:
+        """Give the module memory on the rank's device and load it. May communicate."""
+
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass
+class _Held:
+    part: Any
+    arrangement: Hashable
+    nbytes: int
+    on_device: bool
 
 
 class Holder:
-    """At most one model, or one stage of one, on one device."""
+    """One part a model, on the device or, once it had to leave it, in host memory while there is room.
 
-    def __init__(self, device: torch.device, status: Status, meter: Meter) -> None:
-        self._device = device
+    Every rank holds, moves and drops the same things in the same order, because loading may communicate: whether there
+    is room is agreed on.
+
+    Args:
+        memory: of this rank's device.
+        agree: True on all ranks if it was given True on all of them; a collective.
+        status: told of phases.
+    """
+
+    def __init__(self, memory: Memory, agree: Callable[[bool], bool], status: Status) -> None:
+        self._memory = memory
+        self._agree = agree
         self._status = status
-        self._meter = meter
-        self._held: tuple[Model, Holding] | None = None
-        self._what: object = None
+        self._held: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
+        self.restored = 0
+        """Bytes brought back from host memory since it was last set to 0."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights on the device."""
-        parameters = self._held[0].module.parameters() if self._held else ()
-        return sum(
-            p.to_local().nbytes if isinstance(p, torch.distributed.tensor.DTensor) else p.nbytes for p in parameters
-        )
+    def on_device(self) -> dict[ModelSpec, int]:
+        """Bytes of weights on the device by model."""
+        return self._sizes(on_device=True)
 
-    def hold(self, spec: ModelSpec, plan: ResolvedPlan, mesh: Mesh) -> tuple[Model, Holding]:
-        """This rank's part of a model under a plan, loaded in place of another one if need be."""
-        stage = _stage(plan, mesh)
-        sharded_by = plan.world_size if plan.weights == "sharded" else 1
-        what = (spec, stage, sharded_by)
-        if self._held is None or self._what != what:
-            self.release()
-            self._held = self._load(spec, stage, sharded_by > 1)
-            self._what = what
-        return self._held
+    def on_host(self) -> dict[ModelSpec, int]:
+        """Bytes of weights in host memory by model."""
+        return self._sizes(on_device=False)
 
-    def release(self) -> None:
-        """Give the weights' memory back."""
-        self._held = self._what = None
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+    def hold(self, model: ModelSpec, arrangement: Hashable, build: Callable[[], P], allowance: Allowance) -> P:
+        """A part on the device, ready for use. A collective.
 
-    def _load(self, spec: ModelSpec, stage: Stage, sharded: bool) -> tuple[Model, Holding]:
-        self._status.enter("loading the model")
-        family = FAMILIES[spec.family]
-        part, config = family.inspect(read_header(spec.path))
-        model = family.build(config, stage)
-        holding: Holding = Replicated()
-        if sharded:
-            model.module.to(STORAGE_DTYPES[spec.dtype])
-            everyone = init_device_mesh(self._device.type, (torch.distributed.get_world_size(),))
-            holding = Sharded(model.block_modules, everyone, self._meter)
-        materialise(model.module, STORAGE_DTYPES[spec.dtype], self._device)
-        load_weights(model.module, part, family.keys(config), lambda _: self._status.mark())
-        return model, holding
+        Args:
+            model: whose part it is.
+            arrangement: which rank holds what of it, the same on all ranks; a new one takes the place of the old.
+            build: makes this rank's part, without data; called where it is not held yet.
+            allowance: what this rank may use of its device.
+
+        Raises:
+            OutOfMemory: the part is larger than the allowance.
+        """
+        held = self._held.pop(model, None)
+        if held is None or held.arrangement != arrangement:
+            held = None
+            self._memory.give_back()
+            part: P = build()
+            held = _Held(part, arrangement, bytes_of(part.module), on_device=False)
+            self._make_room(held.nbytes, allowance)
+            self._status.enter("loading the model")
+            part.fill()
+        elif not held.on_device:
+            self._make_room(held.nbytes, allowance)
+            self._status.enter("restoring the model from host memory")
+            self._memory.to_device(held.part.module)
+            self.restored += held.nbytes
+        held.on_device = True
+        self._held[model] = held
+        self._make_room(0, allowance, keep=held)
+        return held.part  # type: ignore[no-any-return]
+
+    def release(self, model: ModelSpec) -> None:
+        """Take a model off the device, into host memory if there is room. A collective."""
+        self._status.enter("releasing the model")
+        if model in self._held and self._held[model].on_device:
+            self._take_off(model)
+
+    def _make_room(self, nbytes: int, allowance: Allowance, keep: _Held | None = None) -> None:
+        """Take parts off the device, the least recently used first, until `nbytes` fit or only `keep` is left."""
+        while not self._agree(self._fits(nbytes, allowance)):
+            oldest = next((spec for spec, held in self._held.items() if held.on_device and held is not keep), None)
+            if oldest is None:
+                break
+            self._take_off(oldest)
+        if allowance.limit and nbytes > allowance.limit:
+            raise OutOfMemory(asked=nbytes, free=allowance.limit)
+
+    def _fits(self, nbytes: int, allowance: Allowance) -> bool:
+        needed = nbytes + allowance.working
+        within = not allowance.limit or sum(self.on_device().values()) + needed <= allowance.limit
+        return within and needed <= self._memory.free_on_device() // allowance.sharers
+
+    def _take_off(self, model: ModelSpec) -> None:
+        """Move a part into host memory; parts there that are older leave it for this one. Without room it is dropped."""
+        held = self._held[model]
+        while not self._agree(self._memory.has_host_room(held.nbytes)):
+            oldest = next((spec for spec, other in self._held.items() if not other.on_device), model)
+            del self._held[oldest]
+            self._memory.give_back()
+            if oldest == model:
+                return
+        self._memory.to_host(held.part.module)
+        held.on_device = False
+
+    def _sizes(self, on_device: bool) -> dict[ModelSpec, int]:
+        return {model: held.nbytes for model, held in self._held.items() if held.on_device == on_device}
 
 
-def _stage(plan: ResolvedPlan, mesh: Mesh) -> Stage:
-    ends = list(accumulate(plan.stages))
-    stop = ends[mesh.pipefusion.rank]
-    return Stage(stop - plan.stages[mesh.pipefusion.rank], stop, ends[-1])
+def bytes_of(module: nn.Module) -> int:
+    """Bytes of a module's parameters and buffers on this rank; of a shard, only the shard's."""
+    tensors = chain(module.parameters(), module.buffers())
+    return sum(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes for tensor in tensors)

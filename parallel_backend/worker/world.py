@@ -52,6 +52,14 @@ class World:
         dist.broadcast(value, 0, group=self._control)
         return bool(value)
 
+    def all_agree(self, flag: bool) -> bool:
+        """Whether every rank says so, on every rank."""
+        if self.size == 1:
+            return flag
+        value = torch.tensor([int(flag)], dtype=torch.uint8)
+        dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
+        return bool(value)
+
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group()

@@ -1,0 +1,66 @@
+"""A rank's part of a denoiser under a plan: one stage of its blocks, whole or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from ..comm.meter import Meter
+from ..models import FAMILIES
+from ..models.family import Model, ModelSpec, Stage
+from ..plan import ResolvedPlan
+from ..weights.checkpoint import DTYPES, read_header
+from ..weights.holding import Holding, Replicated, Sharded
+from ..weights.layers import materialise
+from ..weights.loader import load_weights
+
+STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype.is_floating_point}
+
+
+class StagePart:
+    """One stage of a model, built on the meta device; a Part for the Holder.
+
+    Args:
+        stage: which blocks.
+        sharded: whether all ranks share each block's weights.
+        meter: counts the gathers of shards.
+        mark: called as bytes arrive.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stage: Stage,
+        sharded: bool,
+        device: torch.device,
+        meter: Meter,
+        mark: Callable[[], None],
+    ) -> None:
+        family = FAMILIES[spec.family]
+        self._checkpoint, config = family.inspect(read_header(spec.path))
+        self._keys = family.keys(config)
+        self._dtype = STORAGE_DTYPES[spec.dtype]
+        self._device = device
+        self._mark = mark
+        self.model: Model = family.build(config, stage)
+        self.module = self.model.module.to(self._dtype)
+        self.holding: Holding = Replicated()
+        if sharded:
+            everyone = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+            self.holding = Sharded(self.model.block_modules, everyone, meter)
+
+    def fill(self) -> None:
+        """Load the stage's weights by byte range."""
+        materialise(self.module, self._dtype, self._device)
+        load_weights(self.module, self._checkpoint, self._keys, lambda _: self._mark())
+
+
+def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:
+    """Each rank's stage."""
+    ends = list(accumulate(plan.stages))
+    inner = plan.ring * plan.ulysses
+    places = (rank // inner % plan.pipefusion for rank in range(plan.world_size))
+    return tuple(Stage(ends[place] - plan.stages[place], ends[place], ends[-1]) for place in places)
