@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import MappingProxyType
 
 import comfy.model_detection
@@ -16,6 +15,7 @@ from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
+from ...parallel_backend.weights.packing import held_bytes
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote import RemoteModel, dtype_name
@@ -47,10 +47,8 @@ def load_model(
         weight_dtype=comfy.utils.weight_dtype(tensors),
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
-    status = os.stat(path)
-    spec = ModelSpec(family_name, str(path), status.st_mtime_ns, status.st_size, dtype_name(dtype))
-    size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
-    remote = RemoteModel(backend, family, config, spec, plan, devices, size)
+    spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype))
+    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype))
     model = model_config.get_model(tensors, "", device=torch.device("meta"))
     model.diffusion_model = DiffusionProxy(model.diffusion_model, remote)
     patcher = ParallelModelPatcher(

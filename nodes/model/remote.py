@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management
+import comfy.utils
 import torch
 from torch import Tensor
 
@@ -17,6 +20,11 @@ from ...parallel_backend.host.planner import Question
 from ...parallel_backend.models.family import Family, ModelSpec
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job
+
+log = logging.getLogger(__name__)
+
+MEBIBYTE = 1 << 20
+MOMENT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class RemoteModel:
             answer = self.backend.sample(
                 tensors,
                 on_progress,
+                _loading_bar(),
                 comfy.model_management.processing_interrupted,
                 model=self.spec,
                 **fields,
@@ -111,7 +120,7 @@ class RemoteModel:
         plan = self.plan(tensors, dtype, two_sided, steps=1)
         interrupted = comfy.model_management.processing_interrupted
         try:
-            answer = self.backend.forward(self.spec, plan, dtype_name(dtype), tensors, interrupted)
+            answer = self.backend.forward(self.spec, plan, dtype_name(dtype), tensors, _loading_bar(), interrupted)
         except Cancelled:
             raise _interrupted() from None
         return answer.frame.tensors["result"]
@@ -125,6 +134,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 def device_name(device: torch.device) -> str:
     """A device of this process as plans name it."""
     return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+def _loading_bar() -> Callable[[int, int], None]:
+    """Shows on the node's progress bar how far the workers' loading has got, in MiB; not if it takes but a moment."""
+    started = time.monotonic()
+    bars: list[comfy.utils.ProgressBar] = []
+
+    def show(done: int, total: int) -> None:
+        if not bars and done < total and time.monotonic() - started > MOMENT_SECONDS:
+            bars.append(comfy.utils.ProgressBar(max(1, total // MEBIBYTE)))
+        for bar in bars:
+            bar.update_absolute(done // MEBIBYTE)
+        if done == total:
+            log.info("Parallel: the workers loaded %d MiB in %.1f s", total // MEBIBYTE, time.monotonic() - started)
+
+    return show
 
 
 def _interrupted() -> BaseException:

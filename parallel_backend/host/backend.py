@@ -26,7 +26,7 @@ from ..wire.messages import (
     Report,
     Sample,
 )
-from .group import Answer, Deadlines, Interrupted, OnProgress, WorkerGroup
+from .group import Answer, Deadlines, Interrupted, OnLoading, OnProgress, WorkerGroup
 from .planner import Planner, Question
 from .report import released, restored, table
 from .versions import check_versions
@@ -38,6 +38,10 @@ __all__ = ["Backend", "Deadlines"]
 
 def _no_progress(step: int, denoised: Tensor, x: Tensor) -> None:
     """Requests other than Sample report no steps."""
+
+
+def _no_loading(done: int, total: int) -> None:
+    """Requests that load nothing."""
 
 
 def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
@@ -60,7 +64,12 @@ class Backend:
         self._closing = threading.Event()
 
     def sample(
-        self, tensors: Mapping[str, Tensor], on_progress: OnProgress, interrupted: Interrupted, **fields: Any
+        self,
+        tensors: Mapping[str, Tensor],
+        on_progress: OnProgress,
+        on_loading: OnLoading,
+        interrupted: Interrupted,
+        **fields: Any,
     ) -> Answer:
         """Run a whole denoise; `fields` are those of the Sample message.
 
@@ -71,7 +80,7 @@ class Backend:
             Cancelled: `interrupted` returned True.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
-        return self._request(Sample, fields, tensors, on_progress, interrupted)
+        return self._request(Sample, fields, tensors, on_progress, on_loading, interrupted)
 
     def forward(
         self,
@@ -79,11 +88,12 @@ class Backend:
         plan: ResolvedPlan,
         compute_dtype: str,
         tensors: Mapping[str, Tensor],
+        on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
         """Run the model once; `result` is its output in the compute dtype, on the CPU. Raises as `sample` does."""
         fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
-        return self._request(Forward, fields, tensors, _no_progress, interrupted)
+        return self._request(Forward, fields, tensors, _no_progress, on_loading, interrupted)
 
     def plan(
         self, question: Question, compute_dtype: str, example: Mapping[str, Tensor], interrupted: Interrupted
@@ -151,7 +161,7 @@ class Backend:
                     continue
                 try:
                     message = Release(next(self._requests), model)
-                    answer = group.carry_out(message, {}, _no_progress, lambda: False)
+                    answer = group.carry_out(message, {}, _no_progress, _no_loading, lambda: False)
                 except WorkerFailed as failure:
                     log.warning("%s", failure)
                     self._forget(devices)
@@ -181,11 +191,12 @@ class Backend:
         fields: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
+        on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
         with self._lock:
             message = kind(request=next(self._requests), **fields)
-            answer = self._ask(message, tensors, interrupted, on_progress)
+            answer = self._ask(message, tensors, interrupted, on_progress, on_loading)
             self._held[message.plan.devices] = _held(answer.reports, message.plan.devices)
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
@@ -199,6 +210,7 @@ class Backend:
         tensors: Mapping[str, Tensor],
         interrupted: Interrupted,
         on_progress: OnProgress = _no_progress,
+        on_loading: OnLoading = _no_loading,
     ) -> Answer:
         """Have a message carried out by the workers of its plan."""
 
@@ -210,7 +222,7 @@ class Backend:
                 raise Cancelled
             group = self._group(message.plan, stopped)
             try:
-                return group.carry_out(message, tensors, on_progress, stopped)
+                return group.carry_out(message, tensors, on_progress, on_loading, stopped)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)

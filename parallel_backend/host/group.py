@@ -19,6 +19,7 @@ from ..wire.messages import (
     Done,
     Failed,
     Forward,
+    Loading,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
@@ -37,6 +38,7 @@ from .launcher import Launched, launch, make_directory, socket_path
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, Tensor, Tensor], None]
+OnLoading = Callable[[int, int], None]
 Interrupted = Callable[[], bool]
 
 POLL_SECONDS = 0.05
@@ -122,12 +124,14 @@ class WorkerGroup:
         message: Request,
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
+        on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
         """Send a request and wait for its end.
 
         Args:
             on_progress: called with the step, the denoised latent and x; what it raises cancels the request.
+            on_loading: called with the bytes of weights that are there and those there will be.
             interrupted: asked often; True cancels the request.
 
         Raises:
@@ -137,7 +141,7 @@ class WorkerGroup:
         assert self.state is State.READY
         self.state = State.RUNNING
         try:
-            return self._converse(message, tensors, on_progress, interrupted)
+            return self._converse(message, tensors, on_progress, on_loading, interrupted)
         except WorkerFailed:
             self._end(State.FAILED)
             raise
@@ -160,6 +164,7 @@ class WorkerGroup:
         message: Request,
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
+        on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
         started = time.monotonic()
@@ -177,6 +182,8 @@ class WorkerGroup:
                         on_progress(step, frame.tensors["denoised"], frame.tensors["x"])
                     except BaseException as error:  # ComfyUI interrupts so; the workers must be idle first
                         stopped_by = error
+                case Loading(done=done, total=total):
+                    on_loading(done, total)
                 case Report() as report:
                     reports.append(report)
                 case Done() | MachineMeasured() | BlocksMeasured() if frame is not None:

@@ -149,10 +149,10 @@ class FluxFamily:
             entry = part.entries.get(piece.name)
             if entry is None:
                 raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete FLUX.1 file.")
-            if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
-                kind = str(entry.dtype).removeprefix("torch.")
+            if entry.dtype is not None and not entry.dtype.is_floating_point:
                 raise Refused(
-                    f"{name} holds {piece.name} as {kind}, a format not supported yet: choose an fp32, fp16 or bf16 file."
+                    f"{name} holds {piece.name} as {entry.storage.name}, which is not supported: choose a file with "
+                    "weights in fp32, fp16, bf16 or fp8, or a GGUF file."
                 )
             if entry.shape[:1] < (piece.stop,) or entry.shape[1:] != piece.row_shape:
                 raise Refused(

@@ -74,9 +74,8 @@ def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpo
         entry, file = checkpoint.entries.get(source), checkpoint.path.name
         if entry is None:
             raise Refused(f"{file} lacks the tensor {source}: choose a complete VAE file.")
-        if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
-            kind = str(entry.dtype).removeprefix("torch.")
-            raise Refused(f"{file} holds {source} as {kind}: choose a VAE file in fp32, fp16 or bf16.")
+        if entry.dtype is None or not entry.dtype.is_floating_point or entry.storage.quantised:
+            raise Refused(f"{file} holds {source} as {entry.storage.name}: choose a VAE file in fp32, fp16 or bf16.")
         shape = tuple(parameter.shape)
         if entry.shape not in (shape, (*shape, 1, 1)):
             raise Refused(

@@ -1,4 +1,4 @@
-"""Linear layers that keep the checkpoint's dtype and cast to the activations' dtype where they are used.
+"""Linear layers whose weights are cast or expanded to the activations' dtype where they are used.
 
 This is how ComfyUI's manual cast works, so that a file's precision and the compute dtype stay independent.
 """
@@ -9,14 +9,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .storage import Storage
+
+CARRIER = torch.bfloat16
+"""What the bytes of quantised weights are viewed as: a float type, which FSDP and gloo both take. Never computed with."""
+
 
 class CastLinear(nn.Linear):
-    """A linear layer whose weight and bias are cast to the input's dtype."""
+    """A linear layer whose weight and bias are cast to the input's dtype.
+
+    `full_weight` is the one way to the weight's values: also code that changes them for a time (LoRA) goes by it. Under
+    sharding it is whole only inside `Holding.block`.
+    """
+
+    def full_weight(self, dtype: torch.dtype) -> Tensor:
+        """The weight's values `[out_features, in_features]` in a float type; the parameter itself where it has it."""
+        return self.weight.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` times the weight, in `x`'s dtype."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return F.linear(x, self.full_weight(x.dtype), bias)
+
+
+class PackedLinear(CastLinear):
+    """A linear layer whose weight stays quantised.
+
+    `weight` holds the stored bytes of its rows, viewed as CARRIER `[out_features, bytes / 2]`. `weight_scale` is None or
+    `[out_features, 1]` (fp32), a factor for each row. Rows are independent of each other, so a fused tensor's rows or a
+    shard's are packed like a whole weight's.
+    """
+
+    storage: Storage
+    weight_scale: nn.Parameter | None
+
+    def full_weight(self, dtype: torch.dtype) -> Tensor:
+        """The weight's values `[out_features, in_features]` in a float type, expanded into a new tensor."""
+        values = self.storage.expand(self.weight.view(torch.uint8), dtype)
+        return values if self.weight_scale is None else values * self.weight_scale.to(dtype)
 
 
 def rms_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
@@ -34,3 +64,18 @@ def use_cast_linears(module: nn.Module) -> None:
 def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Give a module built on the meta device uninitialised parameters of `dtype` on `device`."""
     module.to(dtype).to_empty(device=device)
+
+
+def pack(linear: CastLinear, storage: Storage, scaled: bool) -> None:
+    """Turn a CastLinear on the meta device into a PackedLinear."""
+    linear.__class__ = PackedLinear
+    assert isinstance(linear, PackedLinear)
+    linear.storage = storage
+    width = storage.row_bytes(linear.in_features) // CARRIER.itemsize
+    linear.weight = _parameter(torch.empty(linear.out_features, width, dtype=CARRIER, device="meta"))
+    scale = torch.empty(linear.out_features, 1, dtype=torch.float32, device="meta")
+    linear.register_parameter("weight_scale", _parameter(scale) if scaled else None)
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

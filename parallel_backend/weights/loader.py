@@ -2,40 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .checkpoint import Checkpoint, CheckpointReader
-from .keymap import KeyMap
+from .entry import Checkpoint, Entry
+from .keymap import KeyMap, Piece
+from .layers import PackedLinear
+from .reading import Neighbours, Want, Watch, read_wanted
+from .storage import FLOAT8
 
 
-def load_weights(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, on_bytes: Callable[[int], None]) -> None:
-    """Fill every parameter of a materialised module.
+@torch.no_grad()
+def load_weights(
+    module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, neighbours: Neighbours, watch: Watch
+) -> None:
+    """Fill every parameter of a materialised module. A collective of all ranks.
 
     Args:
-        module: its parameters have their final dtype and device.
-        checkpoint: the file's header, names without prefix.
+        module: shaped by `shape_parameters`; its parameters, or its shards of them, are on their device.
+        checkpoint: its headers, names without prefix.
         keys: which rows of which tensors make each parameter.
-        on_bytes: called with the number of bytes after each piece read.
+        dtype: as given to `shape_parameters`.
 
     Raises:
-        OSError: the file cannot be read.
+        Refused, Cancelled: as `read_wanted` does.
     """
-    with CheckpointReader(checkpoint, on_bytes) as reader, torch.no_grad():
-        for name, parameter in module.named_parameters():
-            local, wanted = _local_rows(parameter)
-            offset = 0
-            for piece in keys[name]:
-                rows = piece.stop - piece.start
-                begin, end = max(offset, wanted.start), min(offset + rows, wanted.stop)
-                if begin < end:
-                    source = slice(piece.start + begin - offset, piece.start + end - offset)
-                    reader.read_rows(piece.name, source, local[begin - wanted.start : end - wanted.start])
-                offset += rows
-            assert offset == parameter.shape[0], f"{name} was given {offset} rows of {parameter.shape[0]}"
+    files = {file: number for number, file in enumerate(checkpoint.files)}
+    wants: list[Want] = []
+    for name, child in module.named_modules():
+        for key, parameter in child.named_parameters(recurse=False):
+            scale = isinstance(child, PackedLinear) and key == "weight_scale"
+            source = f"{name}.weight" if scale else f"{name}.{key}" if name else key
+            local, held = _local_rows(parameter)
+            for piece, rows, into in _rows(keys[source], held, local):
+                entry = checkpoint.entries[piece.name]
+                if scale:
+                    assert entry.scale is not None
+                    wants.append(_scale(entry.scale, rows, into, files))
+                elif isinstance(child, PackedLinear) and key == "weight":
+                    kind = child.storage.dtype
+                    wants.append(wanted_rows(entry, rows, into.view(kind or torch.uint8), None, files))
+                else:
+                    wants.append(wanted_rows(entry, rows, into, dtype if dtype in FLOAT8 else None, files))
+    read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
+
+
+def _rows(pieces: tuple[Piece, ...], held: slice, local: Tensor) -> Iterator[tuple[Piece, slice, Tensor]]:
+    """For each piece of which rows are held: these rows of the tensor, and where they go."""
+    offset = 0
+    for piece in pieces:
+        begin, end = max(offset, held.start), min(offset + piece.stop - piece.start, held.stop)
+        if begin < end:
+            rows = slice(piece.start + begin - offset, piece.start + end - offset)
+            yield piece, rows, local[begin - held.start : end - held.start]
+        offset += piece.stop - piece.start
+
+
+def wanted_rows(
+    entry: Entry, rows: slice, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
+) -> Want:
+    """Rows of a tensor: blocks byte by byte into uint8, values converted, `through` a type that rounds them if given."""
+    flat = into.view(-1)
+    kind = entry.dtype or torch.uint8
+    start = entry.offset + rows.start * entry.row_bytes
+
+    def put(offset: int, data: Tensor) -> None:
+        values = _aligned(data, kind).view(kind)
+        first = offset // kind.itemsize
+        target = flat[first : first + values.numel()]
+        target.copy_(values if through is None else values.to(target.device).to(through))
+
+    return Want(files[entry.file], start, start + (rows.stop - rows.start) * entry.row_bytes, put)
+
+
+def _scale(entry: Entry, rows: slice, into: Tensor, files: Mapping[Path, int]) -> Want:
+    """The factors of rows, of which the file has one for all or one for each."""
+    assert entry.dtype is not None
+    one = entry.nbytes == entry.dtype.itemsize
+    kind = entry.dtype
+    start = entry.offset + (0 if one else rows.start * kind.itemsize)
+    flat = into.view(-1)
+
+    def put(offset: int, data: Tensor) -> None:
+        values = _aligned(data, kind).view(kind)
+        first = offset // kind.itemsize
+        (flat if one else flat[first : first + values.numel()]).copy_(values)
+
+    return Want(files[entry.file], start, start + kind.itemsize * (1 if one else rows.stop - rows.start), put)
+
+
+def _aligned(data: Tensor, kind: torch.dtype) -> Tensor:
+    return data.clone() if data.storage_offset() % kind.itemsize else data
 
 
 def _local_rows(parameter: nn.Parameter) -> tuple[Tensor, slice]:

@@ -122,6 +122,14 @@ class Pulse(Message, frozen=True):
     marks: int
 
 
+class Loading(Message, frozen=True):
+    """Of the weights of all ranks, `done` of `total` bytes are there."""
+
+    request: int
+    done: int
+    total: int
+
+
 class Progress(Message, frozen=True):
     """A step's first model call is done. Tensors: `denoised`, `x`."""
 
@@ -140,7 +148,7 @@ class Report(Message, frozen=True):
     """What a request cost on one rank: seconds, bytes sent by kind, bytes held at the end and at the peak.
 
     `weights` are those of the request's model, `held` those of all models on the device, `on_host` those that had to
-    leave it and wait in host memory; `restored` came back from there during the request.
+    leave it and wait in host memory; `restored` came back from there during the request, `read` from disk.
     """
 
     request: int
@@ -148,6 +156,7 @@ class Report(Message, frozen=True):
     seconds: float
     waiting: float
     sent: dict[str, int]
+    read: int
     weights: int
     cache: int
     peak: int
@@ -196,4 +205,6 @@ class Failed(Message, frozen=True):
 
 
 ToWorker = Sample | Forward | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
-ToHost = Hello | Ready | Pulse | Progress | Report | Done | MachineMeasured | BlocksMeasured | Stopped | Failed
+ToHost = (
+    Hello | Ready | Pulse | Loading | Progress | Report | Done | MachineMeasured | BlocksMeasured | Stopped | Failed
+)

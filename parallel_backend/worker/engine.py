@@ -25,12 +25,14 @@ from ..models.family import Model, ModelSpec, Patch
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, measure
 from ..weights.checkpoint import read_header
+from ..weights.reading import Watch
 from ..wire.frames import Frame
 from ..wire.messages import (
     BlocksMeasured,
     Done,
     Forward,
     HeldModel,
+    Loading,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
@@ -51,6 +53,9 @@ from .world import World
 
 GIGABYTE = 10**9
 
+LOADING_SECONDS = 0.2
+"""Time between two reports of how far loading has got."""
+
 
 class Engine:
     """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
@@ -63,13 +68,15 @@ class Engine:
         self._meter = meter
         self._memory = Memory(environment.device, environment.world_size)
         self._holder = Holder(self._memory, world.all_agree, status)
+        self._neighbours = world.neighbours(meter)
         self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
+        self._read = 0
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
         """Do what a frame asks for and answer."""
         message = frame.message
-        self._holder.restored = 0
+        self._holder.restored = self._read = 0
         tensors = {name: tensor.to(self._device) for name, tensor in frame.tensors.items()}
         match message:
             case Sample():
@@ -92,9 +99,9 @@ class Engine:
 
     def _sample(self, message: Sample, tensors: Mapping[str, Tensor]) -> None:
         mesh = self._mesh(message.plan)
-        model, forward = self._prepare(message.model, message.plan, mesh)
-        started = self._begin()
         try:
+            model, forward = self._prepare(message, mesh)
+            started = self._begin()
             result = self._pipeline(message, tensors, mesh, model, forward).run()
         except Cancelled:
             if mesh.reports:
@@ -167,7 +174,12 @@ class Engine:
     def _single_forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:
         """One forward of the whole sequence; a batch is spread over the data and cfg axes where it is large enough."""
         mesh = self._mesh(message.plan)
-        _, forward = self._prepare(message.model, message.plan, mesh)
+        try:
+            _, forward = self._prepare(message, mesh)
+        except Cancelled:
+            if mesh.reports:
+                self._link.send(Stopped(message.request))
+            return
         started = self._begin()
         self._status.enter("running the model once")
         x = tensors["x"]
@@ -220,19 +232,37 @@ class Engine:
             self._mesh_of = plan, build_mesh(plan, self._device, self._meter)
         return self._mesh_of[1]
 
-    def _prepare(self, spec: ModelSpec, plan: ResolvedPlan, mesh: Mesh) -> tuple[Model, StageForward]:
+    def _allowance(self, plan: ResolvedPlan) -> Allowance:
+        sharers = plan.devices.count(plan.devices[self._world.rank])
+        return Allowance(limit=int(plan.memory_limit * GIGABYTE) // sharers, sharers=sharers)
+
+    def _prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, StageForward]:
+        """This rank's part of the model, loaded if need be. Raises Cancelled, on all ranks alike, while loading."""
+        spec, plan = message.model, message.plan
         stage_of, sharded = stages(plan), plan.weights == "sharded"
+        watch = self._watch(message.request, mesh)
 
         def build() -> StagePart:
             stage = stage_of[self._world.rank]
-            return StagePart(spec, stage, sharded, self._device, self._meter, self._status.mark)
+            return StagePart(spec, stage, sharded, self._device, self._meter, self._neighbours, watch)
 
         part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan))
         return part.model, StageForward(part.model, mesh, plan, part.holding, self._status.mark)
 
-    def _allowance(self, plan: ResolvedPlan) -> Allowance:
-        sharers = plan.devices.count(plan.devices[self._world.rank])
-        return Allowance(limit=int(plan.memory_limit * GIGABYTE) // sharers, sharers=sharers)
+    def _watch(self, request: int, mesh: Mesh) -> Watch:
+        told = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told
+            self._status.mark()
+            if mesh.reports and (done == total or time.monotonic() - told > LOADING_SECONDS):
+                told = time.monotonic()
+                self._link.send(Loading(request, done, total))
+
+        def read(nbytes: int) -> None:
+            self._read += nbytes
+
+        return Watch(lambda: self._world.agree(self._link.cancelled(request)), progress, read)
 
     def _begin(self) -> float:
         self._meter.reset()
@@ -251,6 +281,7 @@ class Engine:
             seconds=time.perf_counter() - started,
             waiting=self._meter.waiting,
             sent=dict(self._meter.sent),
+            read=self._read,
             weights=self._holder.on_device().get(model, 0),
             cache=cache,
             peak=peak,

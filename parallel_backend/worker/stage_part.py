@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -12,12 +11,14 @@ from ..comm.meter import Meter
 from ..models import FAMILIES
 from ..models.family import Model, ModelSpec, Stage
 from ..plan import ResolvedPlan
-from ..weights.checkpoint import DTYPES, read_header
+from ..weights.checkpoint import read_header
 from ..weights.holding import Holding, Replicated, Sharded
-from ..weights.layers import materialise
 from ..weights.loader import load_weights
+from ..weights.packing import shape_parameters
+from ..weights.reading import Neighbours, Watch
+from ..weights.storage import PLAIN
 
-STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype.is_floating_point}
+STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
 
 
 class StagePart:
@@ -27,7 +28,7 @@ class StagePart:
         stage: which blocks.
         sharded: whether all ranks share each block's weights.
         meter: counts the gathers of shards.
-        mark: called as bytes arrive.
+        neighbours, watch: with whom it is loaded, and who looks on.
     """
 
     def __init__(
@@ -37,16 +38,19 @@ class StagePart:
         sharded: bool,
         device: torch.device,
         meter: Meter,
-        mark: Callable[[], None],
+        neighbours: Neighbours,
+        watch: Watch,
     ) -> None:
         family = FAMILIES[spec.family]
         self._checkpoint, config = family.inspect(read_header(spec.path))
         self._keys = family.keys(config)
         self._dtype = STORAGE_DTYPES[spec.dtype]
         self._device = device
-        self._mark = mark
+        self._neighbours = neighbours
+        self._watch = watch
         self.model: Model = family.build(config, stage)
-        self.module = self.model.module.to(self._dtype)
+        self.module = self.model.module
+        shape_parameters(self.module, self._checkpoint, self._keys, self._dtype)
         self.holding: Holding = Replicated()
         if sharded:
             everyone = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
@@ -54,8 +58,8 @@ class StagePart:
 
     def fill(self) -> None:
         """Load the stage's weights by byte range."""
-        materialise(self.module, self._dtype, self._device)
-        load_weights(self.module, self._checkpoint, self._keys, lambda _: self._mark())
+        self.module.to_empty(device=self._device)
+        load_weights(self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch)
 
 
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
+from ..comm.communicator import Communicator
+from ..comm.meter import Meter
 from ..mesh import FOREVER
+from ..weights.reading import Neighbours
 from ..wire.frames import Frame, encode, worker_decoder
 from .environment import Environment
 
@@ -59,6 +65,15 @@ class World:
         value = torch.tensor([int(flag)], dtype=torch.uint8)
         dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
         return bool(value)
+
+    def neighbours(self, meter: Meter) -> Neighbours:
+        """All ranks, and which of them share a machine. A collective."""
+        group = self._control if self.size > 1 else None
+        everyone = Communicator("loading", group, torch.device("cpu"), False, meter)
+        boot = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        ours = torch.tensor([[list(boot.bytes)]], dtype=torch.uint8)
+        boots = [tuple(rank) for rank in everyone.gather(ours, [1] * self.size)[0].tolist()]
+        return Neighbours(everyone, tuple(boots.index(boot) for boot in boots))
 
     def close(self) -> None:
         """Leave the group."""

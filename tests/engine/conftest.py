@@ -79,6 +79,7 @@ class Runner:
         self.answer = self._backend.sample(
             tensors,
             lambda step, *_: seen.append(step),
+            lambda done, total: None,
             lambda: cancel_at in seen,
             model=spec,
             plan=plan,

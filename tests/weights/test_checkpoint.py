@@ -9,13 +9,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.family import Stage
 from parallel_backend.models.flux import FluxFamily
-from parallel_backend.weights.checkpoint import PIECE_BYTES, CheckpointReader, read_header
-from parallel_backend.weights.layers import materialise
-from parallel_backend.weights.loader import load_weights
+from parallel_backend.weights.checkpoint import Checkpoint, read_header
+from parallel_backend.weights.loader import load_weights, wanted_rows
+from parallel_backend.weights.packing import shape_parameters
+from parallel_backend.weights.reading import PIECE_BYTES, Neighbours, Watch, read_wanted
 from tests.tiny_flux import flux_tensors, save_flux
 
 
@@ -24,27 +28,52 @@ def file(tmp_path: Path) -> Path:
     return save_flux(tmp_path / "flux.safetensors", heads=1, single_blocks=1)
 
 
+def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A stage of a FLUX file, loaded by one rank; parameters that are not filled stay NaN."""
+    family = FluxFamily()
+    part, config = family.inspect(read_header(path))
+    keys = family.keys(config)
+    module = family.build(config, stage).module
+    shape_parameters(module, part, keys, dtype)
+    module.to_empty(device="cpu")
+    for parameter in module.parameters():
+        parameter.fill_(float("nan"))
+    everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
+    watch = Watch(lambda: False, lambda *_: None, [].append if counted is None else counted.append)
+    load_weights(module, part, keys, dtype, Neighbours(everyone, (0,)), watch)
+    return module
+
+
+def read(checkpoint: Checkpoint, wanted: dict[str, slice]) -> tuple[dict[str, Tensor], list[int]]:
+    """Rows of tensors, and how many bytes each read had."""
+    found, counted, wants = {}, [], []
+    for name, rows in wanted.items():
+        entry = checkpoint.entries[name]
+        found[name] = torch.empty(rows.stop - rows.start, *entry.shape[1:], dtype=entry.dtype)
+        wants.append(wanted_rows(entry, rows, found[name], None, {entry.file: 0}))
+    everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
+    read_wanted(
+        checkpoint.files, wants, Neighbours(everyone, (0,)), Watch(lambda: False, lambda *_: None, counted.append)
+    )
+    return found, counted
+
+
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(6, 5), "b": torch.randn(4, 3).bfloat16(), "c": torch.arange(7)}
     save_file(tensors, tmp_path / "x.safetensors")
-    counted = []
-    with CheckpointReader(read_header(tmp_path / "x.safetensors"), counted.append) as reader:
-        for name, rows in (("a", slice(1, 4)), ("b", slice(0, 4)), ("c", slice(6, 7))):
-            expected = tensors[name][rows]
-            into = torch.empty(expected.shape, dtype=torch.float32)
-            reader.read_rows(name, rows, into)
-            assert torch.equal(into, expected.float())
+    wanted = {"a": slice(1, 4), "b": slice(0, 4), "c": slice(6, 7)}
+    found, counted = read(read_header(tmp_path / "x.safetensors"), wanted)
+    for name, rows in wanted.items():
+        assert torch.equal(found[name], tensors[name][rows])
     assert sum(counted) == 3 * 5 * 4 + 4 * 3 * 2 + 8
 
 
 def test_a_large_tensor_is_read_in_bounded_pieces(tmp_path: Path) -> None:
     big = torch.arange(PIECE_BYTES // 4 + 1000, dtype=torch.int32).view(-1, 8)
     save_file({"big": big}, tmp_path / "x.safetensors")
-    counted, into = [], torch.empty_like(big)
-    with CheckpointReader(read_header(tmp_path / "x.safetensors"), counted.append) as reader:
-        reader.read_rows("big", slice(0, len(big)), into)
+    found, counted = read(read_header(tmp_path / "x.safetensors"), {"big": slice(0, len(big))})
     assert counted == [PIECE_BYTES, 4000]
-    assert torch.equal(into, big)
+    assert torch.equal(found["big"], big)
 
 
 @pytest.mark.parametrize("guidance", [False, True])
@@ -62,13 +91,9 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
         assert rows[-1][1] == entry.shape[0], name
         assert all(stop == start for (_, stop), (start, _) in pairwise(rows)), name
 
-    model = family.build(config, Stage(0, 5, 5))
-    materialise(model.module, torch.float32, torch.device("cpu"))
-    for parameter in model.module.parameters():
-        parameter.fill_(float("nan"))
-    load_weights(model.module, part, keys, lambda _: None)
+    module = load(path, Stage(0, 5, 5))
     tensors = flux_tensors(heads=2, double_blocks=2, single_blocks=3, guidance=guidance)
-    parameters = dict(model.module.named_parameters())
+    parameters = dict(module.named_parameters())
     assert not any(parameter.isnan().any() for parameter in parameters.values())
     assert sum(p.double().sum() for p in parameters.values()).item() == pytest.approx(
         sum(t.double().sum() for t in tensors.values()).item()
@@ -77,15 +102,11 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
 
 def test_a_stage_reads_only_its_blocks(tmp_path: Path) -> None:
     path = save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3)
-    family = FluxFamily()
-    part, config = family.inspect(read_header(path))
+    part, _ = FluxFamily().inspect(read_header(path))
     read = []
     for stage in (Stage(0, 2, 5), Stage(2, 4, 5), Stage(4, 5, 5)):
-        model = family.build(config, stage)
-        materialise(model.module, torch.float32, torch.device("cpu"))
         counted: list[int] = []
-        load_weights(model.module, part, family.keys(config), counted.append)
-        held = sum(parameter.nbytes for parameter in model.module.parameters())
+        held = sum(parameter.nbytes for parameter in load(path, stage, counted).parameters())
         assert sum(counted) == held
         read.append(held)
     shared = sum(e.nbytes for name, e in part.entries.items() if name.startswith(("time_in", "vector_in")))
@@ -103,11 +124,10 @@ def test_a_truncated_file_is_refused_with_the_numbers(file: Path) -> None:
 def test_a_file_that_ends_while_it_is_read_is_an_error(file: Path) -> None:
     checkpoint = read_header(file)
     last = max(checkpoint.entries, key=lambda name: checkpoint.entries[name].offset)
-    shape = checkpoint.entries[last].shape
-    with CheckpointReader(checkpoint, lambda _: None) as reader:
-        file.write_bytes(file.read_bytes()[:-8])
-        with pytest.raises(OSError, match="ended at byte"):
-            reader.read_rows(last, slice(0, shape[0]), torch.empty(shape))
+    rows = slice(0, checkpoint.entries[last].shape[0])
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(Refused, match="ended at byte"):
+        read(checkpoint, {last: rows})
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

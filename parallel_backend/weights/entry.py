@@ -1,0 +1,75 @@
+"""What is known of a checkpoint from its headers: its tensors, where their bytes lie and what they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .storage import Storage
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its bytes begin at `offset` of `file`.
+
+    `shape` is that of its values. `scale`, if there is one, is the tensor that they are multiplied by: of one value, or
+    of one for each row.
+    """
+
+    storage: Storage
+    shape: tuple[int, ...]
+    offset: int
+    file: Path
+    scale: Entry | None = None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of plain values; None for blocks of quantised ones."""
+        return self.storage.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data in the file."""
+        return math.prod(self.shape) // self.storage.values * self.storage.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (dim 0)."""
+        return self.nbytes // self.shape[0] if self.nbytes else 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The headers of a checkpoint: its tensors by name. No tensor data is held.
+
+    `path` is what the user chose, `files` what it consists of, `metadata` what the header says beside the tensors.
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    files: tuple[Path, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def select(self, prefix: str, rename: Callable[[str], str]) -> Checkpoint:
+        """Only the tensors whose names begin with `prefix`, without it and renamed."""
+        entries = {
+            rename(name.removeprefix(prefix)): entry for name, entry in self.entries.items() if name.startswith(prefix)
+        }
+        return Checkpoint(self.path, entries, self.files, self.metadata)
+
+    def meta_tensors(self) -> dict[str, Tensor]:
+        """The tensors on the meta device: shapes and dtypes without data; quantised blocks count as fp16."""
+        return {
+            name: torch.empty(entry.shape, dtype=entry.dtype or torch.float16, device="meta")
+            for name, entry in self.entries.items()
+        }
+
+    def fingerprint(self) -> tuple[int, int]:
+        """When it was last modified (ns) and how many bytes it has: what tells a replaced checkpoint."""
+        states = [file.stat() for file in self.files]
+        return max(state.st_mtime_ns for state in states), sum(state.st_size for state in states)

@@ -1,0 +1,61 @@
+"""How the parameters of a module are held on the device: in the compute-side dtype, or quantised as in the file."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ..errors import Refused
+from .entry import Checkpoint, Entry
+from .keymap import KeyMap
+from .layers import CARRIER, CastLinear, pack
+from .storage import FLOAT8, PLAIN, Storage
+
+
+def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
+    """How a tensor of a file is held where `dtype` is wished for: quantised tensors stay as they are.
+
+    A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only rounded (see `shape`).
+    """
+    swap = entry.dtype in FLOAT8 and entry.scale is None and dtype in FLOAT8
+    return entry.storage if entry.storage.quantised and not swap else PLAIN[dtype]
+
+
+def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Bytes of all tensors of a checkpoint once held."""
+    total = 0
+    for entry in checkpoint.entries.values():
+        storage = held_as(entry, dtype)
+        if len(entry.shape) < 2 and storage.quantised:
+            storage = PLAIN[CARRIER]
+        scales = 4 * entry.shape[0] if entry.scale else 0
+        total += math.prod(entry.shape) // storage.values * storage.nbytes + scales
+    return total
+
+
+def shape_parameters(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype) -> None:
+    """Give the parameters of a module on the meta device the types they are held in.
+
+    Linear layers whose weight is held quantised become PackedLinear. Other parameters become `dtype`, or CARRIER, which
+    is wide enough for every fp8 value, where `dtype` is fp8.
+
+    Raises:
+        Refused: a tensor that no linear layer multiplies by is stored in blocks.
+    """
+    for name, child in list(module.named_modules()):
+        for key in [key for key, _ in child.named_parameters(recurse=False)]:
+            parameter = child.get_parameter(key)
+            entry = checkpoint.entries[keys[f"{name}.{key}" if name else key][0].name]
+            storage = held_as(entry, dtype)
+            if storage.quantised and isinstance(child, CastLinear) and key == "weight":
+                pack(child, storage, entry.scale is not None)
+                continue
+            if storage.dtype is None:
+                raise Refused(
+                    f"{checkpoint.path.name} holds {keys[f'{name}.{key}'][0].name} as {storage.name}, which is "
+                    "supported for matrices only: choose another file."
+                )
+            held = CARRIER if storage.quantised else storage.dtype
+            child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))

@@ -1,0 +1,225 @@
+"""Reading byte ranges of files into memory, in bounded pieces; ranks of one machine read what they share only once.
+
+All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one piece at
+most, and sends it to those ranks of its machine that want it too. Between rounds all agree on whether to stop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..comm.communicator import Communicator
+from ..errors import Cancelled, Refused
+
+PIECE_BYTES = 16 * 2**20
+"""Bytes read at a time, so that the host memory used while loading stays small: two pieces at most."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """Bytes `start` to `stop` of a file (its number in the checkpoint) and what becomes of them.
+
+    `put(offset, data)` takes a part of them, `data` (uint8, to be copied at once) from `offset` after `start`.
+    """
+
+    file: int
+    start: int
+    stop: int
+    put: Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes that `reader` reads for `ranks`, itself among them."""
+
+    file: int
+    start: int
+    stop: int
+    ranks: tuple[int, ...]
+    reader: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """All ranks, on CPU tensors, and the number of the machine that each is on."""
+
+    everyone: Communicator
+    machines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who looks on while weights are read.
+
+    `stop` says, the same on all ranks, whether to stop; `progress` is told the bytes that are there and those there will
+    be, of all ranks together; `read` the bytes that this rank has read from disk.
+    """
+
+    stop: Callable[[], bool]
+    progress: Callable[[int, int], None]
+    read: Callable[[int], None]
+
+
+def read_wanted(files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch) -> None:
+    """Read what this rank wants. A collective of all ranks, each with its own wants of the same files.
+
+    Raises:
+        Refused: a file ends early or cannot be read.
+        Cancelled: `watch.stop` said so, on all ranks alike.
+    """
+    everyone = neighbours.everyone
+    pieces = _pieces(_wants_of_all(wants, everyone), neighbours.machines)
+    total, done = sum(piece.nbytes for piece in pieces), 0
+    mine = _ByFile(wants)
+    with _Reader(files) as reader:
+        for turn in _rounds(pieces, everyone.size):
+            if watch.stop():
+                raise Cancelled
+            for piece in turn:
+                if piece.reader == everyone.rank:
+                    data = reader.read(piece.file, piece.start, piece.nbytes)
+                    watch.read(piece.nbytes)
+                    for rank in piece.ranks:
+                        if rank != everyone.rank:
+                            everyone.send(data, rank, "loading")
+                    mine.put(piece, data)
+            for piece in turn:
+                if piece.reader != everyone.rank and everyone.rank in piece.ranks:
+                    mine.put(piece, everyone.receive((piece.nbytes,), torch.uint8, piece.reader))
+            everyone.finish_sending()
+            done += sum(piece.nbytes for piece in turn)
+            watch.progress(done, total)
+
+
+class _ByFile:
+    """A rank's wants, to be found by the bytes that have come; pieces come nearly in the file's order."""
+
+    def __init__(self, wants: Sequence[Want]) -> None:
+        self._wants: dict[int, list[Want]] = defaultdict(list)
+        self._left = {id(want): want.stop - want.start for want in wants}
+        for want in sorted(wants, key=lambda want: want.start):
+            self._wants[want.file].append(want)
+
+    def put(self, piece: Piece, data: Tensor) -> None:
+        """Give each want its part of a piece."""
+        for want in self._wants[piece.file]:
+            if want.start >= piece.stop:
+                break
+            begin, end = max(want.start, piece.start), min(want.stop, piece.stop)
+            if begin < end:
+                want.put(begin - want.start, data[begin - piece.start : end - piece.start])
+                self._left[id(want)] -= end - begin
+        self._wants[piece.file] = [want for want in self._wants[piece.file] if self._left[id(want)]]
+
+
+class _Reader:
+    """Reads pieces of files into a buffer of its own."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._open: dict[int, int] = {}
+        self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+
+    def read(self, file: int, start: int, nbytes: int) -> Tensor:
+        """The bytes, in the buffer. Raises Refused."""
+        name, done = self._files[file].name, 0
+        view = memoryview(self._buffer.numpy().data)[:nbytes]
+        try:
+            if file not in self._open:
+                self._open[file] = os.open(self._files[file], os.O_RDONLY | os.O_CLOEXEC)
+            while done < nbytes:
+                count = os.preadv(self._open[file], [view[done:]], start + done)
+                if count == 0:
+                    raise Refused(
+                        f"{name} ended at byte {start + done} while it was being read: wait until it is complete, or "
+                        "download it again."
+                    )
+                done += count
+        except OSError as error:
+            raise Refused(
+                f"{name} cannot be read at byte {start + done} ({error.strerror}): check the disk, or download it again."
+            ) from error
+        return self._buffer[:nbytes]
+
+
+def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[tuple[int, int, int]]]:
+    """Every rank's (file, start, stop). A collective."""
+    ours = torch.tensor([(w.file, w.start, w.stop) for w in wants], dtype=torch.int64).view(1, -1, 3)
+    counts = everyone.gather(torch.tensor([[[ours.shape[1]]]]), [1] * everyone.size).flatten().tolist()
+    theirs = everyone.gather(ours, counts)[0].split(counts)
+    return [[(int(f), int(a), int(b)) for f, a, b in rank.tolist()] for rank in theirs]
+
+
+def _pieces(wants: Sequence[Sequence[tuple[int, int, int]]], machines: Sequence[int]) -> list[Piece]:
+    """What is read by whom, in the files' order; of the ranks that want a piece the one with the least to do reads it."""
+    load: Counter[int] = Counter()
+    pieces = []
+    for file, start, stop, ranks in _joined(_segments(wants)):
+        for machine in dict.fromkeys(machines[rank] for rank in ranks):
+            here = tuple(rank for rank in ranks if machines[rank] == machine)
+            for begin in range(start, stop, PIECE_BYTES):
+                reader = min(here, key=lambda rank: (load[rank], rank))
+                end = min(stop, begin + PIECE_BYTES)
+                load[reader] += end - begin
+                pieces.append(Piece(file, begin, end, here, reader))
+    return pieces
+
+
+Segment = tuple[int, int, int, tuple[int, ...]]
+"""A file, a run of its bytes that the same ranks want from end to end, and these ranks."""
+
+
+def _segments(wants: Sequence[Sequence[tuple[int, int, int]]]) -> Iterator[Segment]:
+    changes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for rank, ranges in enumerate(wants):
+        for file, start, stop in ranges:
+            changes[file, start].append((rank, 1))
+            changes[file, stop].append((rank, -1))
+    wanting: Counter[int] = Counter()
+    for (file, start), (_, stop) in pairwise([*sorted(changes), (-1, 0)]):
+        for rank, change in changes[file, start]:
+            wanting[rank] += change
+        ranks = tuple(sorted(rank for rank, count in wanting.items() if count))
+        if ranks:
+            yield file, start, stop, ranks
+
+
+def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
+    """Neighbouring segments of the same ranks as one, where that fits into a piece; so no value is ever torn apart."""
+    held: Segment | None = None
+    for segment in segments:
+        if held is not None:
+            joins = (held[0], held[2], held[3]) == (segment[0], segment[1], segment[3])
+            if joins and segment[2] - held[1] <= PIECE_BYTES:
+                held = (*held[:2], *segment[2:])
+                continue
+            yield held
+        held = segment
+    if held is not None:
+        yield held
+
+
+def _rounds(pieces: Sequence[Piece], ranks: int) -> Iterator[list[Piece]]:
+    by_reader = [[piece for piece in pieces if piece.reader == rank] for rank in range(ranks)]
+    for turn in zip_longest(*by_reader):
+        yield [piece for piece in turn if piece is not None]

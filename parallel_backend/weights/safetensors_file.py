@@ -1,0 +1,80 @@
+"""The header of a safetensors file: 8 bytes length, JSON, tensor bytes (https://github.com/huggingface/safetensors)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import Refused
+from .entry import Checkpoint, Entry
+from .storage import PLAIN
+
+MAX_HEADER_BYTES = 100 * 2**20
+"""The format's own limit on the header."""
+
+TYPES = {storage.name: storage for storage in PLAIN.values()}
+
+
+def read_safetensors(path: Path, file: BinaryIO, size: int) -> Checkpoint:
+    """Read and check the header of an open safetensors file of `size` bytes.
+
+    Raises:
+        Refused: the file is truncated, damaged or no safetensors file; the sentence has the numbers.
+    """
+    start = file.read(8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise Refused(
+            f"{path.name} ({size} bytes) is neither a safetensors nor a GGUF file: choose a .safetensors or .gguf "
+            "checkpoint, or a diffusers folder."
+        )
+    if 8 + length > size:
+        raise Refused(
+            f"{path.name} is truncated: its header takes {8 + length} bytes and the file has {size}; download it again."
+        )
+    try:
+        header = json.loads(file.read(length))
+        assert isinstance(header, dict)
+        metadata = {str(name): str(value) for name, value in header.pop("__metadata__", {}).items()}
+        entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items()}
+        _check_overlap(entries)
+    except Refused:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        raise Refused(
+            f"{path.name} has a damaged header ({error or 'no table of tensors'}); download it again."
+        ) from None
+    end = max((entry.offset + entry.nbytes for entry in entries.values()), default=8 + length)
+    if end > size:
+        raise Refused(f"{path.name} is truncated: it should have {end} bytes and has {size}; download it again.")
+    return Checkpoint(path, entries, (path,), metadata)
+
+
+def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> Entry:
+    storage = TYPES.get(value["dtype"])
+    if storage is None:
+        raise Refused(
+            f"{path.name} holds {name} as {value['dtype']}, a type not supported ({', '.join(TYPES)} are): "
+            "choose another file."
+        )
+    shape = tuple(value["shape"])
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"tensor {name} has the shape {shape}")
+    begin, end = value["data_offsets"]
+    if type(begin) is not int or type(end) is not int:
+        raise ValueError(f"tensor {name} lies at {begin} to {end}")
+    entry = Entry(storage, shape, data_start + begin, path)
+    if begin < 0 or end - begin != entry.nbytes:
+        raise ValueError(f"tensor {name} has {end - begin} bytes for {entry.nbytes}")
+    return entry
+
+
+def _check_overlap(entries: Mapping[str, Entry]) -> None:
+    held = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
+    for (_, stop, name), (start, _, other) in pairwise(held):
+        if start < stop:
+            raise ValueError(f"tensors {name} and {other} overlap")
