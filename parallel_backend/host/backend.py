@@ -26,7 +26,10 @@ from ..wire.messages import (
     Report,
     Sample,
 )
+from . import diagnosis
+from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnProgress, WorkerGroup
+from .launcher import worker_environment
 from .planner import Planner, Question
 from .report import released, restored, table
 from .versions import check_versions
@@ -55,6 +58,7 @@ class Backend:
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
         self._deadlines = deadlines or Deadlines()
+        self._server: ForkServer | None = None
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
         self._held: dict[tuple[str, ...], dict[tuple[ModelSpec, str], int]] = {}
         self._generations = itertools.count(1)
@@ -182,6 +186,9 @@ class Backend:
                 group.stop()
             self._groups.clear()
             self._held.clear()
+            if self._server is not None:
+                self._server.close(self._deadlines.leave)
+                self._server = None
         finally:
             self._lock.release()
 
@@ -238,10 +245,20 @@ class Backend:
         check_versions()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
-        group = WorkerGroup(plan.devices, plan.transport, next(self._generations), self._deadlines, interrupted)
+        group = WorkerGroup(
+            self._fork_server(), plan.devices, plan.transport, next(self._generations), self._deadlines, interrupted
+        )
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
         return group
+
+    def _fork_server(self) -> ForkServer:
+        if self._server is None or not self._server.alive():
+            try:
+                self._server = ForkServer(worker_environment())
+            except OSError as error:
+                raise diagnosis.unstartable(error) from error
+        return self._server
 
     def _forget(self, devices: tuple[str, ...]) -> None:
         self._groups.pop(devices, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from ..errors import WorkerFailed, WorkerOutOfMemory
@@ -25,7 +24,7 @@ def explain(
     for rank, process in enumerate(launched.processes):
         if process.returncode is not None and process.returncode < 0:
             return WorkerFailed(
-                f"{_who(rank, devices)} was killed by {_signal(process)}{_doing(heard.get(rank))}. {AFTERWARDS}"
+                f"{_who(rank, devices)} was killed by {_signal(-process.returncode)}{_doing(heard.get(rank))}. {AFTERWARDS}"
             )
     if reports:
         first = min(reports, key=lambda report: report.at)
@@ -38,6 +37,11 @@ def explain(
                 f"{_who(rank, devices)} left with exit code {process.returncode}{_doing(heard.get(rank))}. {AFTERWARDS}{said}"
             )
     return WorkerFailed(f"The connection to the workers was lost. {AFTERWARDS}")
+
+
+def unstartable(error: OSError) -> WorkerFailed:
+    """The error where this machine would not even start processes."""
+    return WorkerFailed(f"The workers could not be started: {error}. Free what is missing and queue again.")
 
 
 def silent(rank: int, devices: Sequence[str], heard: Heard | None, seconds: float) -> WorkerFailed:
@@ -86,8 +90,7 @@ def _doing(heard: Heard | None) -> str:
     return f" while {'idle' if heard.pulse.phase == 'idle' else heard.pulse.phase}{step}"
 
 
-def _signal(process: subprocess.Popen[bytes]) -> str:
-    number = -process.returncode
+def _signal(number: int) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:

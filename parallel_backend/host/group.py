@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import queue
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from ..wire.messages import (
 )
 from . import diagnosis
 from .channel import Channel, Disconnected, Received
+from .forkserver import ForkServer
 from .launcher import Launched, launch, make_directory, socket_path
 
 log = logging.getLogger(__name__)
@@ -90,7 +93,13 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, devices: tuple[str, ...], transport: str, generation: int, deadlines: Deadlines, interrupted: Interrupted
+        self,
+        server: ForkServer,
+        devices: tuple[str, ...],
+        transport: str,
+        generation: int,
+        deadlines: Deadlines,
+        interrupted: Interrupted,
     ) -> None:
         self.devices = devices
         self.transport = transport
@@ -98,13 +107,15 @@ class WorkerGroup:
         self._deadlines = deadlines
         self._reports: list[Failed] = []
         try:
-            directory = make_directory()
-            self._channel = Channel(socket_path(directory), generation)
-            self._launched: Launched = launch(directory, devices, transport, generation)
+            with contextlib.ExitStack() as undo:
+                directory = make_directory()
+                undo.callback(shutil.rmtree, directory, ignore_errors=True)
+                self._channel = Channel(socket_path(directory), generation)
+                undo.callback(self._channel.close)
+                self._launched: Launched = launch(server, directory, devices, transport, generation)
+                undo.pop_all()
         except OSError as error:
-            raise WorkerFailed(
-                f"The workers could not be started: {error}. Free what is missing and queue again."
-            ) from error
+            raise diagnosis.unstartable(error) from error
         try:
             self._wait_until_ready(interrupted)
         except BaseException:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..wire.forking import log_path
 from ..worker import environment as names
+from .forkserver import ForkServer, Process
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """ComfyUI may choose cudaMallocAsync for its own process; NCCL's buffers do not go with it."""
+
+KILL_SECONDS = 10
+"""The kernel may take its time to end a process with much device memory."""
 
 
 @dataclass
@@ -22,15 +27,16 @@ class Launched:
     """The processes of one generation and what they share with us."""
 
     directory: Path
-    processes: list[subprocess.Popen[bytes]]
+    processes: list[Process]
+    server: ForkServer
     death_pipe: int
 
     def log_tail(self, rank: int, lines: int = 12) -> str:
-        """The last lines a worker printed."""
+        """The last lines a worker printed, or, if it was never forked, those of the fork server."""
         try:
-            text = self._log(self.directory, rank).read_text(errors="replace")
+            text = log_path(self.directory, rank).read_text(errors="replace")
         except OSError:
-            return ""
+            return self.server.log_tail(lines)
         return "\n".join(text.strip().splitlines()[-lines:])
 
     def end(self, grace: float) -> None:
@@ -43,12 +49,10 @@ class Launched:
         os.close(self.death_pipe)
         for process in self.processes:
             process.kill()
-            process.wait()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_SECONDS)
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    @staticmethod
-    def _log(directory: Path, rank: int) -> Path:
-        return directory / f"rank{rank}.log"
 
 
 def make_directory() -> Path:
@@ -61,53 +65,38 @@ def socket_path(directory: Path) -> Path:
     return directory / "socket"
 
 
-def launch(directory: Path, devices: tuple[str, ...], transport: str, generation: int) -> Launched:
+def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], transport: str, generation: int) -> Launched:
     """Start one process a device. They end when the returned death pipe closes, however our process ends."""
+    environment = worker_environment()
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(devices)))}
+    variables = [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(len(devices)),
+            names.DEVICE: device,
+            names.TRANSPORT: transport,
+            names.RENDEZVOUS: f"file://{directory / 'rendezvous'}",
+            names.SOCKET: str(socket_path(directory)),
+            names.GENERATION: str(generation),
+            names.RUN_DIRECTORY: str(directory),
+        }
+        for rank, device in enumerate(devices)
+    ]
     death_read, death_write = os.pipe()
-    processes: list[subprocess.Popen[bytes]] = []
-    launched = Launched(directory, processes, death_write)
     try:
-        for rank, device in enumerate(devices):
-            variables = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(len(devices)),
-                names.DEVICE: device,
-                names.TRANSPORT: transport,
-                names.RENDEZVOUS: f"file://{directory / 'rendezvous'}",
-                names.SOCKET: str(socket_path(directory)),
-                names.GENERATION: str(generation),
-                names.DEATH_PIPE: str(death_read),
-                names.RUN_DIRECTORY: str(directory),
-            }
-            with Launched._log(directory, rank).open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "parallel_backend.worker"],
-                        env=_environment(len(devices)) | variables,
-                        cwd=directory,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=(death_read,),
-                        start_new_session=True,
-                    )
-                )
+        processes = server.start(generation, directory, defaults | environment, variables, death_read)
     except OSError:
-        launched.end(grace=0)
+        os.close(death_write)
         raise
     finally:
         os.close(death_read)
-    return launched
+    return Launched(directory, processes, server, death_write)
 
 
-def _environment(workers: int) -> dict[str, str]:
-    """Ours, with the pack importable, one share of the cores a worker, and sockets on the loopback interface."""
+def worker_environment() -> dict[str, str]:
+    """Ours, with the pack importable, and sockets on the loopback interface."""
     inherited = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
-    defaults = {
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
+    defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return defaults | inherited | {"PYTHONPATH": os.pathsep.join(paths)}

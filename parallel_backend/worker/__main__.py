@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import signal
@@ -21,10 +22,14 @@ from .link import Link
 from .status import Status
 from .world import World
 
+IMPORTS = ("diffusers.models.transformers", "diffusers.models.autoencoders")
+"""What takes seconds to import, better spent before Ready than in a prompt; the fork server does it once for all."""
+
 
 def main() -> int:
     """Run one rank; 1 after a failure, which has been told to the host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in ComfyUI's terminal is for ComfyUI, which stops us
+    faulthandler.enable()  # a crash leaves its stack in the log
     environment = Environment.read(os.environ)
     status = Status()
     link = Link(environment, status)
@@ -50,7 +55,8 @@ def main() -> int:
 
 def _serve(environment: Environment, link: Link, status: Status) -> None:
     status.enter("importing diffusers")
-    importlib.import_module("diffusers.models.transformers")  # seconds, better spent before Ready than in a prompt
+    for module in IMPORTS:
+        importlib.import_module(module)
     status.enter("joining the other workers")
     world = World(environment)
     trace_directory = os.environ.get(TRACE_DIRECTORY)

@@ -74,11 +74,12 @@ def workers(server: ComfyUI) -> list[psutil.Process]:
 
 
 def workers_among(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Workers are named parallel-rankN."""
     ranks = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            if "parallel_backend.worker" in process.cmdline():
-                ranks[int(process.environ()["RANK"])] = process
+            if process.name().startswith("parallel-rank"):
+                ranks[int(process.name().removeprefix("parallel-rank"))] = process
     return [ranks[rank] for rank in sorted(ranks)]
 
 
@@ -231,7 +232,7 @@ def test_a_worker_that_hangs_is_one_clear_error_and_leaves_nothing(tmp_path, mon
     backend = Backend(Deadlines(silence=10))
     try:
         backend.forward(model, cpu_plan(ulysses=2), "float32", tensors, lambda: False)
-        before = workers_among(psutil.Process().children())
+        before = workers_among(psutil.Process().children(recursive=True))
         before[1].send_signal(signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match=rf"of 2 \(cpu\) has not answered for 1\d s while [a-z ]+{AFTERWARDS}$"):
             backend.forward(model, cpu_plan(ulysses=2), "float32", tensors, lambda: False)

@@ -1,0 +1,169 @@
+"""The host's end of the fork server, and the worker processes that it forks for us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..wire.forking import MAX_PACKET_BYTES, Ended, Start, Started
+
+POLL_SECONDS = 0.05
+REAP_SECONDS = 1
+
+
+class Process:
+    """A worker process, used as subprocess.Popen is. `pid` is None until it was forked."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.pid: int | None = None
+        self.returncode: int | None = None
+        self._server = server
+        self._pidfd: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code once the process has ended."""
+        self._server.update()
+        if self.returncode is None and self._pidfd is not None and _readable(self._pidfd, 0):
+            self._server.wait(REAP_SECONDS)  # it has ended this moment, and the server is about to say how
+            self._server.update()
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired."""
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("parallel_backend.worker", timeout)
+            self._server.wait(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+        return code
+
+    def kill(self) -> None:
+        """Kill it; one that was not forked yet never will be, once its group's death pipe is closed."""
+        if self.returncode is None and self._pidfd is None:
+            self.ended(-signal.SIGKILL)
+        elif self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def started(self, pid: int, pidfd: int) -> None:
+        """The server has forked it."""
+        self.pid, self._pidfd = pid, pidfd
+        if self.returncode is not None:  # it was killed before
+            self.kill()
+            self.ended(self.returncode)
+
+    def ended(self, code: int) -> None:
+        """It is gone."""
+        self.returncode = code
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class ForkServer:
+    """Starts with the first workers and stays, so that later ones come up at once. One thread at a time may use it.
+
+    Raises:
+        OSError: it could not be started.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._processes: dict[tuple[int, int], Process] = {}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "parallel_backend.worker.forkserver", str(theirs.fileno())],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                cwd="/",  # Python imports from where it is started, and ComfyUI's folder has modules of its own
+                start_new_session=True,
+            )
+
+    def alive(self) -> bool:
+        """Whether it can fork."""
+        return self._server.poll() is None
+
+    def start(
+        self,
+        group: int,
+        directory: Path,
+        environment: Mapping[str, str],
+        variables: Sequence[Mapping[str, str]],
+        death_pipe: int,
+    ) -> list[Process]:
+        """Have a worker forked for each of `variables`. Raises OSError."""
+        processes = [Process(self) for _ in variables]
+        self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
+        start = Start(group, str(directory), dict(environment), [dict(one) for one in variables])
+        socket.send_fds(self._socket, [msgspec.msgpack.encode(start)], [death_pipe])
+        return processes
+
+    def update(self) -> None:
+        """Take note of what has happened to the workers."""
+        while self.wait(0):
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                self._lost()
+                return
+            message = msgspec.msgpack.decode(data, type=Started | Ended)
+            process = self._processes[message.group, message.rank]
+            if isinstance(message, Started):
+                process.started(message.pid, *fds)
+            else:
+                del self._processes[message.group, message.rank]
+                process.ended(message.code)
+
+    def wait(self, timeout: float) -> bool:
+        """Whether there is something to take note of, waiting for it if need be."""
+        return self._socket.fileno() >= 0 and _readable(self._socket.fileno(), timeout)
+
+    def log_tail(self, lines: int) -> str:
+        """The last lines it printed, which tell what could not be imported."""
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return "\n".join(text.strip().splitlines()[-lines:])
+
+    def close(self, grace: float) -> None:
+        """End it; workers that are left end with it."""
+        self._socket.close()
+        try:
+            self._server.wait(grace)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        self._lost()
+        self._log.close()
+
+    def _lost(self) -> None:
+        """Without its server no worker lives: the kernel kills them with it."""
+        self._socket.close()
+        self._server.kill()
+        code = self._server.wait()
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.ended(code if process.pid is None else -signal.SIGKILL)
+        self._processes.clear()
+
+
+def _readable(fd: int, timeout: float) -> bool:
+    poll = select.poll()  # select() cannot watch the high file numbers of a busy ComfyUI
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))

@@ -1,0 +1,174 @@
+"""The fork server: imports once what every worker needs, then forks a worker in a fraction of a second.
+
+`python -m parallel_backend.worker.forkserver FD`, FD being its end of a socket pair (SEQPACKET) with the host. It ends
+when the host's end closes, which the kernel does however the host ends, and its workers end with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from ..wire.forking import MAX_PACKET_BYTES, Ended, Start, Started, log_path
+from .__main__ import IMPORTS, main
+from .environment import DEATH_PIPE
+
+LEAVE_SECONDS = 5
+PR_SET_PDEATHSIG = 1
+
+
+class ForkServer:
+    """The server's own loop. It does not touch a device, and no thread is started before the fork."""
+
+    def __init__(self, host: socket.socket) -> None:
+        self._host = host
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(host, selectors.EVENT_READ)
+        self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> pid, group, rank
+        self._directories: dict[int, Path] = {}
+
+    def serve(self) -> None:
+        """Fork and reap until the host is gone, then see the workers off."""
+        while self._turn(None):
+            pass
+        self._selector.unregister(self._host)
+        until = time.monotonic() + LEAVE_SECONDS
+        while self._children and time.monotonic() < until:
+            self._turn(until - time.monotonic())
+        for directory in self._directories.values():
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _turn(self, timeout: float | None) -> bool:
+        """Handle what has happened; False once the host is gone."""
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is not self._host:
+                self._reap(key.fd)
+            elif not self._receive():
+                return False
+        return True
+
+    def _receive(self) -> bool:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._host, MAX_PACKET_BYTES, 1)
+        except OSError:
+            return False
+        if not data:
+            return False
+        start = msgspec.msgpack.decode(data, type=Start)
+        (death_pipe,) = fds
+        self._directories[start.group] = Path(start.directory)
+        for rank, variables in enumerate(start.variables):
+            if _closed(death_pipe):  # the group was given up meanwhile
+                self._tell(Ended(start.group, rank, -signal.SIGKILL))
+            else:
+                self._fork(start, rank, start.environment | variables, death_pipe)
+        os.close(death_pipe)
+        return True
+
+    def _fork(self, start: Start, rank: int, variables: Mapping[str, str], death_pipe: int) -> None:
+        server = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; OpenBLAS's survive it
+            pid = os.fork()
+        if pid == 0:
+            self._become_worker(start, rank, {**variables, DEATH_PIPE: str(death_pipe)}, server)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = pid, start.group, rank
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        self._tell(Started(start.group, rank, pid), pidfd)
+
+    def _become_worker(self, start: Start, rank: int, variables: Mapping[str, str], server: int) -> NoReturn:
+        code = 1
+        try:
+            _end_with(server)
+            os.setsid()
+            _redirect(log_path(Path(start.directory), rank))
+            Path("/proc/self/comm").write_text(f"parallel-rank{rank}")
+            for fd in (self._host.fileno(), self._selector.fileno(), *self._children):
+                os.close(fd)
+            os.chdir(start.directory)
+            if _device_touched():
+                os.set_inheritable(int(variables[DEATH_PIPE]), True)
+                os.execve(sys.executable, [sys.executable, "-m", "parallel_backend.worker"], dict(variables))
+            os.environ.clear()
+            os.environ.update(variables)
+            torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+            code = main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, group, rank = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        if not any(other == group for _, other, _ in self._children.values()):
+            self._directories.pop(group, None)
+        self._tell(Ended(group, rank, os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: Started | Ended, *fds: int) -> None:
+        try:
+            socket.send_fds(self._host, [msgspec.msgpack.encode(message)], fds)
+        except OSError:
+            pass  # the host is gone, which the next turn finds out
+
+
+def _end_with(server: int) -> None:
+    """Have the kernel kill this worker when its server ends, so that none outlives ComfyUI, not even a stopped one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+def _redirect(log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+
+
+def _closed(pipe: int) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _device_touched() -> bool:
+    """Whether an import has opened a GPU, which a forked process cannot use: the worker then starts from nothing."""
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
+                return True
+        except OSError:
+            pass  # closed meanwhile: it was listdir's own
+    return False
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in IMPORTS:
+        importlib.import_module(module)
+    sys.stdout.flush()
+    gc.collect()
+    gc.freeze()  # what is shared stays shared
+    ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
