@@ -15,6 +15,7 @@ from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
+from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.packing import held_bytes
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
@@ -34,7 +35,7 @@ def load_model(
     """
     family = FAMILIES[family_name]
     part, config = family.inspect(read_header(path))
-    devices = check(plan, torch.cuda.device_count(), family.shape(config).limits)
+    devices = check(backend.located(plan), torch.cuda.device_count(), family.shape(config).limits)
     tensors = part.meta_tensors()
     model_config = comfy.model_detection.model_config_from_unet(tensors, "")
     if model_config is None:
@@ -47,7 +48,7 @@ def load_model(
         weight_dtype=comfy.utils.weight_dtype(tensors),
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
-    spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype))
+    spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype))
     model = model_config.get_model(tensors, "", device=torch.device("meta"))
     model.diffusion_model = DiffusionProxy(model.diffusion_model, remote)

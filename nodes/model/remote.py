@@ -62,7 +62,9 @@ class RemoteModel:
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
         )
-        question = Question(self.wish, torch.cuda.device_count(), self.spec, self.shape, workload, job)
+        question = Question(
+            self.backend.located(self.wish), torch.cuda.device_count(), self.spec, self.shape, workload, job
+        )
         try:
             return self.backend.plan(
                 question, dtype_name(dtype), forward, comfy.model_management.processing_interrupted
@@ -77,7 +79,7 @@ class RemoteModel:
 
     def kernel(self, dtype: torch.dtype) -> Kernel:
         """The attention kernel the workers will use. Raises Refused where the plan's choice cannot run."""
-        device = torch.device(self.devices[0])
+        device = torch.device(self.devices[0].rpartition("/")[2])  # of other machines, what follows their names
         return choose_kernel(self.wish.attention, device, dtype, self.shape.head_dim)
 
     def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:

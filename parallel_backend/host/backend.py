@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
-from ..plan import AXES, ResolvedPlan
+from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
+from ..wire.address import Address
 from ..wire.messages import (
     BlocksMeasured,
     Forward,
@@ -27,6 +29,7 @@ from ..wire.messages import (
     Sample,
 )
 from . import diagnosis
+from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnProgress, WorkerGroup
 from .launcher import worker_environment
@@ -62,7 +65,8 @@ class Backend:
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
         self._held: dict[tuple[str, ...], dict[tuple[ModelSpec, str], int]] = {}
         self._generations = itertools.count(1)
-        self._requests = itertools.count(1)
+        self._requests = itertools.count(secrets.randbits(48))  # workers elsewhere serve other clients before and after
+        self._elsewhere: dict[Address, tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self._planner = Planner()
         self._closing = threading.Event()
@@ -147,6 +151,19 @@ class Backend:
         shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
         key = f"{machine_key(plan.devices)}\n{model}\n{plan.attention} {compute_dtype} {shapes}"
         return cached(key, BlockTimes, measure)
+
+    def located(self, plan: ParallelPlan) -> ParallelPlan:
+        """A plan whose `devices` is the address of a group on other machines, with the group's own devices named.
+
+        Raises:
+            Refused: the address is none, or no group of ours answers there.
+        """
+        if not is_elsewhere(plan.devices):
+            return plan
+        address = Address.parse(plan.devices)
+        if address not in self._elsewhere:
+            self._elsewhere[address] = device_names(address, ask(address))
+        return msgspec.structs.replace(plan, devices=",".join(self._elsewhere[address]))
 
     def held_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of this model's weights that all workers on a device hold there."""
@@ -242,14 +259,17 @@ class Backend:
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()
             self._forget(devices)
-        check_versions()
+        if is_elsewhere(plan.devices[0]):
+            self._elsewhere.pop(address_of(plan.devices[0]), None)  # asked again, unless it is found to be as it was
+        else:
+            check_versions()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
-        group = WorkerGroup(
-            self._fork_server(), plan.devices, plan.transport, next(self._generations), self._deadlines, interrupted
-        )
+        group = WorkerGroup(self._fork_server, plan.devices, next(self._generations), self._deadlines, interrupted)
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
+        if is_elsewhere(plan.devices[0]):
+            self._elsewhere[address_of(plan.devices[0])] = plan.devices
         return group
 
     def _fork_server(self) -> ForkServer:

@@ -42,13 +42,59 @@ class Heard:
     moved: float
 
 
-class Channel:
-    """Accepts one connection a rank and queues what arrives. Pulses are not queued; `heard` has each rank's latest."""
+GATEWAY = -1
+"""In the place of a rank: the one connection to all ranks on other machines."""
 
-    def __init__(self, path: Path, generation: int) -> None:
+
+class Channel:
+    """The workers' messages, queued as they come. Pulses are not queued; `heard` has each rank's latest.
+
+    `lost` has the ranks whose connection has ended, in that order, and why; the reason is empty where it was closed in
+    an orderly way. `generation` is the group's.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
         self.events: queue.Queue[Received | Disconnected] = queue.Queue()
         self.heard: dict[int, Heard] = {}
-        self._generation = generation
+        self.lost: dict[int, str] = {}
+
+    def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a message to a rank.
+
+        Raises:
+            OSError: the connection is gone; a Disconnected event says more.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close every connection and end the reading thread."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Have the group end, because it has failed and is not this process's to kill."""
+
+    def take(self, rank: int, frame: Frame) -> None:
+        """Note what a rank sent."""
+        if isinstance(frame.message, Pulse):
+            now, last = time.monotonic(), self.heard.get(rank)
+            moved = last.moved if last and last.pulse == frame.message else now
+            self.heard[rank] = Heard(frame.message, now, moved)
+        else:
+            self.events.put(Received(rank, frame))
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Note that a rank's connection has ended."""
+        if rank not in self.lost:
+            self.lost[rank] = reason
+            self.events.put(Disconnected(rank, reason))
+
+
+class LocalChannel(Channel):
+    """Workers on this machine: a Unix socket that accepts one connection a rank."""
+
+    def __init__(self, path: Path, generation: int) -> None:
+        super().__init__(generation)
         self._connections: dict[int, socket.socket] = {}
         self._closing = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -58,15 +104,11 @@ class Channel:
         self._thread.start()
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a message to a rank.
-
-        Raises:
-            OSError: the connection is gone; a Disconnected event says more.
-        """
+        """As in Channel."""
         self._connections[rank].sendall(encode(message, tensors))
 
     def close(self) -> None:
-        """Close every connection and end the reading thread."""
+        """As in Channel."""
         self._closing.set()
         self._thread.join()
 
@@ -97,25 +139,17 @@ class Channel:
             reason = str(error)
         peer.connection.close()
         if peer.rank is not None:
-            self.events.put(Disconnected(peer.rank, reason))
+            self.lose(peer.rank, reason)
         return False
 
     def _accept(self, peer: _Peer, frame: Frame) -> None:
         message = frame.message
         if peer.rank is None:
-            if not isinstance(message, Hello) or message.generation != self._generation:
+            if not isinstance(message, Hello) or message.generation != self.generation:
                 raise BadFrame("not a worker of this generation")
-            peer.rank = message.rank
-            self._connections[message.rank] = peer.connection
-        if isinstance(message, Pulse):
-            self._hear(peer.rank, message)
-        else:
-            self.events.put(Received(peer.rank, frame))
-
-    def _hear(self, rank: int, pulse: Pulse) -> None:
-        now, last = time.monotonic(), self.heard.get(rank)
-        moved = last.moved if last and last.pulse == pulse else now
-        self.heard[rank] = Heard(pulse, now, moved)
+            peer.rank = frame.rank
+            self._connections[frame.rank] = peer.connection
+        self.take(peer.rank, frame)
 
 
 class _Peer:

@@ -7,25 +7,33 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import WorkerFailed, WorkerOutOfMemory
 from ..wire.messages import Failed
-from .channel import Heard
+from .channel import GATEWAY, Channel, Heard
+from .elsewhere import Elsewhere
 from .launcher import Launched
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 
 
 def explain(
-    launched: Launched, devices: Sequence[str], heard: Mapping[int, Heard], reports: Sequence[Failed]
+    launched: Launched | Elsewhere, devices: Sequence[str], channel: Channel, reports: Sequence[Failed]
 ) -> WorkerFailed:
     """The error for a group in which a process ended or a rank reported a failure.
 
     A process that was killed by a signal could not report; its peers' reports of lost connections are consequences.
-    Otherwise the earliest report is the cause.
+    Of those on other machines the same holds for the first whose connection ended without a report. Otherwise the
+    earliest report is the cause.
     """
+    heard = channel.heard
     for rank, process in enumerate(launched.processes):
         if process.returncode is not None and process.returncode < 0:
             return WorkerFailed(
                 f"{_who(rank, devices)} was killed by {_signal(-process.returncode)}{_doing(heard.get(rank))}. {AFTERWARDS}"
             )
+    if isinstance(launched, Elsewhere):
+        reported = {report.rank for report in reports}
+        for rank in (rank for rank in channel.lost if rank != GATEWAY and rank not in reported):
+            why = f" ({channel.lost[rank]})" if channel.lost[rank] else ""
+            return WorkerFailed(f"{_who(rank, devices)} was lost{_doing(heard.get(rank))}{why}. {AFTERWARDS}")
     if reports:
         first = min(reports, key=lambda report: report.at)
         return _from_report(first, devices)
@@ -36,6 +44,9 @@ def explain(
             return WorkerFailed(
                 f"{_who(rank, devices)} left with exit code {process.returncode}{_doing(heard.get(rank))}. {AFTERWARDS}{said}"
             )
+    if isinstance(launched, Elsewhere):
+        why = f" ({channel.lost[GATEWAY]})" if channel.lost.get(GATEWAY) else ""
+        return WorkerFailed(f"The connection to {launched.address} was lost{_doing(heard.get(0))}{why}. {AFTERWARDS}")
     return WorkerFailed(f"The connection to the workers was lost. {AFTERWARDS}")
 
 
@@ -58,7 +69,7 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
     )
 
 
-def late(launched: Launched, devices: Sequence[str], ready: Sequence[int], seconds: float) -> WorkerFailed:
+def late(launched: Launched | Elsewhere, devices: Sequence[str], ready: Sequence[int], seconds: float) -> WorkerFailed:
     """The error for workers that did not come up in time."""
     missing = [rank for rank in range(len(devices)) if rank not in ready]
     names = ", ".join(f"{rank} ({devices[rank]})" for rank in missing)

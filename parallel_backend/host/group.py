@@ -13,18 +13,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import Cancelled, WorkerFailed
+from ..errors import Cancelled, Refused, WorkerFailed
+from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (
     BlocksMeasured,
+    Busy,
     Cancel,
+    Declined,
     Done,
+    Facts,
     Failed,
     Forward,
+    Hello,
+    Join,
     Loading,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
+    Message,
     Progress,
     Ready,
     Release,
@@ -34,9 +41,11 @@ from ..wire.messages import (
     Stopped,
 )
 from . import diagnosis
-from .channel import Channel, Disconnected, Received
+from .channel import Channel, Disconnected, LocalChannel, Received
+from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
 from .forkserver import ForkServer
 from .launcher import Launched, launch, make_directory, socket_path
+from .versions import check_members
 
 log = logging.getLogger(__name__)
 
@@ -85,48 +94,72 @@ class State(enum.Enum):
 
 
 class WorkerGroup:
-    """Worker processes on a list of devices; starting takes place in the constructor.
+    """Worker processes on a list of devices; starting, or connecting to those elsewhere, is the constructor's work.
 
     Raises:
         WorkerFailed: they did not come up.
+        Refused: ranks differ in their versions, or those on other machines cannot be reached.
         Cancelled: the user cancelled meanwhile.
     """
 
     def __init__(
         self,
-        server: ForkServer,
+        server: Callable[[], ForkServer],
         devices: tuple[str, ...],
-        transport: str,
         generation: int,
         deadlines: Deadlines,
         interrupted: Interrupted,
     ) -> None:
         self.devices = devices
-        self.transport = transport
         self.state = State.STARTING
         self._deadlines = deadlines
         self._reports: list[Failed] = []
+        self._channel: Channel
+        self._launched: Launched | Elsewhere
+        self._members: dict[int, Facts] = {}
+        if is_elsewhere(devices[0]):
+            self._connect(address_of(devices[0]), interrupted)
+        else:
+            self._launch(server(), generation)
+        try:
+            self._wait_until_ready(interrupted)
+        except BaseException as error:
+            ours = bool(self._launched.processes)
+            self._end(State.FAILED if ours or isinstance(error, WorkerFailed) else State.STOPPED)
+            raise
+        self.state = State.READY
+
+    def _launch(self, server: ForkServer, generation: int) -> None:
         try:
             with contextlib.ExitStack() as undo:
                 directory = make_directory()
                 undo.callback(shutil.rmtree, directory, ignore_errors=True)
-                self._channel = Channel(socket_path(directory), generation)
+                self._channel = LocalChannel(socket_path(directory), generation)
                 undo.callback(self._channel.close)
-                self._launched: Launched = launch(server, directory, devices, transport, generation)
+                self._launched = launch(server, directory, self.devices, generation)
                 undo.pop_all()
         except OSError as error:
             raise diagnosis.unstartable(error) from error
-        try:
-            self._wait_until_ready(interrupted)
-        except BaseException:
-            self._end(State.FAILED)
-            raise
-        self.state = State.READY
+
+    def _connect(self, address: Address, interrupted: Interrupted) -> None:
+        channel = RemoteChannel(address, interrupted)
+        self._channel, self._launched = channel, Elsewhere(address)
+        self._members = dict(enumerate(channel.members))
+        found = device_names(address, channel.members)
+        if found != self.devices:
+            self._end(State.STOPPED)
+            raise Refused(
+                f"the workers at {address} are others than when the plan was made ({len(found)} on "
+                f"{', '.join(dict.fromkeys(member.host for member in channel.members))}; {len(self.devices)} then): "
+                "queue again."
+            )
+        self._send(Join(channel.generation), {})
 
     def alive(self) -> bool:
         """Whether the group can take a request; finds out about workers that died while idle."""
-        if self.state is State.READY and any(p.poll() is not None for p in self._launched.processes):
-            log.warning("%s", diagnosis.explain(self._launched, self.devices, self._channel.heard, self._reports))
+        dead = self._channel.lost or any(p.poll() is not None for p in self._launched.processes)
+        if self.state is State.READY and dead:
+            log.warning("%s", diagnosis.explain(self._launched, self.devices, self._channel, self._reports))
             self._end(State.FAILED)
         return self.state is State.READY
 
@@ -164,10 +197,8 @@ class WorkerGroup:
         """End the workers; they leave nothing behind."""
         if self.state in (State.STOPPED, State.FAILED):
             return
-        try:
-            self._channel.send(0, Shutdown())
-        except OSError:
-            pass  # already gone
+        if self._launched.processes:
+            self._send(Shutdown(), {})
         self._end(State.STOPPED)
 
     def _converse(
@@ -201,6 +232,8 @@ class WorkerGroup:
                     answer = Answer(frame, reports)
                 case Stopped():
                     raise stopped_by or Cancelled
+                case Declined(reason=reason):
+                    raise Refused(reason)
             if stopped_by is None and interrupted():
                 stopped_by = Cancelled()
             if stopped_by is not None and cancelled_at is None:
@@ -214,7 +247,7 @@ class WorkerGroup:
             raise stopped_by
         return answer
 
-    def _send(self, message: Request | Cancel, tensors: Mapping[str, Tensor]) -> None:
+    def _send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
         try:
             self._channel.send(0, message, tensors)
         except OSError:
@@ -247,11 +280,12 @@ class WorkerGroup:
                 break
             if isinstance(event, Received) and isinstance(event.frame.message, Failed):
                 self._reports.append(event.frame.message)
-            if all(process.poll() is not None for process in self._launched.processes):
+            processes = self._launched.processes
+            if processes and all(process.poll() is not None for process in processes):
                 until = min(until, time.monotonic() + POLL_SECONDS)
         for process in self._launched.processes:
             process.poll()
-        return diagnosis.explain(self._launched, self.devices, self._channel.heard, self._reports)
+        return diagnosis.explain(self._launched, self.devices, self._channel, self._reports)
 
     def _check_pulses(self, since: float) -> None:
         now, heard = time.monotonic(), self._channel.heard
@@ -272,8 +306,19 @@ class WorkerGroup:
             except queue.Empty:
                 event = None
             match event:
-                case Received(rank=rank, frame=Frame(message=Ready())):
-                    ready.add(rank)
+                case Received(rank=rank, frame=Frame(message=Hello(facts=facts))):
+                    self._members[rank] = facts
+                    if rank == 0:
+                        self._send(Join(self._channel.generation), {})
+                case Received(rank=rank, frame=Frame(message=Ready(generation=generation))):
+                    if generation == self._channel.generation:
+                        ready.add(rank)
+                case Received(frame=Frame(message=Busy(client=client))):
+                    raise Refused(
+                        f"these workers are serving another client ({client}): wait until it has released them, or end it."
+                    )
+                case Disconnected() if not self._launched.processes:
+                    raise self._failure()
                 case Received(frame=Frame(message=Failed() as report)):
                     self._reports.append(report)
                     raise self._failure()
@@ -283,8 +328,11 @@ class WorkerGroup:
                 raise Cancelled
             if time.monotonic() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
+        check_members([self._members[rank] for rank in range(len(self.devices))])
 
     def _end(self, state: State) -> None:
         self.state = state
+        if state is State.FAILED:
+            self._channel.give_up()
         self._launched.end(self._deadlines.leave if state is State.STOPPED else 0)
         self._channel.close()

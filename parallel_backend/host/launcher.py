@@ -65,7 +65,7 @@ def socket_path(directory: Path) -> Path:
     return directory / "socket"
 
 
-def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], transport: str, generation: int) -> Launched:
+def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int) -> Launched:
     """Start one process a device. They end when the returned death pipe closes, however our process ends."""
     environment = worker_environment()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(devices)))}
@@ -75,8 +75,7 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], transp
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(len(devices)),
             names.DEVICE: device,
-            names.TRANSPORT: transport,
-            names.RENDEZVOUS: f"file://{directory / 'rendezvous'}",
+            names.RENDEZVOUS: str(directory / "rendezvous"),
             names.SOCKET: str(socket_path(directory)),
             names.GENERATION: str(generation),
             names.RUN_DIRECTORY: str(directory),

@@ -1,28 +1,60 @@
-"""The versions of diffusers that the pack supports, stated once."""
+"""The versions of diffusers that the pack supports, stated once; and what must be the same on all ranks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from ..errors import Refused
+from ..identity import code_digest
+from ..wire.messages import Facts
 
 OLDEST_DIFFUSERS = (0, 35)
 NEWEST_DIFFUSERS = (0, 42)
+REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python"
 
 
 def check_versions() -> None:
-    """Raises Refused where diffusers is missing or outside the supported range."""
-    allowed = f"{_text(OLDEST_DIFFUSERS)} to {_text(NEWEST_DIFFUSERS)}"
-    remedy = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python"
+    """Raises Refused where diffusers is missing here or outside the supported range."""
     try:
         found = version("diffusers")
     except PackageNotFoundError:
-        raise Refused(f"diffusers is not installed and {allowed} is needed: {remedy}.") from None
+        raise Refused(f"diffusers is not installed and {supported()} is needed: {REMEDY}.") from None
+    if not in_range(found):
+        raise Refused(f"diffusers {found} is installed and {supported()} is supported: {REMEDY}.")
+
+
+def check_members(members: Sequence[Facts]) -> None:
+    """Raises Refused where a rank differs from rank 0, or the workers from this process; it is named with its host."""
+    first = members[0]
+    if first.code != code_digest():
+        raise Refused(
+            f"the workers on {first.host} run other code of this pack ({first.code}) than ComfyUI ({code_digest()}): "
+            "install the same version of the pack on both."
+        )
+    for rank, member in enumerate(members):
+        for what in ("code", "torch", "diffusers"):
+            theirs, ours = getattr(member, what), getattr(first, what)
+            if theirs != ours:
+                name = "the pack's code" if what == "code" else what
+                raise Refused(
+                    f"worker {rank} on {member.host} has {name} {theirs or 'not at all'} and worker 0 on {first.host} "
+                    f"{ours or 'not at all'}: install the same version on all machines and start the workers again."
+                )
+    if not in_range(first.diffusers):
+        raise Refused(
+            f"the workers on {first.host} have diffusers {first.diffusers or 'not at all'} and {supported()} is "
+            "supported: run pip install -r requirements.txt in the pack's folder on all machines."
+        )
+
+
+def supported() -> str:
+    """The supported range in words."""
+    return " to ".join(".".join(map(str, parts)) for parts in (OLDEST_DIFFUSERS, NEWEST_DIFFUSERS))
+
+
+def in_range(found: str) -> bool:
+    """Whether a version of diffusers is supported."""
     parts = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
-    if not OLDEST_DIFFUSERS <= parts <= NEWEST_DIFFUSERS:
-        raise Refused(f"diffusers {found} is installed and {allowed} is supported: {remedy}.")
-
-
-def _text(parts: tuple[int, int]) -> str:
-    return ".".join(str(part) for part in parts)
+    return OLDEST_DIFFUSERS <= parts <= NEWEST_DIFFUSERS

@@ -54,13 +54,17 @@ class Patch:
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights."""
+    """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights.
+
+    `digest` is the file's content (`weights/digest.py`), by which other machines find their copy.
+    """
 
     family: str
     path: str
     modified: int
     size: int
     dtype: str
+    digest: str = ""
 
 
 @dataclass

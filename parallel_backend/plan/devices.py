@@ -12,6 +12,8 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
     Raises:
         Refused: the text is not understood or names a GPU that is not there.
     """
+    if text.strip().startswith("tcp://"):  # workers elsewhere: Backend.located has asked them
+        return tuple(text.strip().split(","))
     wish = text.strip().lower()
     if wish == "auto":
         return tuple(f"cuda:{index}" for index in range(gpus)) or ("cpu",)

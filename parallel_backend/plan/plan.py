@@ -17,10 +17,10 @@ WEIGHTS = ("replicated", "sharded")
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wish for how to spread one denoise; a degree of 0 means "choose for me".
 
-    `devices` is "auto" (every visible GPU), a list of GPU indices ("0,1"; "0,0" puts two workers on one GPU)
-    or "cpu:N" for N workers on the CPU. `patches` 0 means as many as pipeline stages. `stages` gives the number of
-    blocks of each PipeFusion stage ("20,37"), or "" for an even cut by cost. `memory_limit` is in gigabytes (10^9 bytes)
-    a device; 0 means all that is free.
+    `devices` is "auto" (every visible GPU), a list of GPU indices ("0,1"; "0,0" puts two workers on one GPU),
+    "cpu:N" for N workers on the CPU, or "tcp://HOST:PORT" for workers on other machines. `patches` 0 means as many as
+    pipeline stages. `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" for an even cut by
+    cost. `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free.
     """
 
     devices: str = "auto"
@@ -64,7 +64,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def transport(self) -> str:
         """ "nccl" with one GPU a rank; "gloo" on CPUs and when ranks share a GPU (staged through host memory)."""
-        on_gpu = all(device.startswith("cuda") for device in self.devices)
+        on_gpu = all(device.rpartition("/")[2].startswith("cuda") for device in self.devices)
         return "nccl" if on_gpu and len(set(self.devices)) == len(self.devices) else "gloo"
 
     @property

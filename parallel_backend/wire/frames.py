@@ -1,6 +1,7 @@
 """Framing: a length-prefixed msgpack header (message and tensor shapes), then the tensors' raw bytes.
 
-Frame: magic (4 bytes), protocol (u16), header length (u32), header, tensor bytes in the header's order.
+Frame: magic (4 bytes), protocol (u16), rank (u16), header length (u32), length of the tensors' bytes (u64), header,
+tensor bytes in the header's order. The rank is that of the worker that sent the frame; the host writes 0.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 from .messages import PROTOCOL, Message, ToHost, ToWorker
 
 MAGIC = b"PDIT"
-PREFIX = struct.Struct("<4sHI")
+PREFIX = struct.Struct("<4sHHIQ")
 MAX_HEADER_BYTES = 1 << 20
 MAX_TENSOR_BYTES = 1 << 33
+MAX_TENSORS = 4096
+MAX_DIMS = 8
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -38,25 +41,41 @@ class TensorShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TENSOR_BYTES)], ...], msgspec.Meta(max_length=MAX_DIMS)
+    ]
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The msgpack part of a frame."""
 
     message: msgspec.Raw
-    tensors: tuple[TensorShape, ...]
+    tensors: Annotated[tuple[TensorShape, ...], msgspec.Meta(max_length=MAX_TENSORS)]
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A decoded frame."""
+    """A decoded frame, and the rank that sent it."""
 
     message: Any
     tensors: dict[str, Tensor]
+    rank: int = 0
 
 
-def encode(message: Message, tensors: Tensors | None = None) -> bytes:
-    """A message and CPU copies of its tensors as one frame."""
+class RawFrame(msgspec.Struct, frozen=True):
+    """A whole frame of this protocol whose content nobody has looked at yet."""
+
+    rank: int
+    header: bytes
+    payload: bytearray
+
+    @property
+    def data(self) -> bytes:
+        """The frame as it is sent."""
+        return b"".join((_prefix(self.rank, len(self.header), len(self.payload)), self.header, self.payload))
+
+
+def encode(message: Message, tensors: Tensors | None = None, rank: int = 0) -> bytes:
+    """A message and CPU copies of its tensors as one frame; `rank` is the sender's."""
     flat = {name: tensor.detach().to("cpu").contiguous() for name, tensor in (tensors or {}).items()}
     shapes = tuple(
         TensorShape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
@@ -65,11 +84,53 @@ def encode(message: Message, tensors: Tensors | None = None) -> bytes:
     header = msgspec.msgpack.encode(Header(msgspec.Raw(msgspec.msgpack.encode(message)), shapes))
     assert len(header) <= MAX_HEADER_BYTES, "a message has outgrown the header limit"
     data = [t.view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in flat.values()]
-    return b"".join((PREFIX.pack(MAGIC, PROTOCOL, len(header)), header, *data))
+    return b"".join((_prefix(rank, len(header), sum(map(len, data))), header, *data))
+
+
+def _prefix(rank: int, header: int, payload: int) -> bytes:
+    return PREFIX.pack(MAGIC, PROTOCOL, rank, header, payload)
+
+
+class FrameCutter:
+    """Cuts a stream of bytes into whole frames by their prefixes, checking sizes before anything is kept."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[RawFrame]:
+        """Add received bytes; returns the frames that are now complete.
+
+        Raises:
+            BadFrame: wrong magic, protocol or size. The stream cannot be read on.
+        """
+        self._buffer += data
+        frames = []
+        while (frame := self._next()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _next(self) -> RawFrame | None:
+        if not MAGIC.startswith(self._buffer[: len(MAGIC)]):
+            raise BadFrame("these are not bytes of this protocol")
+        if len(self._buffer) < PREFIX.size:
+            return None
+        _, protocol, rank, length, size = PREFIX.unpack_from(self._buffer)
+        if protocol != PROTOCOL:
+            raise BadFrame(f"protocol {protocol} instead of {PROTOCOL}: both sides need the same version of the pack")
+        if length > MAX_HEADER_BYTES:
+            raise BadFrame(f"a header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
+        if size > MAX_TENSOR_BYTES:
+            raise BadFrame(f"a frame with {size} bytes of tensors is over the limit of {MAX_TENSOR_BYTES}")
+        start = PREFIX.size + length
+        if len(self._buffer) < start + size:
+            return None
+        frame = RawFrame(rank, bytes(self._buffer[PREFIX.size : start]), self._buffer[start : start + size])
+        del self._buffer[: start + size]
+        return frame
 
 
 class FrameDecoder:
-    """Turns a stream of bytes into frames, checking sizes before anything is allocated or decoded.
+    """Turns a stream of bytes into checked frames.
 
     Args:
         accepts: the message types that may arrive (`ToHost` or `ToWorker`).
@@ -78,8 +139,7 @@ class FrameDecoder:
     def __init__(self, accepts: Any) -> None:
         self._message = msgspec.msgpack.Decoder(accepts)
         self._header = msgspec.msgpack.Decoder(Header)
-        self._buffer = bytearray()
-        self._pending: tuple[Header, int] | None = None
+        self._cutter = FrameCutter()
 
     def feed(self, data: bytes) -> list[Frame]:
         """Add received bytes; returns the frames that are now complete.
@@ -87,59 +147,34 @@ class FrameDecoder:
         Raises:
             BadFrame: wrong magic, protocol, size or schema. The stream cannot be read on.
         """
-        self._buffer += data
-        frames = []
-        while (frame := self._next()) is not None:
-            frames.append(frame)
-        return frames
+        return [self.decode(frame) for frame in self._cutter.feed(data)]
 
-    def _next(self) -> Frame | None:
-        if self._pending is None:
-            self._pending = self._read_header()
-        if self._pending is None:
-            return None
-        header, size = self._pending
-        if len(self._buffer) < size:
-            return None
-        payload = self._buffer[:size]
-        del self._buffer[:size]
-        self._pending = None
-        try:
-            message = self._message.decode(header.message)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadFrame(f"message not understood: {error}") from None
-        return Frame(message, _tensors(header.tensors, payload))
+    def decode(self, frame: RawFrame) -> Frame:
+        """Look into a frame.
 
-    def _read_header(self) -> tuple[Header, int] | None:
-        if len(self._buffer) < PREFIX.size:
-            return None
-        magic, protocol, length = PREFIX.unpack_from(self._buffer)
-        if magic != MAGIC:
-            raise BadFrame("these are not bytes of this protocol")
-        if protocol != PROTOCOL:
-            raise BadFrame(f"protocol {protocol} instead of {PROTOCOL}: both sides need the same version of the pack")
-        if length > MAX_HEADER_BYTES:
-            raise BadFrame(f"a header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
-        if len(self._buffer) < PREFIX.size + length:
-            return None
-        raw = bytes(self._buffer[PREFIX.size : PREFIX.size + length])
-        del self._buffer[: PREFIX.size + length]
+        Raises:
+            BadFrame: it does not follow the schema.
+        """
         try:
-            header = self._header.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            header = self._header.decode(frame.header)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"header not understood: {error}") from None
         size = sum(_nbytes(shape) for shape in header.tensors)
-        if size > MAX_TENSOR_BYTES:
-            raise BadFrame(f"a frame with {size} bytes of tensors is over the limit of {MAX_TENSOR_BYTES}")
-        return header, size
+        if size != len(frame.payload):
+            raise BadFrame(f"the tensors take {size} bytes and the frame has {len(frame.payload)} of them")
+        try:
+            message = self._message.decode(header.message)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadFrame(f"message not understood: {error}") from None
+        return Frame(message, _tensors(header.tensors, frame.payload), frame.rank)
 
 
 def _nbytes(shape: TensorShape) -> int:
     dtype = DTYPES.get(shape.dtype)
     if dtype is None:
         raise BadFrame(f"tensor {shape.name!r} has the dtype {shape.dtype!r}")
-    if any(n < 0 for n in shape.shape):
-        raise BadFrame(f"tensor {shape.name!r} has the shape {shape.shape}")
+    if math.prod(max(n, 1) for n in shape.shape) > MAX_TENSOR_BYTES:  # with a size of 0, what the others come to
+        raise BadFrame(f"tensor {shape.name!r} of shape {shape.shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
     return math.prod(shape.shape) * dtype.itemsize
 
 

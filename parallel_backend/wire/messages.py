@@ -16,6 +16,16 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
     """Base of all messages; tensors travel beside the message, by name."""
 
 
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own."""
+
+    host: str
+    device: str
+    torch: str
+    diffusers: str
+    code: str
+
+
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The MODEL's rectified-flow sampling (ComfyUI's CONST), as plain numbers.
 
@@ -38,6 +48,16 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strength: float = 1.0
     start: float | None = None
     end: float | None = None
+
+
+class Join(Message, frozen=True):
+    """Every rank answers with Ready once its process group is up; what it sent before belongs to someone else."""
+
+    generation: int
+
+
+class Gone(Message, frozen=True):
+    """From the gateway: the client has left, so give up what it asked for."""
 
 
 class Sample(Message, frozen=True):
@@ -104,14 +124,40 @@ class Shutdown(Message, frozen=True):
 class Hello(Message, frozen=True):
     """A worker's first message on its connection."""
 
-    protocol: int
     generation: int
-    rank: int
-    pid: int
+    facts: Facts
 
 
 class Ready(Message, frozen=True):
-    """The process group is up on this rank."""
+    """The process group is up on this rank; the answer to Join."""
+
+    generation: int
+
+
+class Waiting(Message, frozen=True):
+    """From the gateway: not all ranks are there yet; `refused` says why one was turned away, if one was."""
+
+    missing: tuple[int, ...]
+    refused: str
+
+
+class Welcome(Message, frozen=True):
+    """From the gateway to a new client: all ranks, in order. It may join, or leave with that."""
+
+    members: tuple[Facts, ...]
+
+
+class Busy(Message, frozen=True):
+    """From the gateway to a client that wants to join: another one has."""
+
+    client: str
+
+
+class Lost(Message, frozen=True):
+    """From the gateway: the connection to a rank has ended, and with it the group."""
+
+    rank: int
+    reason: str
 
 
 class Pulse(Message, frozen=True):
@@ -185,6 +231,13 @@ class BlocksMeasured(Message, frozen=True):
     times: BlockTimes
 
 
+class Declined(Message, frozen=True):
+    """The request cannot work on these ranks, which are idle again; the reason is for the user."""
+
+    request: int
+    reason: str
+
+
 class Stopped(Message, frozen=True):
     """The request was cancelled on all ranks, which are idle again."""
 
@@ -204,7 +257,22 @@ class Failed(Message, frozen=True):
     at: float
 
 
-ToWorker = Sample | Forward | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
+ToWorker = Join | Gone | Sample | Forward | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
 ToHost = (
-    Hello | Ready | Pulse | Loading | Progress | Report | Done | MachineMeasured | BlocksMeasured | Stopped | Failed
+    Hello
+    | Ready
+    | Waiting
+    | Welcome
+    | Busy
+    | Lost
+    | Pulse
+    | Loading
+    | Progress
+    | Report
+    | Done
+    | MachineMeasured
+    | BlocksMeasured
+    | Declined
+    | Stopped
+    | Failed
 )

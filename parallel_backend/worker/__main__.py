@@ -9,15 +9,19 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 
 import torch
 
 from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
-from ..wire.messages import Failed, Ready, Shutdown
+from ..errors import Refused
+from ..wire.messages import Failed, Hello, Join, Ready, Shutdown
 from .engine import Engine
 from .environment import Environment
+from .facts import own_facts
+from .home import Home, go_home
 from .link import Link
 from .status import Status
 from .world import World
@@ -26,15 +30,21 @@ IMPORTS = ("diffusers.models.transformers", "diffusers.models.autoencoders")
 """What takes seconds to import, better spent before Ready than in a prompt; the fork server does it once for all."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run one rank; 1 after a failure, which has been told to the host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in ComfyUI's terminal is for ComfyUI, which stops us
     faulthandler.enable()  # a crash leaves its stack in the log
-    environment = Environment.read(os.environ)
     status = Status()
-    link = Link(environment, status)
     try:
-        _serve(environment, link, status)
+        environment = Environment.read(arguments, os.environ)
+        home = go_home(environment)
+    except (Refused, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    hello = Hello(home.generation, own_facts(environment.device))
+    link = Link(home.connection, environment.rank, hello, status, home.leave)
+    try:
+        _serve(environment, home, link, status)
     except Exception as error:
         out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -48,32 +58,37 @@ def main() -> int:
             trace=traceback.format_exc(),
             at=time.time(),
         )
+        print(failed.trace, file=sys.stderr, flush=True)
         link.send(failed)
+        time.sleep(home.linger)
         return 1
     return 0
 
 
-def _serve(environment: Environment, link: Link, status: Status) -> None:
+def _serve(environment: Environment, home: Home, link: Link, status: Status) -> None:
     status.enter("importing diffusers")
     for module in IMPORTS:
         importlib.import_module(module)
     status.enter("joining the other workers")
-    world = World(environment)
+    world = World(environment, home.store())
     trace_directory = os.environ.get(TRACE_DIRECTORY)
     trace = Trace(trace_directory, environment.rank) if trace_directory else None
     engine = Engine(environment, world, link, status, Meter(trace=trace))
     status.enter("idle")
-    link.send(Ready())
     while True:
-        frame = world.relay(link.inbox.get() if world.rank == 0 else None)
-        if isinstance(frame.message, Shutdown):
-            world.close()
-            return
-        engine.carry_out(frame)
+        frame = world.relay(link.next() if world.rank == 0 else None)
+        match frame.message:
+            case Join(generation=generation):
+                link.send(Ready(generation))
+            case Shutdown():
+                world.close()
+                return
+            case _:
+                engine.carry_out(frame)
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of gloo and of the link would delay a normal exit

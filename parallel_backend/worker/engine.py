@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import time
 from collections.abc import Mapping
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from ..denoise.prompts import Prompts
 from ..denoise.samplers import Flow, Steps, start
 from ..denoise.schedule import schedule
 from ..denoise.stage import Inputs, StageForward
-from ..errors import Cancelled
+from ..errors import Cancelled, Refused
 from ..layout import cut, length
 from ..mesh import Mesh, build_mesh
 from ..models import FAMILIES
@@ -29,6 +31,7 @@ from ..weights.reading import Watch
 from ..wire.frames import Frame
 from ..wire.messages import (
     BlocksMeasured,
+    Declined,
     Done,
     Forward,
     HeldModel,
@@ -43,6 +46,7 @@ from ..wire.messages import (
     Stopped,
 )
 from .environment import Environment
+from .files import ModelFiles
 from .holder import Holder
 from .link import Link
 from .measuring import time_blocks
@@ -71,12 +75,17 @@ class Engine:
         self._neighbours = world.neighbours(meter)
         self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
         self._read = 0
+        self._files = ModelFiles(environment.models)
+        self._agreed: tuple[ResolvedPlan, ModelSpec] | None = None
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
         """Do what a frame asks for and answer."""
         message = frame.message
         self._holder.restored = self._read = 0
+        if isinstance(message, Sample | Forward | MeasureBlocks) and not self._agree(message):
+            self._status.enter("idle")
+            return
         tensors = {name: tensor.to(self._device) for name, tensor in frame.tensors.items()}
         match message:
             case Sample():
@@ -96,6 +105,32 @@ class Engine:
         if self._meter.trace is not None:
             self._meter.trace.write()
         self._status.enter("idle")
+
+    def _agree(self, message: Sample | Forward | MeasureBlocks) -> bool:
+        """Whether all ranks are about to do the same and have the model's file; if not, rank 0 tells the host.
+
+        A collective, for each new plan or model.
+        """
+        wanted = message.plan, message.model
+        if self._agreed == wanted:
+            return True
+        self._status.enter("comparing plan and model")
+        digest = hashlib.sha256(msgspec.msgpack.encode(wanted)).hexdigest()[:16]
+        problem = ""
+        try:
+            self._files.find(message.model)
+        except Refused as refusal:
+            problem = str(refusal)
+        said = [each.split(" ", 1) for each in self._world.gather(f"{digest} {problem}")]
+        for rank, (theirs, their_problem) in enumerate(said):
+            if theirs != said[0][0]:
+                their_problem = f"its plan and model are {theirs} and rank 0's {said[0][0]}."
+            if their_problem:
+                if self._world.rank == 0:
+                    self._link.send(Declined(message.request, f"Worker {rank} of {len(said)}: {their_problem}"))
+                return False
+        self._agreed = wanted
+        return True
 
     def _sample(self, message: Sample, tensors: Mapping[str, Tensor]) -> None:
         mesh = self._mesh(message.plan)
@@ -212,7 +247,7 @@ class Engine:
     def _measure_blocks(self, message: MeasureBlocks, tensors: dict[str, Tensor]) -> None:
         mesh = self._mesh(message.plan)
         self._status.enter("timing the model's blocks")
-        spec = message.model
+        spec = self._files.find(message.model)
         family = FAMILIES[spec.family]
         _, config = family.inspect(read_header(spec.path))
         dtype = STORAGE_DTYPES[spec.dtype]
@@ -244,7 +279,7 @@ class Engine:
 
         def build() -> StagePart:
             stage = stage_of[self._world.rank]
-            return StagePart(spec, stage, sharded, self._device, self._meter, self._neighbours, watch)
+            return StagePart(self._files.find(spec), stage, sharded, self._device, self._meter, self._neighbours, watch)
 
         part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan))
         return part.model, StageForward(part.model, mesh, plan, part.holding, self._status.mark)

@@ -1,50 +1,122 @@
-"""What a worker is told by its environment: torchrun's variables and the launcher's."""
+"""What a worker is told: torchrun's variables, and the launcher's or the command line's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+from ..wire.address import Address
+from ..wire.secret import VARIABLE as SECRET_FILE
+from ..wire.secret import read_secret, secret_path
 
 RENDEZVOUS = "PARALLEL_RENDEZVOUS"
 SOCKET = "PARALLEL_SOCKET"
 GENERATION = "PARALLEL_GENERATION"
 DEVICE = "PARALLEL_DEVICE"
-TRANSPORT = "PARALLEL_TRANSPORT"
 DEATH_PIPE = "PARALLEL_DEATH_PIPE"
 RUN_DIRECTORY = "PARALLEL_RUN_DIRECTORY"
+LISTEN = "PARALLEL_LISTEN"
+MODELS = "PARALLEL_MODELS"
 
 
 @dataclass(frozen=True)
-class Environment:
-    """One rank's settings.
+class Launched:
+    """A worker that ComfyUI started on its own machine.
 
-    `rendezvous` is torch.distributed's init method. `death_pipe` closes when the host dies; `run_directory` is then
-    removed.
+    `rendezvous` is a file in which the ranks find each other. `death_pipe` closes when the host dies; `run_directory`
+    is then removed.
     """
 
-    rank: int
-    world_size: int
-    device: torch.device
-    transport: str
     rendezvous: str
     socket: str
     generation: int
     death_pipe: int
     run_directory: str
 
+
+@dataclass(frozen=True)
+class Listening:
+    """A worker that torchrun started: rank 0 listens at `address` for ComfyUI and for the other ranks.
+
+    The ranks find each other in a store at `store`, which torchrun keeps, or rank 0 where `own_store` is set.
+    """
+
+    address: Address
+    secret: bytes
+    store: tuple[str, int]
+    own_store: bool
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One rank's settings. `models` are the folders that may hold model files; none means the host's own paths."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    home: Launched | Listening
+    models: tuple[Path, ...]
+
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Environment:
-        """The settings in a process environment."""
+    def read(cls, arguments: Sequence[str], variables: Mapping[str, str]) -> Environment:
+        """The settings on a command line and in a process environment.
+
+        Raises:
+            Refused: the address or the secret is of no use.
+        """
+        options = _parser().parse_args(arguments)
+        listen = options.listen or variables.get(LISTEN)
+        local_rank = int(variables.get("LOCAL_RANK", "0"))
+        here = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+        folders = options.models or list(filter(None, variables.get(MODELS, "").split(os.pathsep)))
         return cls(
             rank=int(variables["RANK"]),
             world_size=int(variables["WORLD_SIZE"]),
-            device=torch.device(variables[DEVICE]),
-            transport=variables[TRANSPORT],
-            rendezvous=variables[RENDEZVOUS],
-            socket=variables[SOCKET],
-            generation=int(variables[GENERATION]),
-            death_pipe=int(variables[DEATH_PIPE]),
-            run_directory=variables[RUN_DIRECTORY],
+            device=torch.device(options.device or variables.get(DEVICE) or here),
+            home=_listening(listen, options.secret, variables) if listen else _launched(variables),
+            models=tuple(Path(folder) for folder in folders),
         )
+
+
+def _launched(variables: Mapping[str, str]) -> Launched:
+    return Launched(
+        rendezvous=variables[RENDEZVOUS],
+        socket=variables[SOCKET],
+        generation=int(variables[GENERATION]),
+        death_pipe=int(variables[DEATH_PIPE]),
+        run_directory=variables[RUN_DIRECTORY],
+    )
+
+
+def _listening(listen: str, secret: str | None, variables: Mapping[str, str]) -> Listening:
+    return Listening(
+        address=Address.parse(listen),
+        secret=read_secret(secret_path(variables, secret)),
+        store=(variables["MASTER_ADDR"], int(variables["MASTER_PORT"])),
+        own_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel_backend.worker",
+        description="One worker of a group that ComfyUI reaches over the network; start it by torchrun, with the same "
+        "options on all machines. (Workers on ComfyUI's own machine are started by ComfyUI.)",
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help=f"where rank 0 listens, an address of its machine; or {LISTEN}"
+    )
+    parser.add_argument("--secret", metavar="FILE", help=f"the file with the shared secret; or {SECRET_FILE}")
+    parser.add_argument("--device", help=f"this rank's device; by default its GPU (LOCAL_RANK), or cpu; or {DEVICE}")
+    parser.add_argument(
+        "--models",
+        metavar="FOLDER",
+        action="append",
+        help=f"a folder with this machine's model files; may be given several times; or {MODELS}",
+    )
+    return parser

@@ -109,7 +109,7 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(variables)
             torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
-            code = main()
+            code = main(())
         except BaseException:
             traceback.print_exc()
         finally:

@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import shutil
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from torch import Tensor
 
 from ..wire.frames import BadFrame, Frame, encode, worker_decoder
-from ..wire.messages import PROTOCOL, Cancel, Hello, Message, Pulse
-from .environment import Environment
+from ..wire.messages import Cancel, Gone, Hello, Message, Pulse
 from .status import Status
 
 PULSE_SECONDS = 1.0
+
+GIVE_UP_SECONDS = 60.0
+"""Until a request whose client has left must have ended."""
 
 
 class Link:
     """Sends messages to the host and queues what comes from it; the worker's process ends with the connection.
 
     Cancel does not wait in the queue: it is noted for `cancelled`.
+
+    Args:
+        connection: to the host, or to the gateway.
+        rank: this worker's, named in all frames.
+        hello: what is sent first.
+        leave: ends the process.
     """
 
-    def __init__(self, environment: Environment, status: Status) -> None:
-        self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._environment = environment
+    def __init__(
+        self, connection: socket.socket, rank: int, hello: Hello, status: Status, leave: Callable[[], NoReturn]
+    ) -> None:
+        self._socket = connection
+        self._rank = rank
         self._status = status
-        self._cancelled = -1
+        self._leave = leave
+        self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._cancelled = self._newest = -1
+        self._taken = 0
+        self._idle = threading.Event()
         self._sending = threading.Lock()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(environment.socket)
-        self.send(Hello(PROTOCOL, environment.generation, environment.rank, os.getpid()))
-        for target in (self._receive, self._pulse, self._watch_host):
+        self.send(hello)
+        for target in (self._receive, self._pulse):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
     def send(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message and its tensors; blocks while the host does not read."""
-        data = encode(message, tensors)
+        data = encode(message, tensors, self._rank)
         with self._sending:
             self._socket.sendall(data)
+
+    def next(self) -> Frame:
+        """The next frame to carry out; blocks until there is one. The one before is done."""
+        self._idle.set()
+        frame = self._inbox.get()
+        self._idle.clear()
+        self._taken += 1
+        return frame
 
     def cancelled(self, request: int) -> bool:
         """Whether the host has cancelled this request."""
@@ -53,13 +71,23 @@ class Link:
         try:
             while data := self._socket.recv(1 << 20):
                 for frame in decoder.feed(data):
-                    if isinstance(frame.message, Cancel):
-                        self._cancelled = frame.message.request
-                    else:
-                        self.inbox.put(frame)
+                    match frame.message:
+                        case Cancel(request=request):
+                            self._cancelled = request
+                        case Gone():
+                            self._cancelled = self._newest
+                            threading.Thread(target=self._give_up, args=(self._taken,), daemon=True).start()
+                        case message:
+                            self._newest = getattr(message, "request", self._newest)
+                            self._inbox.put(frame)
         except (OSError, BadFrame):
             pass  # the host is gone, or is not ours: either way there is nobody to work for
         self._leave()
+
+    def _give_up(self, taken: int) -> None:
+        """Leave if what was being done when the client left does not end."""
+        if not self._idle.wait(GIVE_UP_SECONDS) and self._taken == taken:
+            self._leave()
 
     def _pulse(self) -> None:
         while True:
@@ -70,13 +98,3 @@ class Link:
             except OSError:
                 self._leave()
             status.changed.wait(PULSE_SECONDS)
-
-    def _watch_host(self) -> None:
-        """Block until the host's end of the pipe closes, which the kernel does however the host ends."""
-        os.read(self._environment.death_pipe, 1)
-        self._leave()
-
-    def _leave(self) -> NoReturn:
-        """End this process, and clean up for a host that no longer can."""
-        shutil.rmtree(self._environment.run_directory, ignore_errors=True)
-        os._exit(0)

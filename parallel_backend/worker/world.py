@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ..comm.communicator import Communicator
 from ..comm.meter import Meter
@@ -15,17 +17,21 @@ from ..weights.reading import Neighbours
 from ..wire.frames import Frame, encode, worker_decoder
 from .environment import Environment
 
+TEXT_BYTES = 1024
+
 
 class World:
-    """All ranks of this generation."""
+    """All ranks of this generation, which find each other in `store`."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, store: Store) -> None:
+        backend = "gloo"
         if environment.device.type == "cuda":
             torch.cuda.set_device(environment.device)
-        backend = "cpu:gloo,cuda:nccl" if environment.transport == "nccl" else "gloo"
+            backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
+        store.set_timeout(FOREVER)
         dist.init_process_group(
             backend,
-            init_method=environment.rendezvous,
+            store=store,
             rank=environment.rank,
             world_size=environment.world_size,
             timeout=FOREVER,
@@ -50,6 +56,15 @@ class World:
         (received,) = worker_decoder().feed(data.numpy().tobytes())
         return received
 
+    def gather(self, text: str) -> list[str]:
+        """What every rank says, in their order; at most a kilobyte each."""
+        if self.size == 1:
+            return [text]
+        said = [torch.zeros(TEXT_BYTES, dtype=torch.uint8) for _ in range(self.size)]
+        data = text.encode()[:TEXT_BYTES]
+        dist.all_gather(said, torch.tensor([*data, *bytes(TEXT_BYTES - len(data))], dtype=torch.uint8), self._control)
+        return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in said]
+
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank, so that all take the same branch."""
         if self.size == 1:
@@ -70,7 +85,8 @@ class World:
         """All ranks, and which of them share a machine. A collective."""
         group = self._control if self.size > 1 else None
         everyone = Communicator("loading", group, torch.device("cpu"), False, meter)
-        boot = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        kernel = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        boot = uuid.uuid5(kernel, socket.gethostname())  # containers of one machine may not see the same files
         ours = torch.tensor([[list(boot.bytes)]], dtype=torch.uint8)
         boots = [tuple(rank) for rank in everyone.gather(ours, [1] * self.size)[0].tolist()]
         return Neighbours(everyone, tuple(boots.index(boot) for boot in boots))

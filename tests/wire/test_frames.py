@@ -1,10 +1,21 @@
+import math
+
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_backend.models.family import ModelSpec
-from parallel_backend.wire.frames import MAX_HEADER_BYTES, PREFIX, BadFrame, encode, host_decoder, worker_decoder
+from parallel_backend.wire.frames import (
+    MAX_HEADER_BYTES,
+    MAX_TENSOR_BYTES,
+    PREFIX,
+    BadFrame,
+    encode,
+    host_decoder,
+    worker_decoder,
+)
 from parallel_backend.wire.messages import PROTOCOL, Cancel, FlowSettings, Progress, Prompt, Sample
 from tests.plans import cpu_plan
 
@@ -47,9 +58,9 @@ def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) ->
     ("data", "complaint"),
     [
         (b"GET / HTTP/1.1\r\n", "not bytes of this protocol"),
-        (PREFIX.pack(b"PDIT", PROTOCOL + 1, 4), f"protocol {PROTOCOL + 1} instead of {PROTOCOL}"),
-        (PREFIX.pack(b"PDIT", PROTOCOL, MAX_HEADER_BYTES + 1), "over the limit"),
-        (PREFIX.pack(b"PDIT", PROTOCOL, 4) + b"\xff\xff\xff\xff", "header not understood"),
+        (PREFIX.pack(b"PDIT", PROTOCOL + 1, 0, 4, 0), f"protocol {PROTOCOL + 1} instead of {PROTOCOL}"),
+        (PREFIX.pack(b"PDIT", PROTOCOL, 0, MAX_HEADER_BYTES + 1, 0), "over the limit"),
+        (PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, 0) + b"\xff\xff\xff\xff", "header not understood"),
         (encode(Progress(1, 2)), "message not understood"),
         (encode(Cancel(3)).replace(b"Cancel", b"Cancer"), "message not understood"),
         (encode(Cancel(3), {"x": torch.zeros(3)}).replace(b"float32", b"float99"), "dtype"),
@@ -60,12 +71,27 @@ def test_what_is_no_frame_is_refused(data: bytes, complaint: str) -> None:
         worker_decoder().feed(data)
 
 
-def test_a_huge_tensor_is_refused_before_anything_is_allocated() -> None:
+def test_a_huge_tensor_is_refused_before_anything_is_kept() -> None:
+    prefix = PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, MAX_TENSOR_BYTES + 1)
+    with pytest.raises(BadFrame, match=rf"a frame with {MAX_TENSOR_BYTES + 1} bytes of tensors is over the limit"):
+        worker_decoder().feed(prefix)
+
+
+def test_a_tensor_that_claims_more_than_its_frame_is_refused_before_it_is_made() -> None:
     frame = encode(Cancel(3), {"x": torch.zeros(2**16 + 1)})
     shape = frame.replace(b"\xce\x00\x01\x00\x01", b"\xce\xff\xff\xff\xff")
     assert shape != frame
-    with pytest.raises(BadFrame, match=r"17179869180 bytes of tensors is over the limit"):
+    with pytest.raises(BadFrame, match="the tensors take 17179869180 bytes and the frame has 262148 of them"):
         worker_decoder().feed(shape)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**33, 2**33), (0, 2**64 - 1), (1,) * 9, (-1,)])
+def test_a_shape_that_no_tensor_has_is_refused(shape: tuple[int, ...]) -> None:
+    tensors = [{"name": "x", "dtype": "uint8", "shape": shape}]
+    raw = msgspec.msgpack.encode({"message": msgspec.Raw(msgspec.msgpack.encode(Cancel(3))), "tensors": tensors})
+    payload = bytes(max(0, math.prod(shape)))
+    with pytest.raises(BadFrame):
+        worker_decoder().feed(PREFIX.pack(b"PDIT", PROTOCOL, 0, len(raw), len(payload)) + raw + payload)
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,187 @@
+"""Workers that torchrun started on other machines: connecting to them, and what stands in for processes of ours."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..errors import Cancelled, Refused
+from ..wire.address import SCHEME, Address
+from ..wire.frames import BadFrame, FrameDecoder, encode, host_decoder
+from ..wire.handshake import CLIENT, HandshakeFailed, present
+from ..wire.messages import Facts, Hello, Lost, Message, Shutdown, Waiting, Welcome
+from ..wire.secret import read_secret, secret_path
+from .channel import GATEWAY, Channel
+from .forkserver import Process
+
+CONNECT_SECONDS = 60.0
+"""How long a group is waited for that is not up, or is starting anew."""
+
+ASK_SECONDS = 10.0
+"""The same where nothing has been sampled yet: nobody has started it, most likely."""
+
+TRY_SECONDS = 0.5
+
+
+def is_elsewhere(device: str) -> bool:
+    """Whether a plan's `devices`, or one of its device names, is of workers on other machines."""
+    return device.strip().startswith(SCHEME)
+
+
+def device_names(address: Address, members: tuple[Facts, ...]) -> tuple[str, ...]:
+    """The plan's name for each rank's device: address, host and device."""
+    return tuple(f"{address}/{member.host}/{member.device}" for member in members)
+
+
+def address_of(device: str) -> Address:
+    """The address in a device name."""
+    return Address.parse(device.removeprefix(SCHEME).split("/")[0])
+
+
+def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[Facts, ...]:
+    """Who the ranks at an address are. Any number of clients may ask, while another one is served too.
+
+    Raises:
+        Refused: nobody answers there, or not to us; the sentence says why.
+    """
+    connection, members, _ = _connect(address, seconds, lambda: False)
+    connection.close()
+    return members
+
+
+def _connect(
+    address: Address, seconds: float, interrupted: Callable[[], bool]
+) -> tuple[socket.socket, tuple[Facts, ...], FrameDecoder]:
+    """Connection, ranks, and the decoder that has read so far."""
+    secret = read_secret(secret_path(os.environ))
+    until = time.monotonic() + seconds
+    while True:
+        connection = None
+        try:
+            connection = socket.create_connection((address.host, address.port), timeout=min(5.0, seconds))
+            present(connection, secret, CLIENT)
+            return connection, *_welcomed(connection, until, interrupted)
+        except HandshakeFailed as error:
+            _close(connection)
+            raise Refused(f"the workers at {address} refused the connection: {error}.") from None
+        except (OSError, BadFrame) as error:
+            _close(connection)
+            if isinstance(error, socket.gaierror) or time.monotonic() > until:
+                raise Refused(
+                    f"no workers answer at {address} ({error}): start them there with torchrun ... -m "
+                    f"parallel_backend.worker --listen {str(address).removeprefix(SCHEME)}, or correct the address."
+                ) from None
+        except BaseException:
+            _close(connection)
+            raise
+        if interrupted():
+            raise Cancelled
+        time.sleep(TRY_SECONDS)
+
+
+def _close(connection: socket.socket | None) -> None:
+    if connection is not None:
+        connection.close()
+
+
+def _welcomed(
+    connection: socket.socket, until: float, interrupted: Callable[[], bool]
+) -> tuple[tuple[Facts, ...], FrameDecoder]:
+    """Wait until the group is whole."""
+    decoder, waiting = host_decoder(), ""
+    connection.settimeout(TRY_SECONDS)
+    while True:
+        try:
+            data = connection.recv(1 << 16)
+        except TimeoutError:
+            if interrupted():
+                raise Cancelled from None
+            if time.monotonic() > until:
+                raise TimeoutError(waiting or "they say nothing") from None
+            continue
+        if not data:
+            raise ConnectionResetError("the group ended while it was starting")
+        for frame in decoder.feed(data):
+            match frame.message:
+                case Waiting(missing=missing, refused=refused):
+                    ranks = ", ".join(map(str, missing))
+                    waiting = f"rank {ranks} has not come yet" + (f"; refused was {refused}" if refused else "")
+                case Welcome(members=members) if members:
+                    connection.settimeout(None)
+                    return members, decoder
+
+
+class RemoteChannel(Channel):
+    """One connection to the gateway of a group; frames name their ranks. `members` are all ranks, in order.
+
+    Raises:
+        Refused: as `ask`.
+        Cancelled: `interrupted` returned True.
+    """
+
+    def __init__(self, address: Address, interrupted: Callable[[], bool]) -> None:
+        super().__init__(secrets.randbits(63))
+        self._connection, self.members, decoder = _connect(address, CONNECT_SECONDS, interrupted)
+        self._sending = threading.Lock()
+        self._thread = threading.Thread(target=self._read, args=(decoder,), name="parallel-channel", daemon=True)
+        self._thread.start()
+
+    def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """As in Channel; the gateway hands everything to rank 0."""
+        assert rank == 0
+        with self._sending:
+            self._connection.sendall(encode(message, tensors))
+
+    def close(self) -> None:
+        """As in Channel."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed by the other side
+        self._thread.join()
+        self._connection.close()
+
+    def give_up(self) -> None:
+        """As in Channel: torchrun's agents start the group anew."""
+        try:
+            self.send(0, Shutdown())
+        except OSError:
+            pass  # it is over already
+
+    def _read(self, decoder: FrameDecoder) -> None:
+        reason = ""
+        try:
+            while data := self._connection.recv(1 << 20):
+                for frame in decoder.feed(data):
+                    match frame.message:
+                        case Lost(rank=rank, reason=told):
+                            self.lose(rank, told)
+                        case Hello():
+                            raise BadFrame("a rank said Hello to a client")
+                        case _ if frame.rank < len(self.members):
+                            self.take(frame.rank, frame)
+        except (OSError, BadFrame) as error:
+            reason = str(error)
+        self.lose(GATEWAY, reason)
+
+
+@dataclass
+class Elsewhere:
+    """What a group on other machines has in the place of processes: torchrun owns them, and their logs."""
+
+    address: Address
+    processes: list[Process] = field(default_factory=list)
+
+    def log_tail(self, rank: int, lines: int = 12) -> str:
+        """Nothing: the log is on the rank's machine."""
+        return ""
+
+    def end(self, grace: float) -> None:
+        """Nothing: the workers stay for the next client, or their agent starts them anew."""

@@ -1,0 +1,37 @@
+"""Addresses of worker groups on other machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import Refused
+
+SCHEME = "tcp://"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host (a name or an IP address) and a TCP port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`HOST:PORT`, with or without tcp:// before it; an IPv6 address in brackets.
+
+        Raises:
+            Refused: it is not one; a port without a host is not, since that would mean all interfaces.
+        """
+        host, _, port = text.strip().removeprefix(SCHEME).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or any(c.isspace() or c in "/," for c in host) or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise Refused(
+                f"{text!r} is no address: write {SCHEME}HOST:PORT, such as {SCHEME}10.0.0.1:29600, with the address of "
+                "one network interface of the machine that rank 0 runs on."
+            )
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}{host}:{self.port}"

@@ -1,0 +1,155 @@
+"""How both ends of a TCP connection prove that they hold the same secret, before either decodes a byte of the other.
+
+    listener  magic, protocol (u16), nonce (32 bytes)
+    caller    magic, protocol (u16), role (u16), nonce (32), HMAC-SHA256(secret, "caller", protocol, role, both nonces)
+    listener  verdict (u8), generation (u64), HMAC-SHA256(secret, "listener", verdict, generation, both nonces)
+
+Everything has a fixed size. The secret never travels, nonces are never used twice, and the two labels keep one side's
+proof from serving as the other's. What follows is authentic only as far as the network keeps connections apart, and it
+is not encrypted.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from .frames import MAGIC
+from .messages import PROTOCOL
+
+CLIENT = 0xFFFF
+"""The role of ComfyUI; the other roles are ranks."""
+
+SECONDS = 10.0
+"""For the whole handshake."""
+
+LOST_SECONDS = 15
+"""After so long without a sign of life from its machine, a peer is given up."""
+
+GREETING = struct.Struct("<4sH32s")
+ANSWER = struct.Struct("<4sHH32s32s")
+RESULT = struct.Struct("<BQ32s")
+
+
+class Verdict(enum.IntEnum):
+    """What the listener makes of a caller."""
+
+    ADMITTED = 0
+    WRONG_SECRET = 1
+    WRONG_PROTOCOL = 2
+    UNEXPECTED = 3
+
+
+class HandshakeFailed(ConnectionError):
+    """The other side is not who it should be, or will not have us; the connection is of no use."""
+
+    def __init__(self, reason: str, verdict: Verdict | None = None) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+
+
+def greet(connection: socket.socket, secret: bytes, generation: int, welcome: Callable[[int], bool]) -> int:
+    """The listener's side; returns the caller's role.
+
+    Args:
+        welcome: whether a caller that holds the secret may come in that role.
+
+    Raises:
+        HandshakeFailed: the caller may not come in.
+        OSError: it went away or was too slow.
+    """
+    until = time.monotonic() + SECONDS
+    ours = secrets.token_bytes(32)
+    connection.settimeout(SECONDS)
+    connection.sendall(GREETING.pack(MAGIC, PROTOCOL, ours))
+    magic, protocol, role, theirs, proof = ANSWER.unpack(_receive(connection, ANSWER.size, until))
+    if magic != MAGIC:
+        raise HandshakeFailed("it does not speak this protocol")
+    if protocol != PROTOCOL:
+        verdict = Verdict.WRONG_PROTOCOL
+    elif not hmac.compare_digest(proof, _caller_proof(secret, role, ours, theirs)):
+        verdict = Verdict.WRONG_SECRET
+    else:
+        verdict = Verdict.ADMITTED if welcome(role) else Verdict.UNEXPECTED
+    answer = _listener_proof(secret, verdict, generation, ours, theirs) if verdict is Verdict.ADMITTED else bytes(32)
+    connection.sendall(RESULT.pack(verdict, generation if verdict is Verdict.ADMITTED else 0, answer))
+    if verdict is not Verdict.ADMITTED:
+        told = f" (protocol {protocol} instead of {PROTOCOL})" if verdict is Verdict.WRONG_PROTOCOL else ""
+        raise HandshakeFailed(verdict.name.lower().replace("_", " ") + told, verdict)
+    make_ready(connection)
+    return role
+
+
+def present(connection: socket.socket, secret: bytes, role: int) -> int:
+    """The caller's side; returns the generation of the group it has joined.
+
+    Raises:
+        HandshakeFailed: refused, or the listener does not hold the secret.
+        OSError: the listener went away or was too slow.
+    """
+    until = time.monotonic() + SECONDS
+    connection.settimeout(SECONDS)
+    magic, protocol, theirs = GREETING.unpack(_receive(connection, GREETING.size, until))
+    if magic != MAGIC:
+        raise HandshakeFailed("what listens there is no worker of this pack")
+    ours = secrets.token_bytes(32)
+    proof = _caller_proof(secret, role, theirs, ours) if protocol == PROTOCOL else bytes(32)
+    connection.sendall(ANSWER.pack(MAGIC, PROTOCOL, role, ours, proof))
+    if protocol != PROTOCOL:
+        raise HandshakeFailed(
+            f"it speaks protocol {protocol} and this side {PROTOCOL}: install the same version of the pack on both",
+            Verdict.WRONG_PROTOCOL,
+        )
+    number, generation, proof = RESULT.unpack(_receive(connection, RESULT.size, until))
+    if number == Verdict.WRONG_SECRET:
+        raise HandshakeFailed(
+            "its secret is another one: use the same secret file on all machines", Verdict.WRONG_SECRET
+        )
+    if number != Verdict.ADMITTED:
+        raise HandshakeFailed("it expects nobody else in this role", Verdict.UNEXPECTED)
+    if not hmac.compare_digest(proof, _listener_proof(secret, Verdict.ADMITTED, generation, theirs, ours)):
+        raise HandshakeFailed("what listens there does not hold the secret", Verdict.WRONG_SECRET)
+    make_ready(connection)
+    return int(generation)
+
+
+def make_ready(connection: socket.socket) -> None:
+    """Make the kernel end an admitted connection LOST_SECONDS after its peer's last sign of life."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, LOST_SECONDS // 3),
+        (socket.TCP_KEEPINTVL, LOST_SECONDS // 3),
+        (socket.TCP_KEEPCNT, 2),
+        (socket.TCP_USER_TIMEOUT, LOST_SECONDS * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _caller_proof(secret: bytes, role: int, listener: bytes, caller: bytes) -> bytes:
+    text = b"caller" + struct.pack("<HH", PROTOCOL, role) + listener + caller
+    return hmac.digest(secret, text, "sha256")
+
+
+def _listener_proof(secret: bytes, verdict: Verdict, generation: int, listener: bytes, caller: bytes) -> bytes:
+    return hmac.digest(secret, b"listener" + struct.pack("<BQ", verdict, generation) + listener + caller, "sha256")
+
+
+def _receive(connection: socket.socket, size: int, until: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no handshake within {SECONDS:.0f} s")
+        connection.settimeout(left)
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionResetError("the connection was closed during the handshake")
+        data += piece
+    return data

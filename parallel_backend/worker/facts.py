@@ -1,0 +1,20 @@
+"""What a rank tells of itself, for all ranks to be compared."""
+
+from __future__ import annotations
+
+import socket
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from ..identity import code_digest
+from ..wire.messages import Facts
+
+
+def own_facts(device: torch.device) -> Facts:
+    """This process's."""
+    try:
+        diffusers = version("diffusers")
+    except PackageNotFoundError:
+        diffusers = ""
+    return Facts(socket.gethostname(), str(device), str(torch.__version__), diffusers, code_digest())

@@ -1,0 +1,65 @@
+"""Finding this machine's copy of a model that ComfyUI names by its own path and by its content."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from ..errors import Refused
+from ..models.family import ModelSpec
+from ..weights.digest import Digests
+
+
+class ModelFiles:
+    """The model files of one machine.
+
+    Args:
+        folders: where to look, with all folders inside; none means that ComfyUI's own paths hold here too.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._digests = Digests()
+        self._known: dict[str, tuple[Path, ...]] = {}
+
+    def find(self, model: ModelSpec) -> ModelSpec:
+        """The model with the path of this machine's file of this content; files of the same name are looked at first.
+
+        A model without a digest is taken to be where it says, on one machine.
+
+        Raises:
+            Refused: there is none; the sentence names the file and this machine.
+        """
+        if not model.digest and not self._folders:
+            return model
+        wanted = PurePosixPath(model.path)
+        other = ""
+        for candidate in chain(self._known.get(model.digest, ()), self._candidates(wanted)):
+            try:
+                if self._digests.of(candidate) == model.digest:
+                    self._known[model.digest] = (candidate,)
+                    return msgspec.structs.replace(model, path=str(candidate))
+            except OSError:
+                continue  # not there, or not ours to read
+            if candidate.name == wanted.name:
+                other = f" ({candidate} has its name and other contents)"
+        where = " or ".join(map(str, self._folders)) or str(wanted.parent)
+        raise Refused(f"{wanted.name} is not on {socket.gethostname()}{other}: copy ComfyUI's file into {where} there.")
+
+    def _candidates(self, wanted: PurePosixPath) -> Iterator[Path]:
+        if not self._folders:
+            yield Path(wanted)
+            return
+        found = [
+            Path(place, name)
+            for folder in self._folders
+            for place, folders, files in os.walk(folder)
+            for name in (*folders, *files)
+        ]
+        yield from (file for file in found if file.name == wanted.name)
+        yield from (file for file in found if file.name != wanted.name and file.suffix == wanted.suffix != "")

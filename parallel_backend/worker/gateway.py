@@ -1,0 +1,225 @@
+"""Rank 0's listener: one open port through which ComfyUI and the other ranks' messages come and go.
+
+Each rank keeps one connection to the gateway as long as it lives; ComfyUI makes one and leaves. Frames of all ranks go
+to the client that has joined, and its frames go to rank 0. Nothing is decoded before the caller has shown that it holds
+the secret. When a rank is lost so is the group: this process ends, all others find their connections closed and end too,
+and torchrun starts them anew. A client that leaves, or that sends what is no frame, only loses its own connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+from ..wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
+from ..wire.handshake import CLIENT, HandshakeFailed, greet
+from ..wire.messages import Busy, Facts, Gone, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
+from .environment import Listening
+
+log = logging.getLogger(__name__)
+
+STRANGERS = 32
+"""Connections that may be in their handshake at a time; more are closed at once."""
+
+SEND_SECONDS = 60
+"""A client that does not read for so long is given up."""
+
+LINGER_SECONDS = 2.0
+"""How long a failed group lives on, so that the reports of all its ranks reach the client."""
+
+
+class Gateway:
+    """Listens from its construction on; ends this process when the group is over.
+
+    Args:
+        settings: where to listen, and the secret.
+        ranks: the world size.
+        generation: a number that this start of the group has alone.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is taken.
+    """
+
+    def __init__(self, settings: Listening, ranks: int, generation: int) -> None:
+        self._settings = settings
+        self._generation = generation
+        self._size = ranks
+        self._ranks: dict[int, _Peer] = {}
+        self._facts: dict[int, Facts] = {}
+        self._client: _Peer | None = None
+        self._refused = ""
+        self._ending = False
+        self._changed = threading.Condition()
+        self._strangers = threading.Semaphore(STRANGERS)
+        address = settings.address
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._listener = socket.create_server((address.host, address.port), family=family)
+        _start(self._accept)
+
+    def own_connection(self) -> socket.socket:
+        """Rank 0's connection, inside this process."""
+        ours, theirs = socket.socketpair()
+        peer = _Peer(ours, "this machine")
+        self._ranks[0] = peer
+        _start(self._serve_rank, peer, 0)
+        return theirs
+
+    def _accept(self) -> None:
+        while True:
+            connection, (host, port, *_) = self._listener.accept()
+            if self._strangers.acquire(blocking=False):
+                _start(self._admit, _Peer(connection, f"{host}:{port}"))
+            else:
+                connection.close()
+
+    def _admit(self, peer: _Peer) -> None:
+        try:
+            role = greet(peer.connection, self._settings.secret, self._generation, self._expects)
+        except OSError as error:
+            log.warning("a connection from %s was refused: %s", peer.name, error)
+            if isinstance(error, HandshakeFailed):
+                self._refused = f"{peer.name}: {error}"
+            peer.connection.close()
+            return
+        finally:
+            self._strangers.release()
+        if role == CLIENT:
+            self._serve_client(peer)
+            return
+        with self._changed:
+            came_twice = role in self._ranks
+            self._ranks.setdefault(role, peer)
+        if came_twice:  # it was started anew and the connection of the one before is not known to be dead yet
+            self._end(f"rank {role} came a second time, from {peer.name}")
+        self._serve_rank(peer, role)
+
+    def _expects(self, role: int) -> bool:
+        return role == CLIENT or 0 < role < self._size
+
+    def _serve_rank(self, peer: _Peer, rank: int) -> None:
+        reason = "the connection was closed"
+        try:
+            for frame in peer.frames():
+                if rank not in self._facts:
+                    self._introduce(rank, frame)
+                client = self._client
+                if client is not None:
+                    client.send(RawFrame(rank, frame.header, frame.payload).data)
+        except (OSError, BadFrame) as error:
+            reason = str(error)
+        self._tell_client(Lost(rank, reason))
+        self._end(f"rank {rank} ({peer.name}) was lost: {reason}")
+
+    def _introduce(self, rank: int, frame: RawFrame) -> None:
+        hello = host_decoder().decode(frame).message
+        if not isinstance(hello, Hello):
+            raise BadFrame("a rank begins with Hello")
+        with self._changed:
+            self._facts[rank] = hello.facts
+            self._changed.notify_all()
+
+    def _serve_client(self, peer: _Peer) -> None:
+        decoder = worker_decoder()
+        timeout = struct.pack("ll", SEND_SECONDS, 0)
+        peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        reason = "it has left"
+        try:
+            self._welcome(peer)
+            for frame in peer.frames():
+                message = decoder.decode(frame).message
+                if isinstance(message, Shutdown):
+                    self._end(f"the client {peer.name} has given the group up")
+                if isinstance(message, Gone) or (self._client is not peer and not isinstance(message, Join)):
+                    raise BadFrame(f"{type(message).__name__} out of place")
+                if isinstance(message, Join) and not self._take(peer):
+                    break
+                self._ranks[0].send(frame.data)
+        except (OSError, BadFrame) as error:
+            reason = str(error)
+        log.info("the client %s: %s", peer.name, reason)
+        peer.connection.close()
+        with self._changed:
+            if self._client is not peer:
+                return
+            self._client = None
+        self._ranks[0].send(encode(Gone()))
+
+    def _welcome(self, peer: _Peer) -> None:
+        """Wait with the client until all ranks are there, then tell it who they are."""
+        told: Waiting | None = None
+        while True:
+            with self._changed:
+                missing = tuple(rank for rank in range(self._size) if rank not in self._facts)
+                if not missing:
+                    break
+                self._changed.wait(1)
+            waiting = Waiting(missing, self._refused)
+            if waiting != told:
+                peer.send_or_raise(encode(waiting))
+                told = waiting
+        peer.send_or_raise(encode(Welcome(tuple(self._facts[rank] for rank in range(self._size)))))
+
+    def _take(self, peer: _Peer) -> bool:
+        """Make this the client whose requests are served, unless there is another one."""
+        with self._changed:
+            if self._client in (None, peer):
+                self._client = peer
+                log.info("serving the client %s", peer.name)
+                return True
+            name = self._client.name
+        peer.send(encode(Busy(name)))
+        return False
+
+    def _tell_client(self, message: Message) -> None:
+        client = self._client
+        if client is not None:
+            client.send(encode(message))
+
+    def _end(self, reason: str) -> NoReturn:
+        """The group is over: linger for reports under way, then end this process, and with it all connections."""
+        with self._changed:
+            first, self._ending = not self._ending, True
+        if first:
+            log.error("the group ends: %s", reason)
+        time.sleep(LINGER_SECONDS)
+        os._exit(1)
+
+
+class _Peer:
+    """An open connection and who is at its other end."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self.connection = connection
+        self.name = name
+        self._sending = threading.Lock()
+
+    def frames(self) -> Iterator[RawFrame]:
+        """What arrives, until the connection is closed. Raises OSError and BadFrame."""
+        cutter = FrameCutter()
+        while data := self.connection.recv(1 << 20):
+            yield from cutter.feed(data)
+
+    def send(self, data: bytes) -> None:
+        """Send; a connection that cannot take it any more is closed, which its reading thread finds out."""
+        try:
+            self.send_or_raise(data)
+        except OSError:
+            try:
+                self.connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # closed already
+
+    def send_or_raise(self, data: bytes) -> None:
+        with self._sending:
+            self.connection.sendall(data)
+
+
+def _start(target: object, *arguments: object) -> None:
+    name = getattr(target, "__name__", "gateway")
+    threading.Thread(target=target, args=arguments, name=name, daemon=True).start()  # type: ignore[arg-type]

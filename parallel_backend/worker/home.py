@@ -1,0 +1,122 @@
+"""How a worker comes to its connections: as a child of ComfyUI, or as one of torchrun's on any machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from ..mesh import FOREVER
+from ..wire.handshake import HandshakeFailed, present
+from .environment import Environment, Launched, Listening
+from .gateway import LINGER_SECONDS, Gateway
+
+FIND_SECONDS = 300.0
+"""How long a rank looks for rank 0's gateway."""
+
+ANY_INTERFACE = ("0.0.0.0", "::")
+SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class Home:
+    """A rank's connection to ComfyUI and its way to the other ranks.
+
+    `leave` ends the process because there is nobody left to work for; `linger` is how long it stays after a failure.
+    """
+
+    connection: socket.socket
+    generation: int
+    store: Callable[[], Store]
+    leave: Callable[[], NoReturn]
+    linger: float
+
+
+def go_home(environment: Environment) -> Home:
+    """Connect.
+
+    Raises:
+        OSError: ComfyUI or rank 0 cannot be reached, or rank 0 cannot listen.
+    """
+    if isinstance(environment.home, Launched):
+        return _to_parent(environment.home, environment.world_size)
+    return _to_gateway(environment.home, environment)
+
+
+def _to_parent(home: Launched, world_size: int) -> Home:
+    def leave() -> NoReturn:
+        shutil.rmtree(home.run_directory, ignore_errors=True)  # for a host that no longer can
+        os._exit(0)
+
+    def watch_host() -> None:
+        """Block until the host's end of the pipe closes, which the kernel does however the host ends."""
+        os.read(home.death_pipe, 1)
+        leave()
+
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(home.socket)
+    threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
+    return Home(connection, home.generation, lambda: FileStore(home.rendezvous, world_size), leave, linger=0)
+
+
+def _to_gateway(home: Listening, environment: Environment) -> Home:
+    def leave() -> NoReturn:
+        print("The group is over; torchrun starts it anew if it was told to.", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    rank = environment.rank
+    if rank == 0:
+        generation = secrets.randbits(63)
+        connection = Gateway(home, environment.world_size, generation).own_connection()
+        interface = home.address.host
+    else:
+        connection, generation = _find(home, rank)
+        interface = connection.getsockname()[0]
+    _use_interface(interface)
+
+    def store() -> Store:
+        host, port = home.store
+        shared = TCPStore(host, port, is_master=home.own_store and rank == 0, timeout=FOREVER)
+        return PrefixStore(str(generation), shared)  # restarts share torchrun's store and must not meet in it
+
+    return Home(connection, generation, store, leave, LINGER_SECONDS)
+
+
+def _find(home: Listening, rank: int) -> tuple[socket.socket, int]:
+    host = home.store[0] if home.address.host in ANY_INTERFACE else home.address.host
+    until = time.monotonic() + FIND_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((host, home.address.port), timeout=5)
+            return connection, present(connection, home.secret, rank)
+        except HandshakeFailed as error:
+            raise ConnectionError(f"rank 0 at {home.address} does not take rank {rank}: {error}") from None
+        except OSError as error:  # not up yet, or on its way down
+            if time.monotonic() > until:
+                raise ConnectionError(f"rank 0 was not found at {home.address}: {error}") from None
+        time.sleep(0.2)
+
+
+def _use_interface(address: str) -> None:
+    """Have gloo and NCCL use the interface with this address, unless told otherwise: a host's own name often leads to
+    the loopback interface, where no other machine is found."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no address
+        if socket.inet_ntoa(found[20:24]) == address:
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(variable, name)
