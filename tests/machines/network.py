@@ -1,0 +1,128 @@
+"""Two machines for tests: network namespaces with a cable between them, host names of their own, and torchrun on each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]
+HOST = "10.87.0.1"
+"""Machine a's address on the cable between the machines; this one reaches it over a cable of its own to machine a."""
+
+LISTEN = 29600
+RENDEZVOUS = 29500
+
+
+def sh(*command: str) -> str:
+    """Run a command; its output."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def obstacle() -> str | None:
+    """Why there can be no namespaces here; None if there can."""
+    name = f"parallel-probe-{os.getpid()}"
+    try:
+        sh("ip", "netns", "add", name)
+        sh("ip", "netns", "exec", name, "true")
+    except FileNotFoundError:
+        return "iproute2 is not installed"
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces are not permitted here ({error.stderr.strip()})"
+    finally:
+        with contextlib.suppress(OSError):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return None
+
+
+@dataclass
+class Machines:
+    """Machines a and b; inside `with` they exist, and workers run from `start` to `stop`."""
+
+    folder: Path
+    secret: Path
+    agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.spaces = [f"parallel-{os.getpid()}-{name}" for name in "ab"]
+        self.uplink = f"pu{os.getpid()}"
+
+    def __enter__(self) -> Machines:
+        try:
+            for space in self.spaces:
+                sh("ip", "netns", "add", space)
+                sh("ip", "-n", space, "link", "set", "lo", "up")
+            a, b = self.spaces
+            sh("ip", "link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
+            sh("ip", "link", "add", self.uplink, "type", "veth", "peer", "name", "uplink", "netns", a)
+            for space, device, address in ((a, "cable", f"{HOST}/24"), (b, "cable", "10.87.0.2/24"), (a, "uplink", "10.87.1.1/24")):
+                sh("ip", "-n", space, "address", "add", address, "dev", device)
+                sh("ip", "-n", space, "link", "set", device, "up")
+            sh("ip", "address", "add", "10.87.1.254/24", "dev", self.uplink)
+            sh("ip", "link", "set", self.uplink, "up")
+            sh("ip", "route", "add", HOST, "via", "10.87.1.1")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for space in self.spaces:  # the cables go with them
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+
+    def cable(self, up: bool) -> None:
+        """Pull the cable between the machines out at b, or put it in again."""
+        sh("ip", "-n", self.spaces[1], "link", "set", "cable", "up" if up else "down")
+
+    def start(self, ranks: int = 2, variables: Sequence[Mapping[str, str]] = ({}, {}), restarts: int = 10) -> None:
+        """Have torchrun start `ranks` workers on each machine; `variables` are added to the machines' environments."""
+        for node, space in enumerate(self.spaces):
+            name = f"machine-{'ab'[node]}"
+            models = self.folder / name
+            models.mkdir(exist_ok=True)
+            command = [
+                *("ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"),
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks)),
+                *("--node-rank", str(node), "--master-addr", HOST, "--master-port", str(RENDEZVOUS)),
+                *("--max-restarts", str(restarts), "-m", "parallel_backend.worker", "--listen", f"{HOST}:{LISTEN}"),
+                *("--device", "cpu", "--models", str(models), "--secret", str(self.secret)),
+            ]
+            paths = os.pathsep.join(filter(None, [variables[node].get("PYTHONPATH"), str(REPO)]))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables[node], "PYTHONPATH": paths}
+            with (self.folder / f"{name}.log").open("ab") as log:
+                self.agents.append(
+                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=REPO)
+                )
+
+    def stop(self) -> None:
+        """End both agents and their workers."""
+        for agent in self.agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(agent.pid, signal.SIGTERM)
+        for agent in self.agents:
+            try:
+                agent.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+        self.agents.clear()
+
+    def logs(self) -> str:
+        """What both agents and their workers printed."""
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log")))
+
+
+@contextlib.contextmanager
+def running(machines: Machines, **settings: object) -> Iterator[Machines]:
+    """Workers on both machines, for a `with` statement."""
+    machines.start(**settings)  # type: ignore[arg-type]
+    try:
+        yield machines
+    finally:
+        machines.stop()
