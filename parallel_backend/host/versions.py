@@ -31,7 +31,7 @@ def check_members(members: Sequence[Facts]) -> None:
     if first.code != code_digest():
         raise Refused(
             f"the workers on {first.host} run other code of this pack ({first.code}) than ComfyUI ({code_digest()}): "
-            "install the same version of the pack on both."
+            "install the same version of the pack on both, and restart both."
         )
     for rank, member in enumerate(members):
         for what in ("code", "torch", "diffusers"):

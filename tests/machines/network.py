@@ -60,7 +60,8 @@ class Machines:
             a, b = self.spaces
             sh("ip", "link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
             sh("ip", "link", "add", self.uplink, "type", "veth", "peer", "name", "uplink", "netns", a)
-            for space, device, address in ((a, "cable", f"{HOST}/24"), (b, "cable", "10.87.0.2/24"), (a, "uplink", "10.87.1.1/24")):
+            addresses = (a, "cable", f"{HOST}/24"), (b, "cable", "10.87.0.2/24"), (a, "uplink", "10.87.1.1/24")
+            for space, device, address in addresses:
                 sh("ip", "-n", space, "address", "add", address, "dev", device)
                 sh("ip", "-n", space, "link", "set", device, "up")
             sh("ip", "address", "add", "10.87.1.254/24", "dev", self.uplink)
@@ -115,7 +116,9 @@ class Machines:
 
     def logs(self) -> str:
         """What both agents and their workers printed."""
-        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log"))
+        )
 
 
 @contextlib.contextmanager
