@@ -19,8 +19,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `devices` is "auto" (every visible GPU), a list of GPU indices ("0,1"; "0,0" puts two workers on one GPU),
     "cpu:N" for N workers on the CPU, or "tcp://HOST:PORT" for workers on other machines. `patches` 0 means as many as
-    pipeline stages. `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" for an even cut by
-    cost. `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free.
+    pipeline stages. `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" to cut them by
+    measured time. `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free.
     """
 
     devices: str = "auto"

@@ -25,7 +25,7 @@ SCHNELL = FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0)
 
 @dataclass(frozen=True)
 class Job:
-    """A denoise of the schnell type on a tiny model, from pure noise."""
+    """A denoise of the schnell type on a tiny model, from pure noise; random prompts unless `captions` names files."""
 
     path: Path
     sigmas: Tensor
@@ -37,6 +37,7 @@ class Job:
     text: tuple[int, int] = (21, 21)
     seed: int = 3
     positive_ends: float | None = None
+    captions: tuple[Path, Path] | None = None
     noise: Tensor = field(init=False)
     prompts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] = field(init=False)
 
@@ -48,13 +49,16 @@ class Job:
 
         noise = draw(self.batch, 16, self.height, self.width)
         prompts = tuple((draw(1, tokens, TEXT_WIDTH), draw(1, POOLED_WIDTH)) for tokens in self.text)
+        if self.captions is not None:
+            files = [load_file(path) for path in self.captions]
+            prompts = tuple((file["cond"].float(), file["pooled_output"].float()) for file in files)
         object.__setattr__(self, "noise", noise)
         object.__setattr__(self, "prompts", prompts)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The checkpoint."""
-        return load_file(self.path)
+        """The checkpoint, in the precision it is computed in."""
+        return {name: tensor.float() for name, tensor in load_file(self.path).items()}
 
 
 class Runner:

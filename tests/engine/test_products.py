@@ -17,6 +17,7 @@ from tests.plans import cpu_plan
 
 STEPS = 4
 BLOCKS = 3
+SPRITES = Path(__file__).resolve().parents[2] / "workflows" / "sprites"
 
 Simulated = Callable[..., Tensor]
 
@@ -51,10 +52,10 @@ def simulated() -> Simulated:
     return simulation
 
 
-def products(workers: int, heads: int, **wish: object) -> list[ResolvedPlan]:
+def products(workers: int, heads: int, blocks: int = BLOCKS, **wish: object) -> list[ResolvedPlan]:
     """All factorisations of a number of workers over cfg, pipefusion, ring and ulysses."""
     plan = ParallelPlan(devices=f"cpu:{workers}", pipefusion=0, **wish)  # type: ignore[arg-type]
-    return candidates(plan, 0, ModelLimits(heads, 128, BLOCKS), Workload(batch=1, two_sided=True, token_rows=9))
+    return candidates(plan, 0, ModelLimits(heads, 128, blocks), Workload(batch=1, two_sided=True, token_rows=8))
 
 
 def ids(plans: list[ResolvedPlan]) -> list[str]:
@@ -78,6 +79,14 @@ def test_every_product_is_exact_when_warm_up_covers_all_steps(
 ) -> None:
     job = job_of(models, heads)
     assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Simulated, workers: int) -> None:
+    captions = (SPRITES / "red-circle-on-white.safetensors", SPRITES / "empty.safetensors")
+    job = Job(SPRITES / "sprites-flux-schnell.safetensors", sigmas(2), height=15, width=16, captions=captions)
+    for plan in products(workers, heads=2, blocks=6, warmup_steps=2):
+        assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
 @pytest.mark.parametrize("workers", [2, 3])
