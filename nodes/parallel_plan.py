@@ -101,8 +101,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "stages",
                     optional=True,
                     default=DEFAULT.stages,
-                    tooltip='Blocks of each PipeFusion stage, such as "20,37", for cards of different speed or memory; empty cuts '
-                    "them by measured time.",
+                    tooltip='Blocks of each PipeFusion stage, such as "20,37", for cards of different speed or memory; empty '
+                    "cuts them by measured time.",
                 ),
             ],
             outputs=[

@@ -15,6 +15,8 @@ from ..plan.cost import Job
 from ..plan.measure import BlockTimes, Machine, measured_profile
 from ..plan.stages import cut_by_time
 
+GIGABYTE = 1e9
+
 log = logging.getLogger(__name__)
 
 
@@ -58,20 +60,21 @@ class Planner:
             if not wish.stages:
                 found = [_cut(plan, measure_blocks) for plan in found]
             stale = wish.pipefusion > 1 or wish.patches > 1
-            choice = best(found, shape, job, measured_profile(machine), stale=stale, others=_leaner(question))
-            self._tell(question, choice, machine)
+            limit = min(machine.memory, wish.memory_limit * GIGABYTE or machine.memory)
+            choice = best(found, shape, job, measured_profile(machine), limit, stale, _leaner(question))
+            self._tell(question, choice, limit)
             self._answers[question] = choice.plan
         return self._answers[question]
 
     @staticmethod
-    def _tell(question: Question, choice: Choice, machine: Machine) -> None:
+    def _tell(question: Question, choice: Choice, memory_limit: float) -> None:
         job = question.job
         log.info(
             "Parallel: plans for %d image and %d text tokens, batch %d, by this machine's measured speed\n%s\nChosen: %s. %s",
             job.image_tokens,
             job.text_tokens,
             job.batch,
-            table(choice.ranking, machine.memory, choice.plan),
+            table(choice.ranking, memory_limit, choice.plan),
             choice.plan.describe(),
             choice.why,
         )

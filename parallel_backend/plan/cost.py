@@ -15,9 +15,6 @@ from ..layout import TokenLayout, cut, length
 from .plan import ResolvedPlan
 from .profiles import Level, ModelShape, Profile
 
-CONTEXT_BYTES = 0.8e9
-"""Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
-
 ACTIVATION_COPIES = 16
 """Features held at the peak for each local token, in units of the hidden size: q, k, v, out, MLP (4), modulated, ..."""
 
@@ -296,7 +293,7 @@ class _Estimate:
         everything = self.batch * (job.image_tokens + self.text)
         activations = ACTIVATION_COPIES * math.ceil(everything / inner) * model.hidden * job.element
         cache = 2 * everything / inner * model.hidden * max(plan.stages) * job.element if plan.patches > 1 else 0
-        return weights, weights + activations + cache + CONTEXT_BYTES
+        return weights, weights + activations + cache + self.profile.device.context
 
 
 def _partner(rank: int, inner: int) -> int:

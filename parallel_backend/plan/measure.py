@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .profiles import EAGER, PCIE_OVERLAP, Device, Level, Profile
+from .profiles import CONTEXT_BYTES, EAGER, PCIE_OVERLAP, Device, Level, Profile
 
 BUDGET = 0.2
 """Seconds spent on one measurement, at most (one run may take longer)."""
@@ -32,7 +32,8 @@ FLOAT = 4
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found: FLOP/s, bytes/s, seconds of host time an operation of a model, bytes of memory for one worker.
+    """What was found: FLOP/s, bytes/s, seconds of host time an operation of a model, bytes of memory for one worker, and
+    bytes that it takes of a GPU besides the model.
 
     Each is that of the slowest or smallest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of
     one rank in an all-to-all of all ranks, `link_latency` the seconds of an empty one.
@@ -43,6 +44,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: float
     launch: float
     memory: float
+    context: float
     ranks: int
     link_bandwidth: float
     link_latency: float
@@ -91,7 +93,7 @@ def measure(device: torch.device, ranks: Ranks) -> Machine:
     times = {"launch": MODEL_OPERATION * _host_seconds(lambda: small.add_(1), device), "link_latency": latency}
     worst = {name: min(_of_all(value, device, ranks)) for name, value in rates.items()}
     worst |= {name: max(_of_all(value, device, ranks)) for name, value in times.items()}
-    return Machine(ranks=ranks.size, **worst)
+    return Machine(ranks=ranks.size, context=CONTEXT_BYTES if gpu else 0.0, **worst)
 
 
 def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | None = None) -> Kept:
@@ -126,7 +128,9 @@ def measured_profile(machine: Machine) -> Profile:
     overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else PCIE_OVERLAP
     return Profile(
         name="this machine",
-        device=Device(machine.matmul, machine.attention, machine.bandwidth, machine.memory, machine.launch),
+        device=Device(
+            machine.matmul, machine.attention, machine.bandwidth, machine.memory, machine.launch, machine.context
+        ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,
         software=EAGER,

@@ -79,12 +79,16 @@ class ModelShape:
         return self.rows(height, frames) * math.ceil(width / self.pixels)
 
 
+CONTEXT_BYTES = 0.8e9
+"""Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator: effective rates, not peaks.
 
     `matmul` and `attention` in FLOP/s (bf16), `bandwidth` in bytes/s, `memory` in bytes, `launch` in seconds of host
-    time for each operation started from diffusers' modules.
+    time for each operation started from diffusers' modules, `context` in bytes that a worker needs besides the model.
     """
 
     matmul: float
@@ -92,6 +96,7 @@ class Device:
     bandwidth: float
     memory: float
     launch: float
+    context: float = CONTEXT_BYTES
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,7 @@ def test_stages_are_cut_by_measured_block_times(backend, models, cache, workers)
 
 @pytest.mark.parametrize("workers", [2])
 def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models, cache, workers) -> None:
-    choose(backend, question(models[4], text=26, devices="cpu:2"))
-    (kept,) = cache.glob("machine-*.json")
-    asked = question(models[4], text=23, devices="cpu:2")
-    shape = asked.shape
-    tight = 0.8e9 + 4 * (shape.parameters * 0.9)
-    kept.write_bytes(re.sub(rb'("memory"):[^,}]+', rb"\1:%d" % tight, kept.read_bytes()))
+    gigabytes = 4e-9 * question(models[4]).shape.parameters
+    asked = question(models[4], devices="cpu:2", memory_limit=0.9 * gigabytes)
     with pytest.raises(Refused, match=r"needs \d+\.\d GB .* are there: use .*(pipefusion 2|weights sharded)"):
         choose(backend, asked)
