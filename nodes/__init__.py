@@ -6,8 +6,10 @@ from comfy_api.latest import ComfyExtension, io
 
 from .conditioning import LoadConditioning, SaveConditioning
 from .load_flux import LoadParallelFlux
+from .load_vae import LoadParallelVAE
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
+from .video_decode import CogVideoParallelDecode
 
 
 class ParallelExtension(ComfyExtension):
@@ -15,4 +17,12 @@ class ParallelExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All nodes, in the order of a graph."""
-        return [ParallelPlanNode, LoadParallelFlux, ParallelSampler, LoadConditioning, SaveConditioning]
+        return [
+            ParallelPlanNode,
+            LoadParallelFlux,
+            LoadParallelVAE,
+            ParallelSampler,
+            CogVideoParallelDecode,
+            LoadConditioning,
+            SaveConditioning,
+        ]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 TIMEOUT = 60
 
 
-def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
+def run_ranks(world_size: int, function: Callable[[int], Any], timeout: float = TIMEOUT) -> list[Any]:
     """`function(rank)` on every rank of a new gloo group; the results in rank order.
 
     Forking needs no import, so eight ranks are up in well under a second.
@@ -34,7 +34,7 @@ def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
             pipes.append(ours)
             processes.append(process)
         try:
-            results = [_receive(pipe, rank) for rank, pipe in enumerate(pipes)]
+            results = [_receive(pipe, rank, timeout) for rank, pipe in enumerate(pipes)]
         finally:
             for process in processes:
                 process.join(5)
@@ -44,9 +44,9 @@ def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
     return [result for result, _ in results]
 
 
-def _receive(pipe: Connection, rank: int) -> tuple[Any, str]:
-    if not pipe.poll(TIMEOUT):
-        return None, f"rank {rank} did not answer within {TIMEOUT} s"
+def _receive(pipe: Connection, rank: int, timeout: float) -> tuple[Any, str]:
+    if not pipe.poll(timeout):
+        return None, f"rank {rank} did not answer within {timeout} s"
     try:
         return torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=True)  # type: ignore[no-any-return]
     except EOFError:

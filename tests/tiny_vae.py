@@ -22,14 +22,14 @@ REAL = (128, 256, 256, 512)
 
 def cogvideox_vae_tensors(widths: tuple[int, ...] = SMALL, layers: int = 1, seed: int = 0) -> dict[str, Tensor]:
     """A CogVideoX autoencoder's tensors."""
-    return _random(CogVideoXAutoencoder(CogVideoXConfig(widths, layers, 16)).module, seed)
+    return random_weights(CogVideoXAutoencoder(CogVideoXConfig(widths, layers, 16)).module, seed)
 
 
 def image_vae_tensors(
     *, channels: int = 16, encoder: int = 32, decoder: int = 32, moments: bool = False, seed: int = 0
 ) -> dict[str, Tensor]:
     """An image autoencoder's tensors with the original's (ComfyUI's) names."""
-    tensors = _random(KLAutoencoder(KLConfig(encoder, decoder, channels, moments)).module, seed)
+    tensors = random_weights(KLAutoencoder(KLConfig(encoder, decoder, channels, moments)).module, seed)
     named = {original_kl_name(name, 4): tensor for name, tensor in tensors.items()}
     convolutions = [name for name in named if ".attn_1." in name and named[name].dim() == 2]
     return named | {name: named[name][:, :, None, None] for name in convolutions}
@@ -49,7 +49,7 @@ def save_image_vae(path: Path, dtype: torch.dtype = torch.float32, **settings: o
     return path
 
 
-def _random(module: nn.Module, seed: int) -> dict[str, Tensor]:
+def random_weights(module: nn.Module, seed: int) -> dict[str, Tensor]:
     """Weights that keep activations near 1 and make every part matter."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}

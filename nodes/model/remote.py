@@ -70,7 +70,7 @@ class RemoteModel:
                 question, dtype_name(dtype), forward, comfy.model_management.processing_interrupted
             )
         except Cancelled:
-            raise _interrupted() from None
+            raise interruption() from None
 
     @property
     def shape(self) -> ModelShape:
@@ -107,13 +107,13 @@ class RemoteModel:
             answer = self.backend.sample(
                 tensors,
                 on_progress,
-                _loading_bar(),
+                loading_bar(),
                 comfy.model_management.processing_interrupted,
                 model=self.spec,
                 **fields,
             )
         except Cancelled:
-            raise _interrupted() from None
+            raise interruption() from None
         return answer.frame.tensors["result"]
 
     def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -122,9 +122,9 @@ class RemoteModel:
         plan = self.plan(tensors, dtype, two_sided, steps=1)
         interrupted = comfy.model_management.processing_interrupted
         try:
-            answer = self.backend.forward(self.spec, plan, dtype_name(dtype), tensors, _loading_bar(), interrupted)
+            answer = self.backend.forward(self.spec, plan, dtype_name(dtype), tensors, loading_bar(), interrupted)
         except Cancelled:
-            raise _interrupted() from None
+            raise interruption() from None
         return answer.frame.tensors["result"]
 
 
@@ -138,7 +138,7 @@ def device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
-def _loading_bar() -> Callable[[int, int], None]:
+def loading_bar() -> Callable[[int, int], None]:
     """Shows on the node's progress bar how far the workers' loading has got, in MiB; not if it takes but a moment."""
     started = time.monotonic()
     bars: list[comfy.utils.ProgressBar] = []
@@ -154,7 +154,7 @@ def _loading_bar() -> Callable[[int, int], None]:
     return show
 
 
-def _interrupted() -> BaseException:
+def interruption() -> BaseException:
     """ComfyUI's exception for Cancel, its flag cleared."""
     try:
         comfy.model_management.throw_exception_if_processing_interrupted()

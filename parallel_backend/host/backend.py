@@ -7,19 +7,24 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
+from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..wire.address import Address
+from ..wire.frames import Frame
 from ..wire.messages import (
     BlocksMeasured,
+    Decode,
+    Encode,
     Forward,
     MachineMeasured,
     MeasureBlocks,
@@ -31,7 +36,7 @@ from ..wire.messages import (
 from . import diagnosis
 from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .forkserver import ForkServer
-from .group import Answer, Deadlines, Interrupted, OnLoading, OnProgress, WorkerGroup
+from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
 from .launcher import worker_environment
 from .planner import Planner, Question
 from .report import released, restored, table
@@ -42,8 +47,15 @@ log = logging.getLogger(__name__)
 __all__ = ["Backend", "Deadlines"]
 
 
-def _no_progress(step: int, denoised: Tensor, x: Tensor) -> None:
-    """Requests other than Sample report no steps."""
+OnProgress = Callable[[int, Tensor, Tensor], None]
+"""Told a step, the denoised latent and x."""
+
+OnPixels = Callable[[int, int, Tensor], None]
+"""Told an item of a batch, the frame from which on these are its pixels, and the pixels; in order."""
+
+
+def _no_news(frame: Frame) -> None:
+    """Requests other than Sample and Decode have nothing to tell before they end."""
 
 
 def _no_loading(done: int, total: int) -> None:
@@ -88,7 +100,11 @@ class Backend:
             Cancelled: `interrupted` returned True.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
-        return self._request(Sample, fields, tensors, on_progress, on_loading, interrupted)
+
+        def on_news(frame: Frame) -> None:
+            on_progress(frame.message.step, frame.tensors["denoised"], frame.tensors["x"])
+
+        return self._request(Sample, fields, tensors, on_news, on_loading, interrupted)
 
     def forward(
         self,
@@ -101,7 +117,49 @@ class Backend:
     ) -> Answer:
         """Run the model once; `result` is its output in the compute dtype, on the CPU. Raises as `sample` does."""
         fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
-        return self._request(Forward, fields, tensors, _no_progress, on_loading, interrupted)
+        return self._request(Forward, fields, tensors, _no_news, on_loading, interrupted)
+
+    def decode(
+        self,
+        vae: ModelSpec,
+        wish: ParallelPlan,
+        schedule: str,
+        latent: Tensor,
+        on_pixels: OnPixels,
+        on_loading: OnLoading,
+        stop: Interrupted,
+    ) -> Answer:
+        """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does."""
+
+        def on_news(frame: Frame) -> None:
+            on_pixels(frame.message.item, frame.message.start, frame.tensors["pixels"])
+
+        with self._lock:
+            plan = self._in_rows(wish)
+            shared = not is_elsewhere(plan.devices[0])
+            fields = {"model": vae, "plan": plan, "schedule": schedule, "shared": shared}
+            return self._request(Decode, fields, {"latent": latent}, on_news, on_loading, stop)
+
+    def encode(
+        self,
+        vae: ModelSpec,
+        wish: ParallelPlan,
+        schedule: str,
+        pixels: Tensor,
+        on_loading: OnLoading,
+        stop: Interrupted,
+    ) -> Answer:
+        """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
+        with self._lock:
+            fields = {"model": vae, "plan": self._in_rows(wish), "schedule": schedule}
+            return self._request(Encode, fields, {"pixels": pixels}, _no_news, on_loading, stop)
+
+    def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
+        """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
+        devices = planned_devices(self.located(wish), torch.cuda.device_count())
+        if is_automatic(wish):
+            devices = next((running for running, group in self._groups.items() if group.alive()), devices)
+        return in_rows(wish, devices)
 
     def plan(
         self, question: Question, compute_dtype: str, example: Mapping[str, Tensor], interrupted: Interrupted
@@ -182,7 +240,7 @@ class Backend:
                     continue
                 try:
                     message = Release(next(self._requests), model)
-                    answer = group.carry_out(message, {}, _no_progress, _no_loading, lambda: False)
+                    answer = group.carry_out(message, {}, _no_news, _no_loading, lambda: False)
                 except WorkerFailed as failure:
                     log.warning("%s", failure)
                     self._forget(devices)
@@ -211,29 +269,29 @@ class Backend:
 
     def _request(
         self,
-        kind: type[Sample] | type[Forward],
+        kind: type[Sample] | type[Forward] | type[Decode] | type[Encode],
         fields: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
-        on_progress: OnProgress,
+        on_news: OnNews,
         on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
         with self._lock:
             message = kind(request=next(self._requests), **fields)
-            answer = self._ask(message, tensors, interrupted, on_progress, on_loading)
+            answer = self._ask(message, tensors, interrupted, on_news, on_loading)
             self._held[message.plan.devices] = _held(answer.reports, message.plan.devices)
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
-            if isinstance(message, Sample):
+            if not isinstance(message, Forward):
                 log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
             return answer
 
     def _ask(
         self,
-        message: Sample | Forward | MeasureMachine | MeasureBlocks,
+        message: Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks,
         tensors: Mapping[str, Tensor],
         interrupted: Interrupted,
-        on_progress: OnProgress = _no_progress,
+        on_news: OnNews = _no_news,
         on_loading: OnLoading = _no_loading,
     ) -> Answer:
         """Have a message carried out by the workers of its plan."""
@@ -246,7 +304,7 @@ class Backend:
                 raise Cancelled
             group = self._group(message.plan, stopped)
             try:
-                return group.carry_out(message, tensors, on_progress, on_loading, stopped)
+                return group.carry_out(message, tensors, on_news, on_loading, stopped)
             finally:
                 if not group.alive():
                     self._forget(message.plan.devices)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from ..wire.frames import BadFrame, Frame, FrameDecoder, encode, host_decoder
-from ..wire.messages import Hello, Message, Pulse
+from ..wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder
+from ..wire.messages import Hello, Message, Pixels, Pulse
+from ..wire.shared import mapped
+
+MOST_DESCRIPTORS = 16
+"""Received at a time; a rank sends them one by one."""
 
 
 @dataclass(frozen=True)
@@ -124,20 +130,21 @@ class LocalChannel(Channel):
                         selector.unregister(key.fileobj)
             for key in list(selector.get_map().values()):
                 if isinstance(key.data, _Peer):
-                    key.data.connection.close()
+                    key.data.close()
 
     def _receive(self, peer: _Peer) -> bool:
         """Read what a peer sent; False when its connection is over."""
         reason = ""
         try:
-            data = peer.connection.recv(1 << 20)
+            data, descriptors, _, _ = socket.recv_fds(peer.connection, 1 << 20, MOST_DESCRIPTORS)
+            peer.descriptors.extend(descriptors)
             if data:
                 for frame in peer.decoder.feed(data):
                     self._accept(peer, frame)
                 return True
         except (OSError, BadFrame) as error:
             reason = str(error)
-        peer.connection.close()
+        peer.close()
         if peer.rank is not None:
             self.lose(peer.rank, reason)
         return False
@@ -149,7 +156,7 @@ class LocalChannel(Channel):
                 raise BadFrame("not a worker of this generation")
             peer.rank = frame.rank
             self._connections[frame.rank] = peer.connection
-        self.take(peer.rank, frame)
+        self.take(peer.rank, peer.with_shared(frame))
 
 
 class _Peer:
@@ -159,3 +166,22 @@ class _Peer:
         self.connection = connection
         self.decoder: FrameDecoder = host_decoder()
         self.rank: int | None = None
+        self.descriptors: deque[int] = deque()
+
+    def with_shared(self, frame: Frame) -> Frame:
+        """The frame with its tensor in shared memory, if it has one."""
+        message = frame.message
+        if not isinstance(message, Pixels):
+            return frame
+        if not self.descriptors or message.dtype not in DTYPES:
+            raise BadFrame("pixels without shared memory")
+        try:
+            return Frame(message, {"pixels": mapped(self.descriptors.popleft(), DTYPES[message.dtype], message.shape)})
+        except ValueError as error:
+            raise BadFrame(str(error)) from None
+
+    def close(self) -> None:
+        """Close the connection and what came over it."""
+        self.connection.close()
+        while self.descriptors:
+            os.close(self.descriptors.popleft())

@@ -21,7 +21,9 @@ from ..wire.messages import (
     Busy,
     Cancel,
     Declined,
+    Decode,
     Done,
+    Encode,
     Facts,
     Failed,
     Forward,
@@ -32,6 +34,7 @@ from ..wire.messages import (
     MeasureBlocks,
     MeasureMachine,
     Message,
+    Pixels,
     Progress,
     Ready,
     Release,
@@ -49,13 +52,13 @@ from .versions import check_members
 
 log = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, Tensor, Tensor], None]
+OnNews = Callable[[Frame], None]
 OnLoading = Callable[[int, int], None]
 Interrupted = Callable[[], bool]
 
 POLL_SECONDS = 0.05
 
-Request = Sample | Forward | MeasureMachine | MeasureBlocks | Release
+Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks | Release
 
 
 @dataclass(frozen=True)
@@ -167,14 +170,14 @@ class WorkerGroup:
         self,
         message: Request,
         tensors: Mapping[str, Tensor],
-        on_progress: OnProgress,
+        on_news: OnNews,
         on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
         """Send a request and wait for its end.
 
         Args:
-            on_progress: called with the step, the denoised latent and x; what it raises cancels the request.
+            on_news: called with the frames of Progress and Pixels messages; what it raises cancels the request.
             on_loading: called with the bytes of weights that are there and those there will be.
             interrupted: asked often; True cancels the request.
 
@@ -185,7 +188,7 @@ class WorkerGroup:
         assert self.state is State.READY
         self.state = State.RUNNING
         try:
-            return self._converse(message, tensors, on_progress, on_loading, interrupted)
+            return self._converse(message, tensors, on_news, on_loading, interrupted)
         except WorkerFailed:
             self._end(State.FAILED)
             raise
@@ -205,7 +208,7 @@ class WorkerGroup:
         self,
         message: Request,
         tensors: Mapping[str, Tensor],
-        on_progress: OnProgress,
+        on_news: OnNews,
         on_loading: OnLoading,
         interrupted: Interrupted,
     ) -> Answer:
@@ -215,13 +218,13 @@ class WorkerGroup:
         stopped_by: BaseException | None = None
         answer: Answer | None = None
         reports: list[Report] = []
-        expected = len(self.devices) if isinstance(message, (Sample, Forward, Release)) else 0
+        expected = len(self.devices) if isinstance(message, (Sample, Forward, Decode, Encode, Release)) else 0
         while answer is None or len(reports) < expected:
             frame = self._next_frame(started)
             match frame.message if frame else None:
-                case Progress(step=step) if stopped_by is None and frame is not None:
+                case Progress() | Pixels() if stopped_by is None and frame is not None:
                     try:
-                        on_progress(step, frame.tensors["denoised"], frame.tensors["x"])
+                        on_news(frame)
                     except BaseException as error:  # ComfyUI interrupts so; the workers must be idle first
                         stopped_by = error
                 case Loading(done=done, total=total):

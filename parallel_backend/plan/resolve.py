@@ -36,10 +36,8 @@ def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) 
 
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> list[ResolvedPlan]:
     """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
-    devices = named_devices(plan.devices, gpus)
+    devices = planned_devices(plan, gpus)
     wish = [getattr(plan, axis) for axis in AXES]
-    if _is_auto(plan) and _fixed(plan) and math.prod(max(1, degree) for degree in wish) <= len(devices):
-        devices = devices[: math.prod(max(1, degree) for degree in wish)]
     fits = []
     for degrees in _factorisations(len(devices), len(AXES)):
         data, cfg, stages, ring, ulysses = degrees
@@ -68,7 +66,34 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
     return fits
 
 
-def _is_auto(plan: ParallelPlan) -> bool:
+def planned_devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
+    """The devices named, or of automatic ones as many as the degrees ask for.
+
+    Raises:
+        Refused: a device is not there.
+    """
+    devices = named_devices(plan.devices, gpus)
+    product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
+    return devices[:product] if is_automatic(plan) and _fixed(plan) else devices
+
+
+def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
+    """The plan of work that is cut in space, such as a VAE's: all devices on one axis, whatever the degrees."""
+    degrees = dict.fromkeys(AXES, 1) | {"ring": len(devices)}
+    return ResolvedPlan(
+        devices=devices,
+        **degrees,
+        patches=1,
+        warmup_steps=0,
+        stages=(1,),
+        weights="replicated",
+        attention=plan.attention,
+        memory_limit=plan.memory_limit,
+    )
+
+
+def is_automatic(plan: ParallelPlan) -> bool:
+    """Whether the devices are chosen for the user."""
     return plan.devices.strip().lower() == "auto"
 
 
@@ -170,7 +195,7 @@ def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload)
     asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
     product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
     instead = _instead(plan, gpus, limits, job)
-    if _is_auto(plan) and product > world:
+    if is_automatic(plan) and product > world:
         trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
         return f"{asked} needs {product} devices and {visible(gpus)}: {instead}{trial}."
     workers = f"{world} workers" if world != 1 else "1 worker"

@@ -88,6 +88,28 @@ class Forward(Message, frozen=True):
     compute_dtype: str
 
 
+class Decode(Message, frozen=True):
+    """Decode latents on all ranks. Tensors: `latent`.
+
+    `schedule` says which frames go together, `shared` whether the pixels can come in shared memory.
+    """
+
+    request: int
+    model: ModelSpec
+    plan: ResolvedPlan
+    schedule: str
+    shared: bool
+
+
+class Encode(Message, frozen=True):
+    """Encode pixels on all ranks. Tensors: `pixels`, from -1 to 1. The answer's tensor is `latent`, the means."""
+
+    request: int
+    model: ModelSpec
+    plan: ResolvedPlan
+    schedule: str
+
+
 class MeasureMachine(Message, frozen=True):
     """Measure how fast devices and links are. The plan joins all ranks on one axis."""
 
@@ -183,6 +205,20 @@ class Progress(Message, frozen=True):
     step: int
 
 
+class Pixels(Message, frozen=True):
+    """A piece of what is being decoded: an item of the batch, from its frame `start` on; pieces come in order.
+
+    The tensor `pixels`, `[3, (frames,) height, width]`, comes with the message from another machine; on this one its
+    `dtype` and `shape` do, with the descriptor of shared memory.
+    """
+
+    request: int
+    item: int
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class HeldModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model and the bytes of its weights on one rank's device."""
 
@@ -257,7 +293,9 @@ class Failed(Message, frozen=True):
     at: float
 
 
-ToWorker = Join | Gone | Sample | Forward | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
+ToWorker = (
+    Join | Gone | Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
+)
 ToHost = (
     Hello
     | Ready
@@ -268,6 +306,7 @@ ToHost = (
     | Pulse
     | Loading
     | Progress
+    | Pixels
     | Report
     | Done
     | MachineMeasured

@@ -32,19 +32,23 @@ from ..wire.frames import Frame
 from ..wire.messages import (
     BlocksMeasured,
     Declined,
+    Decode,
     Done,
+    Encode,
     Forward,
     HeldModel,
     Loading,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
+    Message,
     Progress,
     Release,
     Report,
     Sample,
     Stopped,
 )
+from .autoencoding import AutoencoderPart, Autoencoding
 from .environment import Environment
 from .files import ModelFiles
 from .holder import Holder
@@ -73,6 +77,7 @@ class Engine:
         self._memory = Memory(environment.device, environment.world_size)
         self._holder = Holder(self._memory, world.all_agree, status)
         self._neighbours = world.neighbours(meter)
+        self._autoencoding = Autoencoding(environment.device, world, link, status, meter)
         self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
         self._read = 0
         self._files = ModelFiles(environment.models)
@@ -83,10 +88,18 @@ class Engine:
         """Do what a frame asks for and answer."""
         message = frame.message
         self._holder.restored = self._read = 0
-        if isinstance(message, Sample | Forward | MeasureBlocks) and not self._agree(message):
+        if isinstance(message, Sample | Forward | Decode | Encode | MeasureBlocks) and not self._agree(message):
             self._status.enter("idle")
             return
-        tensors = {name: tensor.to(self._device) for name, tensor in frame.tensors.items()}
+        if isinstance(message, (Decode, Encode)):
+            self._autoencode(message, frame.tensors)
+        else:
+            self._compute(message, {name: tensor.to(self._device) for name, tensor in frame.tensors.items()})
+        if self._meter.trace is not None:
+            self._meter.trace.write()
+        self._status.enter("idle")
+
+    def _compute(self, message: Message, tensors: dict[str, Tensor]) -> None:
         match message:
             case Sample():
                 self._sample(message, tensors)
@@ -102,11 +115,8 @@ class Engine:
                 self._report(message.request, message.model, started)
                 if self._world.rank == 0:
                     self._link.send(Done(message.request))
-        if self._meter.trace is not None:
-            self._meter.trace.write()
-        self._status.enter("idle")
 
-    def _agree(self, message: Sample | Forward | MeasureBlocks) -> bool:
+    def _agree(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> bool:
         """Whether all ranks are about to do the same and have the model's file; if not, rank 0 tells the host.
 
         A collective, for each new plan or model.
@@ -237,6 +247,30 @@ class Engine:
             assert output is not None
             self._link.send(Done(message.request), {"result": output})
 
+    def _autoencode(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
+        """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
+        watch = self._watch(message.request, self._world.rank == 0)
+        answer = {}
+        try:
+            part = self._holder.hold(
+                message.model,
+                None,
+                lambda: AutoencoderPart(self._files.find(message.model), self._device, self._neighbours, watch),
+                self._allowance(message.plan),
+            )
+            started = self._begin()
+            if isinstance(message, Decode):
+                self._autoencoding.decode(message, tensors["latent"], part.autoencoder)
+            else:
+                answer = {"latent": self._autoencoding.encode(message, tensors["pixels"], part.autoencoder)}
+        except Cancelled:
+            if self._world.rank == 0:
+                self._link.send(Stopped(message.request))
+            return
+        self._report(message.request, message.model, started)
+        if self._world.rank == 0:
+            self._link.send(Done(message.request), answer)
+
     def _measure_machine(self, message: MeasureMachine) -> None:
         mesh = self._mesh(message.plan)
         self._status.enter("measuring devices and links")
@@ -275,7 +309,7 @@ class Engine:
         """This rank's part of the model, loaded if need be. Raises Cancelled, on all ranks alike, while loading."""
         spec, plan = message.model, message.plan
         stage_of, sharded = stages(plan), plan.weights == "sharded"
-        watch = self._watch(message.request, mesh)
+        watch = self._watch(message.request, mesh.reports)
 
         def build() -> StagePart:
             stage = stage_of[self._world.rank]
@@ -284,13 +318,13 @@ class Engine:
         part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan))
         return part.model, StageForward(part.model, mesh, plan, part.holding, self._status.mark)
 
-    def _watch(self, request: int, mesh: Mesh) -> Watch:
+    def _watch(self, request: int, reports: bool) -> Watch:
         told = 0.0
 
         def progress(done: int, total: int) -> None:
             nonlocal told
             self._status.mark()
-            if mesh.reports and (done == total or time.monotonic() - told > LOADING_SECONDS):
+            if reports and (done == total or time.monotonic() - told > LOADING_SECONDS):
                 told = time.monotonic()
                 self._link.send(Loading(request, done, total))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..wire.frames import BadFrame, Frame, encode, worker_decoder
 from ..wire.messages import Cancel, Gone, Hello, Message, Pulse
+from ..wire.shared import share
 from .status import Status
 
 PULSE_SECONDS = 1.0
@@ -61,6 +63,16 @@ class Link:
         self._idle.clear()
         self._taken += 1
         return frame
+
+    def hand_over(self, message: Message, tensor: Tensor) -> None:
+        """Send a message with a tensor in shared memory."""
+        data, descriptor = encode(message, rank=self._rank), share(tensor)
+        try:
+            with self._sending:
+                sent = socket.send_fds(self._socket, [data], [descriptor])
+                self._socket.sendall(data[sent:])
+        finally:
+            os.close(descriptor)
 
     def cancelled(self, request: int) -> bool:
         """Whether the host has cancelled this request."""

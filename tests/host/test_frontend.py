@@ -16,7 +16,15 @@ from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.host.graphs import parallel
 
 (PACK,) = PACKS
-NODES = ("ParallelPlan", "LoadParallelFlux", "ParallelSampler", "LoadConditioning", "SaveConditioning")
+NODES = (
+    "ParallelPlan",
+    "LoadParallelFlux",
+    "LoadParallelVAE",
+    "ParallelSampler",
+    "CogVideoParallelDecode",
+    "LoadConditioning",
+    "SaveConditioning",
+)
 TEMPLATES = ("flux_parallel", "sprites_parallel")
 ARGUMENTS = (
     "--no-sandbox",

@@ -1,0 +1,68 @@
+"""The Load Parallel VAE node."""
+
+from __future__ import annotations
+
+import os
+
+import folder_paths
+from comfy_api.latest import io
+
+from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.vae import SCHEDULES
+from .parallel_plan import PlanType
+from .runtime import CATEGORY, backend
+from .vae import load_vae
+
+FOLDER = "vae"
+
+
+class LoadParallelVAE(io.ComfyNode):
+    """A VAE whose weights live in worker processes, one a device."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Load VAE's input, and a plan."""
+        return io.Schema(
+            node_id="LoadParallelVAE",
+            display_name="Load Parallel VAE",
+            category=CATEGORY,
+            description="Takes the place of Load VAE: the same VAE, decoding and encoding on several GPUs, each holding "
+            "its share of the picture's rows. For FLUX, Stable Diffusion and CogVideoX VAEs.",
+            search_aliases=["multi gpu vae", "load vae", "parallel decode", "video vae"],
+            inputs=[
+                io.Combo.Input(
+                    "vae_name",
+                    options=folder_paths.get_filename_list(FOLDER),
+                    tooltip="A FLUX, Stable Diffusion or CogVideoX VAE in models/vae.",
+                ),
+                PlanType.Input(
+                    "plan", optional=True, tooltip="Which devices to use; its other settings do not matter to a VAE."
+                ),
+                io.Combo.Input(
+                    "frame_batches",
+                    options=list(SCHEDULES),
+                    optional=True,
+                    default=SCHEDULES[0],
+                    tooltip="For video: which frames are decoded together, which changes the result a little. original: "
+                    "as CogVideoX's authors and diffusers do; comfyui: as ComfyUI's VAE Decode does.",
+                ),
+            ],
+            outputs=[io.Vae.Output(tooltip="Works with VAE Decode, VAE Encode and CogVideoX Parallel Decode.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, vae_name: str, **_: object) -> str:
+        """A file that was replaced is loaded again."""
+        path = folder_paths.get_full_path(FOLDER, vae_name)
+        if path is None:
+            return ""
+        status = os.stat(path)
+        return f"{status.st_mtime_ns} {status.st_size}"
+
+    @classmethod
+    def execute(
+        cls, vae_name: str, plan: ParallelPlan | None = None, frame_batches: str = SCHEDULES[0]
+    ) -> io.NodeOutput:
+        """Check file and plan, and return the VAE; no worker is started yet."""
+        path = folder_paths.get_full_path_or_raise(FOLDER, vae_name)
+        return io.NodeOutput(load_vae(backend(), path, plan or ParallelPlan(), frame_batches))

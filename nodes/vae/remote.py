@@ -1,0 +1,89 @@
+"""RemoteVAE: where the weights of a VAE are and how to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ...parallel_backend.errors import Cancelled, Refused
+from ...parallel_backend.host import Backend
+from ...parallel_backend.models.family import ModelSpec
+from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.vae import AutoencoderFamily
+from ...parallel_backend.worker.memory import available_on_host
+from ..model.remote import device_name, interruption, loading_bar
+
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class RemoteVAE:
+    """An autoencoder in the workers. Starting takes place when it is first used."""
+
+    backend: Backend
+    family: AutoencoderFamily
+    config: Any
+    spec: ModelSpec
+    wish: ParallelPlan
+    devices: tuple[str, ...]
+    schedule: str
+    weight_bytes: int
+
+    def copies_on(self, device: torch.device) -> int:
+        """How many workers hold weights on a device of this process."""
+        return self.devices.count(device_name(device))
+
+    def decoded_shape(self, latent: Sequence[int], element: int) -> tuple[int, ...]:
+        """The shape of what a latent decodes to, `[batch, 3, (frames,) height, width]`.
+
+        Args:
+            element: bytes of a decoded value in this process.
+
+        Raises:
+            Refused: the latent is not of this VAE, or what it decodes to does not fit into memory.
+        """
+        family, channels = self.family, self.family.channels(self.config)
+        if len(latent) != family.dims or latent[1] != channels or min(latent) < 1:
+            layout = f"[batch, {channels}, {'frames, ' if family.dims == 5 else ''}height, width]"
+            raise Refused(
+                f"the latent has the shape {list(latent)} and {family.kind} takes {layout}: use the VAE that belongs to the "
+                "model which made the latent."
+            )
+        shape = family.decoded_shape(self.config, latent)
+        needed, free = torch.Size(shape).numel() * element, available_on_host()
+        if needed > free:
+            *_, height, width = shape
+            count = shape[0] * (shape[2] if family.dims == 5 else 1)
+            raise Refused(
+                f"{count} decoded pictures of {width}x{height} take {needed / GIGABYTE:.1f} GB of RAM and "
+                f"{free / GIGABYTE:.1f} GB are free: decode fewer frames at a time, or a smaller size."
+            )
+        return shape
+
+    def decode(self, latent: Tensor, on_pixels: Callable[[int, int, Tensor], None]) -> None:
+        """Decode a batch of latents; `on_pixels` is given the item of the batch, the first frame and the pixels
+        `[3, (frames,) height, width]` as they come, in order."""
+        self._run(
+            lambda stop: self.backend.decode(
+                self.spec, self.wish, self.schedule, latent, on_pixels, loading_bar(), stop
+            )
+        )
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype."""
+        answer = self._run(
+            lambda stop: self.backend.encode(self.spec, self.wish, self.schedule, pixels, loading_bar(), stop)
+        )
+        latent: Tensor = answer.frame.tensors["latent"]
+        return latent
+
+    def _run(self, request: Callable[[Callable[[], bool]], Any]) -> Any:
+        try:
+            return request(comfy.model_management.processing_interrupted)
+        except Cancelled:
+            raise interruption() from None

@@ -1,0 +1,176 @@
+"""ParallelVAE: ComfyUI's VAE, its weights in the workers.
+
+ComfyUI's own class says how pixels and latents are cropped, scaled and tiled; only its model is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import comfy.model_management
+import comfy.model_patcher
+import comfy.sd
+import comfy.utils
+import torch
+from torch import Tensor, nn
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.host import Backend
+from ...parallel_backend.models.family import ModelSpec
+from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.plan.resolve import planned_devices
+from ...parallel_backend.vae import AUTOENCODERS, recognise
+from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
+from ...parallel_backend.weights.digest import file_digest
+from ..model.remote import device_name, dtype_name
+from .remote import RemoteVAE
+
+
+def load_vae(backend: Backend, path: str, plan: ParallelPlan, schedule: str) -> ParallelVAE:
+    """A VAE for a file; reads the file's header only.
+
+    Raises:
+        Refused: the file holds no VAE of a supported kind, or the plan's devices are not there.
+    """
+    name, part, config = recognise(read_header(path))
+    devices = planned_devices(backend.located(plan), torch.cuda.device_count())
+    vae = ParallelVAE(part)
+    spec = ModelSpec(name, str(path), *part.fingerprint(), dtype_name(vae.vae_dtype), file_digest(path))
+    size = sum(tensor.numel() for tensor in part.meta_tensors().values()) * vae.vae_dtype.itemsize
+    vae.use(RemoteVAE(backend, AUTOENCODERS[name], config, spec, plan, devices, schedule, size))
+    return vae
+
+
+class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
+    """A VAE of Load Parallel VAE.
+
+    Raises:
+        Refused: ComfyUI does not know a VAE of this shape.
+    """
+
+    def __init__(self, part: Checkpoint) -> None:
+        try:
+            with torch.device("meta"):
+                super().__init__(sd=part.meta_tensors())
+        except RuntimeError as error:
+            raise Refused(
+                f"{part.path.name} has tensors of other sizes than ComfyUI's VAE of this kind "
+                f"({str(error).splitlines()[-1].strip()}): choose a complete VAE file."
+            ) from None
+
+    def use(self, remote: RemoteVAE) -> None:
+        """Have the workers do the work of the model."""
+        self.first_stage_model = VAEProxy(remote, self.vae_output_dtype())
+        self.patcher = ParallelVAEPatcher(
+            self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
+        )
+        self.size = remote.weight_bytes
+        self._share_memory_use(len(remote.devices))
+
+    @property
+    def remote(self) -> RemoteVAE:
+        """Where the weights are."""
+        return self.first_stage_model.remote  # type: ignore[no-any-return]
+
+    def decode(self, samples_in: Tensor, vae_options: Mapping[str, Any] | None = None) -> Tensor:
+        """As VAE Decode does. What cannot work is refused before ComfyUI makes room for it."""
+        image_of_clip = self.latent_dim == 2 and samples_in.ndim == 5
+        self.first_stage_model.decode_output_shape((samples_in[:, :, 0] if image_of_clip else samples_in).shape)
+        return super().decode(samples_in, vae_options or {})
+
+    def decode_whole(self, latent: Tensor) -> Tensor:
+        """Pixels from 0 to 1, `[batch, (frames,) height, width, 3]`; never falls back to tiles, as `decode` does."""
+        model = self.first_stage_model
+        pixels = torch.empty(model.decode_output_shape(latent.shape), dtype=self.vae_output_dtype())
+        needed = self.memory_used_decode(latent.shape, self.vae_dtype)
+        comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
+        model.decode(latent.to(self.vae_dtype), output_buffer=pixels)
+        return self.process_output(pixels).to(self.output_device).movedim(1, -1)  # type: ignore[no-any-return]
+
+    def get_sd(self) -> NoReturn:
+        """Saving."""
+        raise Refused("Saving a parallel VAE cannot be done: the weights live in the workers; use Load VAE.")
+
+    def _share_memory_use(self, ranks: int) -> None:
+        """What ComfyUI makes room for before it decodes: one worker's share."""
+        decode, encode = self.memory_used_decode, self.memory_used_encode
+        self.memory_used_decode = lambda shape, dtype: decode(shape, dtype) / ranks
+        self.memory_used_encode = lambda shape, dtype: encode(shape, dtype) / ranks
+
+
+class VAEProxy(nn.Module):
+    """The weightless stand-in for ComfyUI's autoencoder."""
+
+    comfy_has_chunked_io = True
+    """ComfyUI's word for writing into its buffer piece by piece."""
+
+    def __init__(self, remote: RemoteVAE, output_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.remote = remote
+        self._output_dtype = output_dtype
+
+    def decode_output_shape(self, latent: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the pixels of a latent. Raises Refused for a latent of another VAE, or one too long for the RAM."""
+        return self.remote.decoded_shape(tuple(latent), self._output_dtype.itemsize)
+
+    def decode(self, latent: Tensor, output_buffer: Tensor | None = None) -> Tensor:
+        """The pixels of a latent, into the buffer if there is one; the progress bar counts pictures."""
+        shape = self.decode_output_shape(latent.shape)
+        pixels = torch.empty(shape, dtype=latent.dtype) if output_buffer is None else output_buffer
+        frames = shape[2] if len(shape) == 5 else 1
+        bar = comfy.utils.ProgressBar(shape[0] * frames)
+
+        def place(item: int, start: int, piece: Tensor) -> None:
+            count = piece.shape[1] if len(shape) == 5 else 1
+            into = pixels[item, :, start : start + count] if len(shape) == 5 else pixels[item]
+            into.copy_(piece)
+            bar.update_absolute(item * frames + start + count)
+
+        self.remote.decode(latent, place)
+        return pixels
+
+    def encode(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
+        """The latent of pixels from -1 to 1."""
+        return self.remote.encode(pixels)
+
+
+class ParallelVAEPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
+    """ComfyUI's memory management of a VAE whose weights are elsewhere: there is nothing to move, only to release."""
+
+    @property
+    def remote(self) -> RemoteVAE:
+        """Where the weights are."""
+        return self.model.remote  # type: ignore[no-any-return]
+
+    def model_size(self) -> int:
+        """Bytes that the workers hold, or will hold, on this process's device."""
+        return self.remote.weight_bytes * self.remote.copies_on(self.load_device)
+
+    def loaded_size(self) -> int:
+        """Bytes that the workers hold now on this process's device."""
+        return self.remote.backend.held_bytes(self.remote.spec, device_name(self.load_device))
+
+    def partially_load(self, *_: Any, **__: Any) -> int:
+        """The workers load the weights when they are asked to decode or encode."""
+        return 0
+
+    def partially_unload(self, *_: Any, **__: Any) -> int:
+        """Make the workers give their weights' memory back, all of it."""
+        freed = self.loaded_size()
+        self.remote.backend.release(self.remote.spec)
+        return freed
+
+    def detach(self, unpatch_all: bool = True) -> nn.Module:
+        """Where ComfyUI unloads the VAE (`unpatch_all`), the workers give their memory back."""
+        if unpatch_all:
+            self.remote.backend.release(self.remote.spec)
+        return self.model  # type: ignore[no-any-return]
+
+    def current_loaded_device(self) -> torch.device:
+        """Weights are never anywhere else."""
+        return self.load_device  # type: ignore[no-any-return]
+
+    def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:
+        """Select VAE Device."""
+        raise Refused("Select VAE Device cannot be used with a parallel VAE: choose devices in Parallel Plan.")

@@ -1,0 +1,46 @@
+"""The CogVideoX Parallel Decode node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..parallel_backend.errors import Refused
+from .runtime import CATEGORY
+from .vae import ParallelVAE
+
+
+class CogVideoParallelDecode(io.ComfyNode):
+    """Decodes a video latent on all workers, exactly or not at all."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """VAE Decode's inputs."""
+        return io.Schema(
+            node_id="CogVideoParallelDecode",
+            display_name="CogVideoX Parallel Decode",
+            category=CATEGORY,
+            description="Decodes a CogVideoX latent on all workers of the VAE. Unlike VAE Decode it never falls back to "
+            "tiles, which show seams.",
+            search_aliases=["video decode", "vae decode", "multi gpu decode", "cogvideo"],
+            inputs=[
+                io.Latent.Input("samples", tooltip="A video latent from CogVideoX."),
+                io.Vae.Input("vae", tooltip="A CogVideoX VAE from Load Parallel VAE."),
+            ],
+            outputs=[io.Image.Output(display_name="frames", tooltip="The frames in order, for Create Video.")],
+        )
+
+    @classmethod
+    def execute(cls, samples: dict[str, Any], vae: Any) -> io.NodeOutput:
+        """The frames; those of several videos follow one another."""
+        if not isinstance(vae, ParallelVAE):
+            raise Refused(
+                "CogVideoX Parallel Decode takes a VAE from Load Parallel VAE: use that loader, or VAE Decode."
+            )
+        if vae.remote.family.dims != 5:
+            raise Refused(
+                f"CogVideoX Parallel Decode was given {vae.remote.family.kind} and decodes videos: choose a CogVideoX VAE, "
+                "or use VAE Decode."
+            )
+        return io.NodeOutput(vae.decode_whole(samples["samples"]).flatten(0, 1))

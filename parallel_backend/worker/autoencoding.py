@@ -1,0 +1,116 @@
+"""Decoding and encoding on one rank: a VAE's weights, and the rows of pictures that all ranks share."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..comm.communicator import Communicator
+from ..comm.meter import Meter
+from ..errors import Cancelled
+from ..models.family import ModelSpec
+from ..vae import AUTOENCODERS, Autoencoder, recognise
+from ..vae.rows import slab_of
+from ..weights.checkpoint import read_header
+from ..weights.loader import load_weights
+from ..weights.reading import Neighbours, Watch
+from ..wire.messages import Decode, Encode, Pixels
+from .link import Link
+from .stage_part import STORAGE_DTYPES
+from .status import Status
+from .world import World
+
+
+class AutoencoderPart:
+    """A whole autoencoder, built on the meta device; a Part for the Holder. Every rank holds all of its weights.
+
+    Args:
+        neighbours, watch: with whom it is loaded, and who looks on.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device, neighbours: Neighbours, watch: Watch) -> None:
+        name, self._checkpoint, config = recognise(read_header(spec.path))
+        family = AUTOENCODERS[name]
+        self._keys = family.keys(config, self._checkpoint)
+        self._dtype = STORAGE_DTYPES[spec.dtype]
+        self._device = device
+        self._neighbours = neighbours
+        self._watch = watch
+        self.autoencoder: Autoencoder = family.build(config)
+        self.module = self.autoencoder.module.to(self._dtype)
+
+    def fill(self) -> None:
+        """Load the weights by byte range."""
+        self.module.to_empty(device=self._device)
+        load_weights(self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch)
+
+
+class Autoencoding:
+    """One rank's share of decoding and encoding. The first rank answers."""
+
+    def __init__(self, device: torch.device, world: World, link: Link, status: Status, meter: Meter) -> None:
+        self._device = device
+        self._world = world
+        self._link = link
+        self._status = status
+        self._meter = meter
+        self._axis: Communicator | None = None
+
+    def decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder) -> None:
+        """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
+
+        Raises:
+            Cancelled: between two pieces.
+        """
+        axis = self._everyone(message.plan.transport)
+        for item in range(latent.shape[0]):
+            start = 0
+            slab = slab_of(latent[item : item + 1].to(self._device), axis)
+            for piece in autoencoder.decode(slab, message.schedule, self._status.mark):
+                pixels = piece.whole()[0]
+                if axis.rank == 0:
+                    dtype = str(pixels.dtype).removeprefix("torch.")
+                    answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
+                    if message.shared:
+                        self._link.hand_over(answer, pixels)
+                    else:
+                        self._link.send(answer, {"pixels": pixels})
+                start += pixels.shape[1]  # an image has one piece, and nothing starts after it
+                self._next(message.request, "decoding")
+
+    def encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder) -> Tensor:
+        """The latent's means on the first rank, nothing on the others. A collective.
+
+        Args:
+            pixels: `[batch, 3, (frames,) height, width]` from -1 to 1.
+
+        Raises:
+            Cancelled: between two pieces.
+        """
+        axis = self._everyone(message.plan.transport)
+        items = []
+        for item in range(pixels.shape[0]):
+            slab = slab_of(pixels[item : item + 1], axis, autoencoder.scale)
+            pieces = []
+            for piece in autoencoder.encode(
+                slab.with_values(slab.values.to(self._device)), message.schedule, self._status.mark
+            ):
+                pieces.append(piece.whole())
+                self._next(message.request, "encoding")
+            items.append(torch.cat(pieces, dim=2))
+        return torch.cat(items)
+
+    def _next(self, request: int, phase: str) -> None:
+        self._status.enter(phase, self._status.step + 1)
+        if self._world.agree(self._link.cancelled(request)):
+            raise Cancelled
+
+    def _everyone(self, transport: str) -> Communicator:
+        """All ranks on one axis, whatever the axes of the denoise are."""
+        if self._axis is None:
+            group = dist.group.WORLD if self._world.size > 1 else None
+            staged = self._device.type == "cuda" and transport == "gloo"
+            self._axis = Communicator("rows", group, self._device, staged, self._meter)
+            self._axis.warm_up()
+        return self._axis

@@ -1,0 +1,193 @@
+"""Load Parallel VAE in a real ComfyUI: the same pixels and latents as Load VAE, with ComfyUI's own nodes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI, Graph
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import node, queue_logged
+from tests.tiny_vae import REAL, save_cogvideox_vae, save_image_vae
+
+TOLERANCE = 1e-5
+LATENTS = {"video-1": (1, 16, 1, 5, 3), "video-9": (1, 16, 3, 3, 4), "image": (2, 16, 5, 7), "wide": (1, 16, 12, 20)}
+
+
+@pytest.fixture(scope="module")
+def server(comfyui: ComfyUI) -> ComfyUI:
+    """With a CogVideoX and a FLUX VAE of the sizes that ComfyUI takes them to have, and random latents."""
+    folder = comfyui.base_dir / "models" / "vae"
+    save_cogvideox_vae(folder / "video.safetensors", torch.float16, widths=REAL, layers=3)
+    save_image_vae(folder / "flux.safetensors", torch.float16, encoder=128)
+    for name, shape in LATENTS.items():
+        latent = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
+        tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+        save_file(tensors, comfyui.input_dir / f"{name}.latent")
+    return comfyui
+
+
+def decode(vae: str, latent: str, decoder: str = "VAEDecode", **inputs: Any) -> Graph:
+    """Load VAE and VAE Decode; the node "save" saves 32-bit floats."""
+    return {
+        "vae": node("VAELoader", vae_name=f"{vae}.safetensors"),
+        "latent": node("LoadLatent", latent=f"{latent}.latent"),
+        "pixels": node(decoder, samples=["latent", 0], vae=["vae", 0], **inputs),
+        "save": saved(["pixels", 0]),
+    }
+
+
+def saved(images: list[Any]) -> dict[str, Any]:
+    linear = {"format.bit_depth": "32-bit float", "format.input_color_space": "linear"}
+    return node("SaveImageAdvanced", images=images, filename_prefix="vae", format="exr", **linear)
+
+
+def encode(vae: str, latent: str) -> Graph:
+    """The decoded pixels encoded again; decoding stays ComfyUI's when the graph is made parallel."""
+    graph = decode(vae, latent) | {
+        "vae for pixels": node("VAELoader", vae_name=f"{vae}.safetensors"),
+        "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["vae", 0]),
+        "save": node("SaveLatent", samples=["encoded", 0], filename_prefix="vae"),
+    }
+    graph["pixels"]["inputs"]["vae"] = ["vae for pixels", 0]
+    return graph
+
+
+def parallel(graph: Graph, workers: int = 2, frame_batches: str = "comfyui") -> Graph:
+    """The same graph with the loader swapped."""
+    graph = copy.deepcopy(graph)
+    graph["plan"] = node("ParallelPlan", devices=f"cpu:{workers}")
+    graph["vae"]["class_type"] = "LoadParallelVAE"
+    graph["vae"]["inputs"] |= {"plan": ["plan", 0], "frame_batches": frame_batches}
+    return graph
+
+
+def pixels(server: ComfyUI, graph: Graph) -> Tensor:
+    """What a graph saved, `[frames, 3, height, width]`."""
+    files = server.files(server.queue(graph, timeout=500).check(), "save")
+    assert files
+    pictures = []
+    for file in files:
+        with av.open(str(file)) as container:
+            frame = next(container.decode(video=0))
+        assert frame.format.name == "gbrpf32le"
+        planes = [np.frombuffer(p, np.float32).reshape(p.height, p.line_size // 4)[:, : p.width] for p in frame.planes]
+        green, blue, red = (torch.from_numpy(plane.copy()) for plane in planes)
+        pictures.append(torch.stack((red, green, blue)))
+    result = torch.stack(pictures)
+    assert 0.1 < result.mean() < 0.9  # not all clamped
+    return result
+
+
+@pytest.mark.parametrize("latent", ["video-1", "video-9"])
+def test_video_decode_and_encode(server: ComfyUI, latent: str) -> None:
+    graph = decode("video", latent)
+    assert relative_error(pixels(server, parallel(graph)), pixels(server, graph)) <= TOLERANCE
+    graph = encode("video", latent)
+    ours, theirs = (saved_latent(server, server.queue(g, timeout=500).check()) for g in (parallel(graph), graph))
+    assert relative_error(ours, theirs) <= TOLERANCE
+
+
+def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: ComfyUI) -> None:
+    graph = decode("video", "video-9")
+    default = parallel(graph)
+    del default["vae"]["inputs"]["frame_batches"]
+    default["pixels"]["class_type"] = "CogVideoParallelDecode"
+    original = pixels(server, parallel(graph, frame_batches="original"))
+    assert relative_error(pixels(server, default), original) == 0.0
+    assert relative_error(original, pixels(server, graph)) > 0.01
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_image_decode_and_encode(server: ComfyUI, workers: int) -> None:
+    graph = decode("flux", "image")
+    assert relative_error(pixels(server, parallel(graph, workers)), pixels(server, graph)) <= TOLERANCE
+    graph = encode("flux", "image")
+    ours, theirs = (
+        saved_latent(server, server.queue(g, timeout=500).check()) for g in (parallel(graph, workers), graph)
+    )
+    assert relative_error(ours, theirs) <= TOLERANCE
+
+
+def test_comfyuis_tiled_decode(server: ComfyUI) -> None:
+    tiles = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
+    graph = decode("flux", "wide", "VAEDecodeTiled", **tiles)
+    assert relative_error(pixels(server, parallel(graph)), pixels(server, graph)) <= TOLERANCE
+
+
+def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
+    graph = parallel(decode("video", "video-9", "CogVideoParallelDecode"))
+    graph["video"] = node("CreateVideo", images=["pixels", 0], fps=8.0)
+    graph["save"] = node("SaveVideo", video=["video", 0], filename_prefix="video", format="mp4", codec="h264")
+    run = server.queue(graph, timeout=500).check()
+    (file,) = server.files(run, "save")
+    with av.open(str(file)) as container:
+        assert len([frame.width for frame in container.decode(video=0)]) == 9
+    assert [progress.value for progress in run.progress if progress.node == "pixels"][-1] == 9
+
+
+def test_cancel_between_pieces(server: ComfyUI) -> None:
+    latent = torch.randn(1, 16, 9, 4, 4, generator=torch.Generator().manual_seed(1))
+    save_file({"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, server.input_dir / "long.latent")
+    graph = parallel(decode("video", "long"), frame_batches="original")
+    run = server.wait(server.submit(graph), on_progress=lambda progress: server.interrupt(), timeout=500)
+    assert run.status == "interrupted"
+    graph = decode("flux", "image")
+    assert relative_error(pixels(server, parallel(graph)), pixels(server, graph)) <= TOLERANCE
+
+
+def refused(server: ComfyUI, graph: Graph) -> str:
+    run, log = queue_logged(server, graph)
+    assert run.status == "error"
+    assert run.error is not None
+    message = run.error.exception_message.strip()
+    assert message.endswith(".") and ". " not in message and "\n" not in message
+    assert "starting" not in log
+    return message
+
+
+def test_refusals(server: ComfyUI) -> None:
+    assert "an image VAE" in refused(server, parallel(decode("flux", "video-9", "CogVideoParallelDecode")))
+    assert "a CogVideoX VAE takes" in refused(server, parallel(decode("video", "image")))
+    stock = decode("video", "video-9", "CogVideoParallelDecode")
+    assert "Load Parallel VAE" in refused(server, stock)
+    saving = parallel(decode("video", "video-9"))
+    saving["save"] = node("VAESave", vae=["vae", 0], filename_prefix="vae")
+    assert "the weights live in the workers" in refused(server, saving)
+
+
+def test_a_latent_too_long_for_the_ram(server: ComfyUI) -> None:
+    of_a_frame = 3 * 2048 * 2048 * 4
+    frames = psutil.virtual_memory().total // of_a_frame // 4 * 4 + 5
+    graph = parallel(decode("video", "video-9"))
+    graph["latent"] = node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)
+    needed = f"{frames * of_a_frame / 1e9:.1f} GB of RAM"
+    assert f"{frames} decoded pictures of 2048x2048 take {needed}" in refused(server, graph)
+
+
+def test_files_of_other_kinds(server: ComfyUI) -> None:
+    folder: Path = server.base_dir / "models" / "vae"
+    files = {
+        "flux.2": {"decoder.conv_in.weight": torch.zeros(512, 32, 3, 3)},
+        "wan": {"decoder.conv1.weight": torch.zeros(8, 16, 3, 3, 3)},
+        "part": {
+            "decoder.conv_in.weight": torch.zeros(128, 16, 3, 3),
+            "encoder.conv_in.weight": torch.zeros(128, 3, 3, 3),
+        },
+    }
+    for name, tensors in files.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    assert "32 latent channels" in refused(server, parallel(decode("flux.2", "image")))
+    assert "no tensors of a FLUX.1, Stable Diffusion or CogVideoX VAE" in refused(
+        server, parallel(decode("wan", "image"))
+    )
+    assert "lacks the tensor" in refused(server, parallel(decode("part", "image")))
