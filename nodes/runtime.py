@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 
-from ..parallel_backend.host import Backend
+from ..parallel_backend.host import Backend, Deadlines
 
 CATEGORY = "Parallel"
 
@@ -13,6 +14,6 @@ CATEGORY = "Parallel"
 @functools.cache
 def backend() -> Backend:
     """The Backend that all nodes share; its workers end with ComfyUI."""
-    made = Backend()
+    made = Backend(Deadlines.read(os.environ))
     atexit.register(made.close)
     return made

@@ -13,6 +13,10 @@ class Cancelled(Exception):
     """The request was cancelled by the user; the workers are alive and idle."""
 
 
+class NotFinite(ArithmeticError):
+    """The model's output holds NaN or infinity; the workers are alive and idle."""
+
+
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the whole group was stopped and starts again when next needed."""
 

@@ -38,6 +38,7 @@ from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
 from .launcher import worker_environment
+from .numbers import check_finite
 from .planner import Planner, Question
 from .report import released, restored, table
 from .versions import check_versions
@@ -69,10 +70,13 @@ def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
 
 
 class Backend:
-    """The workers of one ComfyUI. Its methods block; they may be called from any thread, one at a time."""
+    """The workers of one ComfyUI. Its methods block; they may be called from any thread, one at a time.
+
+    `deadlines` may be changed; workers that run keep those they started with.
+    """
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
-        self._deadlines = deadlines or Deadlines()
+        self.deadlines = deadlines or Deadlines()
         self._server: ForkServer | None = None
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
         self._held: dict[tuple[str, ...], dict[tuple[ModelSpec, str], int]] = {}
@@ -98,13 +102,19 @@ class Backend:
         Raises:
             Refused: an input cannot work.
             Cancelled: `interrupted` returned True.
+            NotFinite: the model's output holds NaN or infinity.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
+        dtype, steps = fields["compute_dtype"], len(tensors["sigmas"]) - 1
 
         def on_news(frame: Frame) -> None:
-            on_progress(frame.message.step, frame.tensors["denoised"], frame.tensors["x"])
+            step, denoised = frame.message.step, frame.tensors["denoised"]
+            check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
+            on_progress(step, denoised, frame.tensors["x"])
 
-        return self._request(Sample, fields, tensors, on_news, on_loading, interrupted)
+        answer = self._request(Sample, fields, tensors, on_news, on_loading, interrupted)
+        check_finite(answer.frame.tensors["result"], f"Step {steps} of {steps}", dtype)
+        return answer
 
     def forward(
         self,
@@ -117,7 +127,9 @@ class Backend:
     ) -> Answer:
         """Run the model once; `result` is its output in the compute dtype, on the CPU. Raises as `sample` does."""
         fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
-        return self._request(Forward, fields, tensors, _no_news, on_loading, interrupted)
+        answer = self._request(Forward, fields, tensors, _no_news, on_loading, interrupted)
+        check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
+        return answer
 
     def decode(
         self,
@@ -254,7 +266,7 @@ class Backend:
         Workers that are too busy to stop soon end with this process.
         """
         self._closing.set()
-        if not self._lock.acquire(timeout=self._deadlines.leave):
+        if not self._lock.acquire(timeout=self.deadlines.leave):
             return
         try:
             for group in self._groups.values():
@@ -262,7 +274,7 @@ class Backend:
             self._groups.clear()
             self._held.clear()
             if self._server is not None:
-                self._server.close(self._deadlines.leave)
+                self._server.close(self.deadlines.leave)
                 self._server = None
         finally:
             self._lock.release()
@@ -302,12 +314,18 @@ class Backend:
         with self._lock:
             if self._closing.is_set():
                 raise Cancelled
-            group = self._group(message.plan, stopped)
-            try:
-                return group.carry_out(message, tensors, on_news, on_loading, stopped)
-            finally:
-                if not group.alive():
-                    self._forget(message.plan.devices)
+            for last_try in (False, True):
+                group = self._group(message.plan, stopped)
+                try:
+                    return group.carry_out(message, tensors, on_news, on_loading, stopped)
+                except WorkerFailed as failure:
+                    if last_try or not group.died_idle():
+                        raise
+                    log.warning("%s", failure)  # it had ended unnoticed, and new workers can do what is asked
+                finally:
+                    if not group.alive():
+                        self._forget(message.plan.devices)
+            raise AssertionError("the last try returns or raises")
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way."""
@@ -323,7 +341,7 @@ class Backend:
             check_versions()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
-        group = WorkerGroup(self._fork_server, plan.devices, next(self._generations), self._deadlines, interrupted)
+        group = WorkerGroup(self._fork_server, plan.devices, next(self._generations), self.deadlines, interrupted)
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
         if is_elsewhere(plan.devices[0]):

@@ -7,43 +7,42 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import WorkerFailed, WorkerOutOfMemory
 from ..wire.messages import Failed
+from .causes import LOST_PEER, known_cause
 from .channel import GATEWAY, Channel, Heard
 from .elsewhere import Elsewhere
 from .launcher import Launched
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
+MEMORY_REMEDY = "The system does that when the machine's memory is full: close other programs or use fewer workers. "
 
 
 def explain(
     launched: Launched | Elsewhere, devices: Sequence[str], channel: Channel, reports: Sequence[Failed]
 ) -> WorkerFailed:
-    """The error for a group in which a process ended or a rank reported a failure.
+    """The error for a group in which a process ended or a rank reported a failure: its earliest cause.
 
-    A process that was killed by a signal could not report; its peers' reports of lost connections are consequences.
-    Of those on other machines the same holds for the first whose connection ended without a report. Otherwise the
-    earliest report is the cause.
+    A process that ended without a report could not make one, and its peers' reports of lost connections are
+    consequences; so may SIGABRT be, with which a library ends a process that lost its peers. On other machines a
+    connection that ended without a report stands for such a process.
     """
-    heard = channel.heard
-    for rank, process in enumerate(launched.processes):
-        if process.returncode is not None and process.returncode < 0:
-            return WorkerFailed(
-                f"{_who(rank, devices)} was killed by {_signal(-process.returncode)}{_doing(heard.get(rank))}. {AFTERWARDS}"
-            )
+    heard, reported = channel.heard, {report.rank for report in reports}
+    ended = {rank: p.returncode for rank, p in enumerate(launched.processes) if p.returncode is not None}
+    silent_ends = {rank: code for rank, code in ended.items() if code < 0 or rank not in reported}
+    killed = [rank for rank, code in silent_ends.items() if code < 0 and code != -signal.SIGABRT]
+    own = [report for report in reports if not LOST_PEER.search(report.reason)]
+    if killed:
+        return _from_end(launched, killed[0], devices, heard)
     if isinstance(launched, Elsewhere):
-        reported = {report.rank for report in reports}
         for rank in (rank for rank in channel.lost if rank != GATEWAY and rank not in reported):
             why = f" ({channel.lost[rank]})" if channel.lost[rank] else ""
             return WorkerFailed(f"{_who(rank, devices)} was lost{_doing(heard.get(rank))}{why}. {AFTERWARDS}")
+    if own:
+        return _from_report(min(own, key=lambda report: report.at), launched, devices)
+    if silent_ends:
+        rank = min(silent_ends, key=lambda rank: silent_ends[rank] == -signal.SIGABRT)
+        return _from_end(launched, rank, devices, heard)
     if reports:
-        first = min(reports, key=lambda report: report.at)
-        return _from_report(first, devices)
-    for rank, process in enumerate(launched.processes):
-        if process.returncode is not None:
-            tail = launched.log_tail(rank)
-            said = f" Its last words:\n{tail}" if tail else ""
-            return WorkerFailed(
-                f"{_who(rank, devices)} left with exit code {process.returncode}{_doing(heard.get(rank))}. {AFTERWARDS}{said}"
-            )
+        return _from_report(min(reports, key=lambda report: report.at), launched, devices)
     if isinstance(launched, Elsewhere):
         why = f" ({channel.lost[GATEWAY]})" if channel.lost.get(GATEWAY) else ""
         return WorkerFailed(f"The connection to {launched.address} was lost{_doing(heard.get(0))}{why}. {AFTERWARDS}")
@@ -52,7 +51,7 @@ def explain(
 
 def unstartable(error: OSError) -> WorkerFailed:
     """The error where this machine would not even start processes."""
-    return WorkerFailed(f"The workers could not be started: {error}. Free what is missing and queue again.")
+    return WorkerFailed(f"The workers could not be started: {error}. {_remedy(str(error))}Queue the prompt again.")
 
 
 def silent(rank: int, devices: Sequence[str], heard: Heard | None, seconds: float) -> WorkerFailed:
@@ -73,12 +72,13 @@ def late(launched: Launched | Elsewhere, devices: Sequence[str], ready: Sequence
     """The error for workers that did not come up in time."""
     missing = [rank for rank in range(len(devices)) if rank not in ready]
     names = ", ".join(f"{rank} ({devices[rank]})" for rank in missing)
-    tail = launched.log_tail(missing[0]) if missing else ""
-    said = f" Its last words:\n{tail}" if tail else ""
-    return WorkerFailed(f"Worker {names} did not start within {seconds:.0f} s. {AFTERWARDS}{said}")
+    tail = launched.log_tail(missing[0])
+    return WorkerFailed(
+        f"Worker {names} did not start within {seconds:.0f} s. {_remedy(tail)}{AFTERWARDS}{_said(tail)}"
+    )
 
 
-def _from_report(report: Failed, devices: Sequence[str]) -> WorkerFailed:
+def _from_report(report: Failed, launched: Launched | Elsewhere, devices: Sequence[str]) -> WorkerFailed:
     where = f"{_who(report.rank, devices)}"
     when = f" while {report.phase}" + (f", step {report.step}" if report.step else "")
     if report.out_of_memory:
@@ -87,7 +87,30 @@ def _from_report(report: Failed, devices: Sequence[str]) -> WorkerFailed:
             f"{AFTERWARDS}"
         )
     trace = "\n".join(report.trace.strip().splitlines()[-8:])
-    return WorkerFailed(f"{where} failed{when}: {report.reason}. {AFTERWARDS}\n{trace}")
+    tail = launched.log_tail(report.rank)
+    remedy = _remedy(f"{report.reason}\n{tail}")
+    return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}\n{trace}{_said(tail)}")
+
+
+def _from_end(
+    launched: Launched | Elsewhere, rank: int, devices: Sequence[str], heard: Mapping[int, Heard]
+) -> WorkerFailed:
+    code = launched.processes[rank].returncode
+    assert code is not None
+    how = f"was killed by {_signal(-code)}" if code < 0 else f"left with exit code {code}"
+    tail = launched.log_tail(rank)
+    remedy = MEMORY_REMEDY if code == -signal.SIGKILL else _remedy(tail)
+    return WorkerFailed(f"{_who(rank, devices)} {how}{_doing(heard.get(rank))}. {remedy}{AFTERWARDS}{_said(tail)}")
+
+
+def _remedy(text: str) -> str:
+    """What to do about a known cause, as sentences with a space behind them."""
+    cause = known_cause(text)
+    return f"{cause.remedy} " if cause else ""
+
+
+def _said(tail: str) -> str:
+    return f"\nThe last lines of its log:\n{tail}" if tail else ""
 
 
 def _who(rank: int, devices: Sequence[str]) -> str:
@@ -103,7 +126,6 @@ def _doing(heard: Heard | None) -> str:
 
 def _signal(number: int) -> str:
     try:
-        name = signal.Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {number}"
-    return f"{name} (often the system running out of memory)" if number == signal.SIGKILL else name
+        return f"signal {number}"

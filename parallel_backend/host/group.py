@@ -9,7 +9,7 @@ import queue
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -77,6 +77,22 @@ class Deadlines:
     report: float = 1
     leave: float = 5
 
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Deadlines:
+        """The defaults with what PARALLEL_DEADLINES says, such as `stall=900,start=600`.
+
+        Raises:
+            Refused: it is not understood.
+        """
+        text = variables.get("PARALLEL_DEADLINES", "")
+        try:
+            return cls(**{name.strip(): float(value) for name, value in (p.split("=") for p in text.split(",") if p)})
+        except (ValueError, TypeError):
+            names = ", ".join(field.name for field in fields(cls))
+            raise Refused(
+                f"PARALLEL_DEADLINES={text!r} is not understood: write seconds as in stall=900,start=600; there are {names}."
+            ) from None
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -117,6 +133,7 @@ class WorkerGroup:
         self.state = State.STARTING
         self._deadlines = deadlines
         self._reports: list[Failed] = []
+        self._marks_before: dict[int, int] = {}
         self._channel: Channel
         self._launched: Launched | Elsewhere
         self._members: dict[int, Facts] = {}
@@ -187,6 +204,7 @@ class WorkerGroup:
         """
         assert self.state is State.READY
         self.state = State.RUNNING
+        self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
         try:
             return self._converse(message, tensors, on_news, on_loading, interrupted)
         except WorkerFailed:
@@ -195,6 +213,16 @@ class WorkerGroup:
         finally:
             if self.state is State.RUNNING:
                 self.state = State.READY
+
+    def died_idle(self) -> bool:
+        """Whether the group failed because a worker had ended before it began with the request."""
+        reported = {report.rank for report in self._reports}
+        return any(
+            process.returncode is not None
+            and rank not in reported
+            and self._channel.heard[rank].pulse.marks == self._marks_before.get(rank)
+            for rank, process in enumerate(self._launched.processes)
+        )
 
     def stop(self) -> None:
         """End the workers; they leave nothing behind."""
@@ -223,12 +251,9 @@ class WorkerGroup:
             frame = self._next_frame(started)
             match frame.message if frame else None:
                 case Progress() | Pixels() if stopped_by is None and frame is not None:
-                    try:
-                        on_news(frame)
-                    except BaseException as error:  # ComfyUI interrupts so; the workers must be idle first
-                        stopped_by = error
-                case Loading(done=done, total=total):
-                    on_loading(done, total)
+                    stopped_by = _raised_by(on_news, frame)
+                case Loading(done=done, total=total) if stopped_by is None:
+                    stopped_by = _raised_by(on_loading, done, total)
                 case Report() as report:
                     reports.append(report)
                 case Done() | MachineMeasured() | BlocksMeasured() if frame is not None:
@@ -339,3 +364,12 @@ class WorkerGroup:
             self._channel.give_up()
         self._launched.end(self._deadlines.leave if state is State.STOPPED else 0)
         self._channel.close()
+
+
+def _raised_by(function: Callable[..., None], *arguments: object) -> BaseException | None:
+    """Call a function of ComfyUI's; what it raises (so it interrupts) has to wait until the workers are idle."""
+    try:
+        function(*arguments)
+    except BaseException as error:
+        return error
+    return None

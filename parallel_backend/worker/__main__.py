@@ -21,6 +21,7 @@ from ..wire.messages import Failed, Hello, Join, Ready, Shutdown
 from .engine import Engine
 from .environment import Environment
 from .facts import own_facts
+from .faults import Faults
 from .home import Home, go_home
 from .link import Link
 from .status import Status
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     status = Status()
     try:
         environment = Environment.read(arguments, os.environ)
+        if environment.fault_file is not None:
+            status.faults = Faults(environment.fault_file, environment.rank)
+        status.enter("starting")
         home = go_home(environment)
     except (Refused, OSError) as error:
         print(error, file=sys.stderr)

@@ -22,6 +22,7 @@ DEATH_PIPE = "PARALLEL_DEATH_PIPE"
 RUN_DIRECTORY = "PARALLEL_RUN_DIRECTORY"
 LISTEN = "PARALLEL_LISTEN"
 MODELS = "PARALLEL_MODELS"
+FAULT_FILE = "PARALLEL_FAULT_FILE"
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,17 @@ class Listening:
 
 @dataclass(frozen=True)
 class Environment:
-    """One rank's settings. `models` are the folders that may hold model files; none means the host's own paths."""
+    """One rank's settings. `models` are the folders that may hold model files; none means the host's own paths.
+
+    `fault_file` is None outside of tests.
+    """
 
     rank: int
     world_size: int
     device: torch.device
     home: Launched | Listening
     models: tuple[Path, ...]
+    fault_file: Path | None
 
     @classmethod
     def read(cls, arguments: Sequence[str], variables: Mapping[str, str]) -> Environment:
@@ -80,6 +85,7 @@ class Environment:
             device=torch.device(options.device or variables.get(DEVICE) or here),
             home=_listening(listen, options.secret, variables) if listen else _launched(variables),
             models=tuple(Path(folder) for folder in folders),
+            fault_file=Path(variables[FAULT_FILE]) if FAULT_FILE in variables else None,
         )
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Status:
-    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`."""
+    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
+
+    `faults` is called when a phase or step begins; None outside of tests.
+    """
 
     phase: str = "starting"
     step: int = 0
     marks: int = 0
     changed: threading.Event = field(default_factory=threading.Event)
+    faults: Callable[[str, int], None] | None = None
 
     def enter(self, phase: str, step: int = 0) -> None:
         """Begin a phase, or a step of it."""
         self.phase, self.step = phase, step
         self.mark()
         self.changed.set()
+        if self.faults is not None:
+            self.faults(phase, step)
 
     def mark(self) -> None:
         """Note that something got done."""

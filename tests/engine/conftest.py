@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,8 +68,14 @@ class Runner:
         self._backend = backend
         self.answer: Answer | None = None
 
-    def __call__(self, job: Job, plan: ResolvedPlan, cancel_at: int | None = None) -> Tensor:
-        """The final latent. With `cancel_at` the run is cancelled once that step is reported."""
+    def __call__(
+        self,
+        job: Job,
+        plan: ResolvedPlan,
+        cancel_at: int | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Tensor:
+        """The final latent. The run is cancelled once the step `cancel_at` is reported or `interrupted` is True."""
         seen: list[int] = []
         status = os.stat(job.path)
         spec = ModelSpec("flux", str(job.path), status.st_mtime_ns, status.st_size, "float32")
@@ -84,7 +90,7 @@ class Runner:
             tensors,
             lambda step, *_: seen.append(step),
             lambda done, total: None,
-            lambda: cancel_at in seen,
+            lambda: cancel_at in seen or interrupted(),
             model=spec,
             plan=plan,
             compute_dtype="float32",

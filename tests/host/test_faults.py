@@ -30,8 +30,11 @@ SEEDS = itertools.count(3300)
 STEP = 5
 """The step of a long run at which something happens to it."""
 
-KILLED = r"was killed by SIGKILL \(often the system running out of memory\) while"
-AFTERWARDS = r"\. The workers were stopped; queue the prompt again and they start afresh\."
+KILLED = r"was killed by SIGKILL while"
+AFTERWARDS = (
+    r"\. (The system does that when the machine's memory is full: close other programs or use fewer workers\. )?"
+    r"The workers were stopped; queue the prompt again and they start afresh\.(\nThe last lines of its log:\n[\s\S]+)?"
+)
 
 
 def short() -> Graph:

@@ -1,0 +1,132 @@
+"""Known causes of failures: what their error texts look like, and what the user can do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause, the texts that give it away (a regular expression, case ignored), and the remedy in plain words."""
+
+    name: str
+    signs: str
+    remedy: str
+
+
+CAUSES = (
+    Cause(
+        "P2P",
+        r"peer access is not supported|failed to open CUDA IPC handle|P2P.*(?:not supported|is disabled)"
+        r"|doesn't support faster communication broadband via P2P",
+        "These GPUs cannot reach each other's memory directly (P2P). Set the environment variable NCCL_P2P_DISABLE=1 before "
+        "starting ComfyUI; the workers then exchange data through host memory.",
+    ),
+    Cause(
+        "shared memory",
+        r"(?:shared memory segment|/dev/shm/)[^\n]*(?:\(size|No space|bytes)|/dev/shm[^\n]*No space left"
+        r"|posix_fallocate failed : No space left|unable to (?:open|mmap|write to) (?:file|shared memory)[^\n]*torch_",
+        "The shared memory /dev/shm is full or too small: in Docker start the container with --shm-size=1g or more (64 MB is "
+        "the default), elsewhere delete what other programs left in /dev/shm, or set NCCL_SHM_DISABLE=1.",
+    ),
+    Cause(
+        "NCCL mismatched",
+        r"undefined symbol: nccl|ncclCommRegister|libnccl[^\s]*: (?:version|undefined)|mismatched NCCL|NCCL version mismatch",
+        "The NCCL library that is found is not the one this torch was built with: remove other NCCL libraries from "
+        "LD_LIBRARY_PATH, and install torch again in ComfyUI's Python, which brings the right nvidia-nccl package.",
+    ),
+    Cause(
+        "NCCL missing",
+        r"libnccl\.so[^\n]*cannot open shared object|doesn't have NCCL built in|without NCCL|No module named .*nccl",
+        "This torch has no NCCL, through which GPUs talk: install torch for CUDA in ComfyUI's Python, or put two workers on one "
+        'GPU (devices "0,0"), which need none.',
+    ),
+    Cause(
+        "cudaMallocAsync",
+        r"cudaMallocAsync|CUDAMallocAsyncAllocator",
+        "The memory allocator cudaMallocAsync does not go with NCCL: start ComfyUI with --disable-cuda-malloc.",
+    ),
+    Cause(
+        "driver too old",
+        r"NVIDIA driver on your system is too old|driver version is insufficient for CUDA runtime|forward compatibility was "
+        r"attempted on non supported HW|requires? (?:a )?newer (?:NVIDIA )?driver",
+        "The NVIDIA driver is older than this torch needs: update the driver, or install a torch built for an older CUDA.",
+    ),
+    Cause(
+        "flash-attn",
+        r"FlashAttention only supports|flash_attn_2_cuda|No module named 'flash_attn|flash_attn[^\n]*undefined symbol",
+        "The flash-attn package does not fit this GPU or this torch: set the plan's attention to sdpa, or install a flash-attn "
+        "built for them.",
+    ),
+    Cause(
+        "GPU not supported by torch",
+        r"no kernel image is available for execution|is not compatible with the current PyTorch installation",
+        "This torch was not built for this GPU: install a torch whose CUDA version knows it, or leave the GPU out of devices.",
+    ),
+    Cause(
+        "one GPU twice",
+        r"Duplicate GPU detected",
+        "Two workers share a GPU where NCCL expects one each: look whether CUDA_VISIBLE_DEVICES lists a GPU twice.",
+    ),
+    Cause(
+        "GPU taken",
+        r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy",
+        "Another program has this GPU for itself: end it, or set the GPU's compute mode to Default (nvidia-smi -c 0).",
+    ),
+    Cause(
+        "GPU failed",
+        r"uncorrectable ECC error|fallen off the bus|GPU is lost|Xid",
+        "The GPU itself reports a fault: reset it or restart the machine, and leave it out of devices if it comes back.",
+    ),
+    Cause(
+        "no interface",
+        r"no socket interface found|Unable to find (?:interface|address) for|unable to resolve hostname to a \(local\)",
+        "The network interface that the workers talk over was not found: unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or "
+        "set them to one that `ip address` lists.",
+    ),
+    Cause(
+        "port",
+        r"address already in use|EADDRINUSE",
+        "Another program uses the port: choose another, or end that program.",
+    ),
+    Cause(
+        "folder removed",
+        r"FileNotFoundError[^\n]*(?:\n[^\n]*)?comfyui-parallel-|self\._socket\.connect[\s\S]*FileNotFoundError",
+        "The workers' folder in the temporary folder was removed while they started: exclude comfyui-parallel-* from whatever "
+        "cleans it, or set TMPDIR to another folder.",
+    ),
+    Cause(
+        "disk full",
+        r"No space left on device|Disk quota exceeded|File too large",
+        "The disk with the temporary folder is full: free some space, or set TMPDIR to a folder that has some.",
+    ),
+    Cause(
+        "too many files",
+        r"Too many open files",
+        "The limit of open files is reached: raise it with `ulimit -n 65536` before starting ComfyUI.",
+    ),
+    Cause(
+        "host memory",
+        r"Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|MemoryError",
+        "The machine's memory, not the GPU's, ran out: close other programs, use fewer workers, or weights sharded.",
+    ),
+    Cause(
+        "permission",
+        r"Permission denied|Operation not permitted",
+        "ComfyUI's user may not open what the message names: give it the right, or set TMPDIR to a folder of its own.",
+    ),
+)
+"""In the order in which they are looked for: the special before the general."""
+
+LOST_PEER = re.compile(
+    r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited or there was a network error"
+    r"|Connection refused|peer .* (?:left|closed)|Socket closed|Application timeout caused pair closure",
+    re.IGNORECASE,
+)
+"""What a rank says when another one went away: never the cause."""
+
+
+def known_cause(text: str) -> Cause | None:
+    """The first known cause whose signs are in an error text or log."""
+    return next((cause for cause in CAUSES if re.search(cause.signs, text, re.IGNORECASE)), None)

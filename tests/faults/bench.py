@@ -1,0 +1,198 @@
+"""Injecting one fault after another into real workers, and looking at what is left of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from parallel_backend.errors import Cancelled, WorkerFailed
+from parallel_backend.host import Backend
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.worker.environment import FAULT_FILE
+from tests.engine.conftest import Job, Runner, sigmas
+from tests.plans import cpu_plan
+from tests.tiny_flux import save_flux
+
+STEPS = 3
+
+PHASES = {
+    "starting": 0,
+    "importing diffusers": 0,
+    "joining the other workers": 0,
+    "connecting the workers": 0,
+    "loading the model": 0,
+    "sampling, first step": 1,
+    "sampling, last step": STEPS,
+}
+"""The phases of a denoise and the step at which a fault strikes in them (0: there are none)."""
+
+DEATHS = {
+    "kill": "was killed by SIGKILL",
+    "segv": "was killed by SIGSEGV",
+    "term": "was killed by SIGTERM",
+    "exit0": "left with exit code 0",
+    "exit3": "left with exit code 3",
+}
+"""Ways in which a process ends, and what the message says of each."""
+
+BOUND = 10
+"""Seconds from a death, or an exception, to the error; about two on a quiet machine."""
+
+AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
+
+PLANS = {2: cpu_plan(ulysses=2), 4: cpu_plan(pipefusion=2, ulysses=2, patches=1)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault."""
+
+    workers: int
+    rank: int
+    phase: str
+    kind: str
+
+    @property
+    def plan(self) -> ResolvedPlan:
+        """What it happens to."""
+        return PLANS[self.workers]
+
+    @property
+    def worker(self) -> str:
+        """How messages name the rank."""
+        return f"Worker {self.rank} of {self.workers} (cpu)"
+
+    @property
+    def place(self) -> str:
+        """How messages name the phase and step."""
+        phase, step = self.phase.partition(",")[0], PHASES[self.phase]
+        return phase + (f", step {step}" if step else "")
+
+    @property
+    def text(self) -> str:
+        """As the worker reads it."""
+        phase = self.phase.partition(",")[0]
+        return f"rank={self.rank},phase={phase},step={PHASES[self.phase]},kind={self.kind}"
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the phase is one of workers that have just been started."""
+        return PHASES[self.phase] == 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} of rank {self.rank} of {self.workers} while {self.phase}"
+
+
+class Bench:
+    """A backend in a folder of its own, and the right result under each plan."""
+
+    def __init__(self, folder: Path) -> None:
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        tempfile.tempdir = str(self.temporary)
+        self._fault = folder / "fault"
+        self._struck = folder / "fault.struck"
+        os.environ[FAULT_FILE] = str(self._fault)
+        self.backend = Backend()
+        self.run = Runner(self.backend)
+        self.job = Job(save_flux(folder / "tiny.safetensors"), sigmas(STEPS), height=8, width=8)
+        self.right = {workers: self.run(self.job, plan) for workers, plan in PLANS.items()}
+        self._shared_memory = set(os.listdir("/dev/shm"))
+
+    def close(self) -> None:
+        """End the workers and take back what was set."""
+        self.run.close()
+        tempfile.tempdir = None
+        del os.environ[FAULT_FILE]
+
+    def workers(self) -> list[psutil.Process]:
+        """The live workers by rank."""
+        ranks = {}
+        for server in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if "parallel_backend.worker.forkserver" in server.cmdline():
+                    ranks |= {w.name(): w for w in server.children() if w.status() != psutil.STATUS_ZOMBIE}
+        return [ranks[name] for name in sorted(ranks)]
+
+    def end_workers(self) -> None:
+        """As if nothing had ever been run."""
+        for worker in self.workers():
+            worker.kill()
+        deadline = time.monotonic() + 10
+        while self.workers():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def prepare(self, case: Case) -> None:
+        """Arm a fault: workers that have the model, or none."""
+        if case.fresh:
+            self.end_workers()
+        else:
+            self.assert_right(case.workers)
+        self._struck.unlink(missing_ok=True)
+        self._fault.write_text(case.text)
+
+    def disarm(self) -> None:
+        """Take the fault back if it has not struck."""
+        self._fault.unlink(missing_ok=True)
+
+    def struck(self) -> bool:
+        """Whether the fault has struck."""
+        return self._struck.exists()
+
+    def outcome(self, case: Case, interrupted: Callable[[], bool] = lambda: False) -> tuple[str, float]:
+        """What a run with this fault ends in ("" for a result), and how many seconds after the fault struck."""
+        self.prepare(case)
+        try:
+            result = self.run(self.job, case.plan, interrupted=interrupted)
+            message = ""
+            assert torch.equal(result, self.right[case.workers])
+        except WorkerFailed as failure:
+            message = str(failure)
+        except Cancelled:
+            message = "cancelled"
+        finally:
+            ended = time.time()
+            self.disarm()
+        assert self.struck(), f"{case} did not strike"
+        return message, ended - self._struck.stat().st_ctime
+
+    def assert_nothing_left(self) -> None:
+        """No worker, no folder with socket and logs, no shared memory."""
+        assert not self.workers()
+        assert not list(self.temporary.iterdir())
+        assert set(os.listdir("/dev/shm")) <= self._shared_memory
+
+    def assert_right(self, workers: int) -> None:
+        """An ordinary run gives the very same latent as before."""
+        assert torch.equal(self.run(self.job, PLANS[workers]), self.right[workers])
+
+    def assert_dies(self, case: Case) -> float:
+        """A death is one clear error, nothing is left, and the next run is right. Returns the seconds to the error."""
+        message, seconds = self.outcome(case)
+        said = f"{case.worker} {DEATHS[case.kind]} while {case.place}. "
+        assert message.startswith(said), f"{message!r} instead of {said!r}"
+        assert AFTERWARDS in message
+        assert seconds <= BOUND
+        self.assert_nothing_left()
+        self.assert_right(case.workers)
+        return seconds
+
+
+def all_deaths() -> list[Case]:
+    """Every death of every rank in every phase."""
+    return [
+        Case(workers, rank, phase, kind)
+        for workers in PLANS
+        for rank in range(workers)
+        for phase in PHASES
+        for kind in DEATHS
+    ]
