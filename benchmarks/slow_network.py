@@ -198,7 +198,7 @@ class Job:
             sampler="euler",
             options={},
             seed=0,
-            flow=FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0),
+            sampling=FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0),
             cfg=1.0,
             positive=[Prompt({"context": "prompt.positive.context", "y": "prompt.positive.y"})],
             negative=None,

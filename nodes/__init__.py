@@ -5,10 +5,13 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .conditioning import LoadConditioning, SaveConditioning
+from .load_cogvideox import LoadParallelCogVideoX
 from .load_flux import LoadParallelFlux
+from .load_pixart import LoadParallelPixArt
 from .load_vae import LoadParallelVAE
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
+from .samplers import register_samplers
 from .video_decode import CogVideoParallelDecode
 
 
@@ -16,10 +19,13 @@ class ParallelExtension(ComfyExtension):
     """The pack's nodes."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes, in the order of a graph."""
+        """All nodes, in the order of a graph; samplers of our own join ComfyUI's lists."""
+        register_samplers()
         return [
             ParallelPlanNode,
             LoadParallelFlux,
+            LoadParallelCogVideoX,
+            LoadParallelPixArt,
             LoadParallelVAE,
             ParallelSampler,
             CogVideoParallelDecode,

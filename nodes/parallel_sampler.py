@@ -24,11 +24,11 @@ class ParallelSampler(io.ComfyNode):
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
             category=CATEGORY,
-            description="KSampler for a MODEL from Load Parallel FLUX: runs the whole denoise in the workers, or says "
+            description="KSampler for a MODEL from a Load Parallel node: runs the whole denoise in the workers, or says "
             "why it cannot.",
             search_aliases=["multi gpu sampler", "ksampler", "xdit sampler"],
             inputs=[
-                io.Model.Input("model", tooltip="A MODEL from Load Parallel FLUX."),
+                io.Model.Input("model", tooltip="A MODEL from a Load Parallel node."),
                 io.Int.Input(
                     "seed",
                     default=0,
@@ -79,7 +79,7 @@ class ParallelSampler(io.ComfyNode):
         """ComfyUI's own KSampler on a MODEL told to refuse rather than fall back."""
         if not isinstance(model, ParallelModelPatcher):
             raise Refused(
-                "Parallel Sampler takes a MODEL from Load Parallel FLUX: use that loader, or the stock KSampler here."
+                "Parallel Sampler takes a MODEL from a Load Parallel node: use such a loader, or the stock KSampler here."
             )
         latent = comfy_nodes.common_ksampler(
             model.strict(), seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise

@@ -20,6 +20,7 @@ from ...parallel_backend.weights.packing import held_bytes
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote import RemoteModel, dtype_name
+from .skeletons import SKELETONS
 
 WEIGHT_DTYPES = MappingProxyType({"default": None, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2})
 """The choices of Load Diffusion Model that the workers carry."""
@@ -50,8 +51,8 @@ def load_model(
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype))
-    model = model_config.get_model(tensors, "", device=torch.device("meta"))
-    model.diffusion_model = DiffusionProxy(model.diffusion_model, remote)
+    model = SKELETONS[family_name](model_config, tensors, config)
+    model.diffusion_model = DiffusionProxy(model.diffusion_model, remote, model.latent_format.latent_channels)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )

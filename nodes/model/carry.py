@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import comfy.conds
 import comfy.k_diffusion.sampling
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.wire.messages import FlowSettings, Prompt
+from ...parallel_backend.wire.messages import DiffusionSettings, FlowSettings, Prompt, Sampling
 from .remote import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
 
@@ -31,15 +31,20 @@ CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 """Callbacks at every model call."""
 
 PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
+    "concat_latent_image", "concat_mask", "ofs", "width", "height", "aspect_ratio",
     "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "timestep_start", "timestep_end"
 }  # fmt: skip
-"""What a prompt may hold. Other numbers and words do not reach a FLUX model, other tensors and objects might."""
+"""What a prompt may hold. Other numbers and words do not reach these models, other tensors and objects might."""
 
-TENSOR_NAMES = {"c_crossattn": "context", "y": "y", "guidance": "guidance"}
+TENSOR_NAMES = {
+    "c_crossattn": "context",
+    "c_concat": "concat",
+    **{name: name for name in ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")},
+}
 """ComfyUI's names of the model's conditioning -> the model's own."""
 
-CONST_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
-"""What makes a model sampling CONST: these methods are inherited unchanged."""
+PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
+"""What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
 
 GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
 """What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
@@ -106,19 +111,21 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     _check_surroundings(run)
     name, options = _sampler(run.sampler)
     prompts, tensors = _prompts(run)
+    sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
+    if samplers.SAMPLERS[name].own and isinstance(sampling, FlowSettings):
+        raise NotCarried(f"the sampler {name}, which is made for CogVideoX, with this model")
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampler": name,
         "options": options,
         "seed": run.extra_args["seed"],
-        "flow": _flow(run.guider.inner_model.model_sampling),
+        "sampling": sampling,
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
     }
-    sampling = run.guider.inner_model.model_sampling
     full = run.sampler.max_denoise(run.guider, run.sigmas)
-    tensors["x"] = sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
+    tensors["x"] = run.guider.inner_model.model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
     tensors["sigmas"] = run.sigmas
     if run.mask is not None:
         tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
@@ -162,20 +169,35 @@ def _sampler(sampler: Any) -> tuple[str, dict[str, Any]]:
     return name, {key: value for key, value in sampler.extra_options.items() if value is not None}
 
 
-def _flow(sampling: Any) -> FlowSettings:
-    kind, const = type(sampling), comfy.model_sampling.CONST
-    scales: dict[Callable[..., Any], Callable[[], float]] = {
-        comfy.model_sampling.ModelSamplingFlux.timestep: lambda: 1.0,
-        comfy.model_sampling.ModelSamplingDiscreteFlow.timestep: lambda: float(sampling.multiplier),
-    }
-    plain = all(getattr(kind, name, None) is getattr(const, name) for name in CONST_METHODS)
-    if not plain or kind.timestep not in scales:
-        raise NotCarried(f"the model sampling {kind.__name__}")
-    return FlowSettings(
-        timestep_scale=scales[kind.timestep](),
-        first_sigma=float(sampling.percent_to_sigma(1e-4)),
-        noise_scale=float(getattr(sampling, "noise_scale", 1.0)),
-    )
+def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:
+    """A MODEL's noise process; a table of noise levels is added to the tensors.
+
+    Raises:
+        NotCarried: it is of another kind.
+    """
+    kind, comfy_kinds = type(sampling), comfy.model_sampling
+    if _is(kind, comfy_kinds.CONST):
+        scales: dict[Callable[..., Any], Callable[[], float]] = {
+            comfy_kinds.ModelSamplingFlux.timestep: lambda: 1.0,
+            comfy_kinds.ModelSamplingDiscreteFlow.timestep: lambda: float(sampling.multiplier),
+        }
+        if kind.timestep in scales:
+            return FlowSettings(
+                timestep_scale=scales[kind.timestep](),
+                first_sigma=float(sampling.percent_to_sigma(1e-4)),
+                noise_scale=float(getattr(sampling, "noise_scale", 1.0)),
+            )
+    predictions: dict[Literal["eps", "v"], type] = {"eps": comfy_kinds.EPS, "v": comfy_kinds.V_PREDICTION}
+    for prediction, comfy_kind in predictions.items():
+        by_table = kind.timestep is comfy_kinds.ModelSamplingDiscrete.timestep
+        if _is(kind, comfy_kind) and by_table and sampling.sigma_data == 1.0:
+            tensors["log_sigmas"] = sampling.log_sigmas
+            return DiffusionSettings(prediction)
+    raise NotCarried(f"the model sampling {kind.__name__}")
+
+
+def _is(kind: type, comfy_kind: type) -> bool:
+    return all(getattr(kind, name, None) is getattr(comfy_kind, name) for name in PROCESS_METHODS)
 
 
 def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
@@ -194,7 +216,7 @@ def _side(side: str, entries: Sequence[Mapping[str, Any]], tensors: dict[str, Te
             raise NotCarried(f"{other[0]} in the conditioning")
         names = {}
         for key, condition in entry["model_conds"].items():
-            if type(condition) is not comfy.conds.CONDRegular:
+            if type(condition) not in (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape):
                 raise NotCarried(f"{key} in the conditioning")
             names[TENSOR_NAMES[key]] = f"prompt.{side}.{index}.{key}"
             tensors[names[TENSOR_NAMES[key]]] = condition.cond

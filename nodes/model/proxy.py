@@ -12,15 +12,16 @@ from ...parallel_backend.errors import Refused
 from .remote import RemoteModel
 from .unsupported import refuse_transformer_options
 
-CONDITIONING = ("y", "guidance")
+CONDITIONING = ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")
 """What the model takes besides the text, by ComfyUI's names."""
 
 
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
-    def __init__(self, skeleton: nn.Module, remote: RemoteModel) -> None:
+    def __init__(self, skeleton: nn.Module, remote: RemoteModel, latent_channels: int) -> None:
         super().__init__()
+        self._latent_channels = latent_channels
         self._modules = skeleton._modules
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
@@ -46,6 +47,9 @@ class DiffusionProxy(nn.Module):
         if unknown:
             raise Refused(f"{', '.join(unknown)} is not supported by this MODEL yet: remove the node that adds it.")
         conditioning = {"context": context, **given}
+        if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
+            conditioning["concat"] = x[:, self._latent_channels :]
+            x = x[:, : self._latent_channels]
         self.remote.check(x, conditioning)
         self.remote.kernel(x.dtype)
         return self.remote.forward({"x": x, "timestep": timestep.float(), **conditioning}, x.dtype).to(x.device)

@@ -1,4 +1,4 @@
-"""From velocities to the denoised latent: the prompts' average and classifier-free guidance.
+"""From the model's outputs to the denoised latent: the prompts' average and classifier-free guidance.
 
 The arithmetic is ComfyUI's: entries of one CONDITIONING are averaged by strength, and CFG combines denoised latents. With
 cfg degree 2 each rank computes one side, and the sides' averages are exchanged.
@@ -13,34 +13,37 @@ from torch import Tensor
 
 from ..comm.communicator import Communicator
 from .prompts import Batch
+from .samplers import Process
 
 
 class Guidance:
     """Combines what the batches of one call predicted.
 
     Args:
+        process: what the model's output says of the latent.
         cfg: the guidance scale; used only if there are two sides.
         sides: the sides that this rank computes.
         axis: the ranks that compute the other sides.
     """
 
-    def __init__(self, cfg: float, sides: Sequence[int], axis: Communicator) -> None:
+    def __init__(self, process: Process, cfg: float, sides: Sequence[int], axis: Communicator) -> None:
+        self._process = process
         self._cfg = cfg
         self._sides = sides
         self._axis = axis
 
-    def __call__(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], velocities: Sequence[Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
         """The denoised latent, fp32 like `x` `[batch, channels, ...]`.
 
         Args:
-            velocities: for each batch, `[prompts * batch, channels, ...]`.
+            outputs: the model's, for each batch, `[prompts * batch, channels, ...]`.
         """
         sums = {side: torch.zeros_like(x) for side in self._sides}
         weights = dict.fromkeys(self._sides, 1e-37)
-        for batch, velocity in zip(batches, velocities, strict=True):
-            parts = velocity.float().chunk(len(batch.members))
+        for batch, output in zip(batches, outputs, strict=True):
+            parts = output.float().chunk(len(batch.members))
             for (side, strength), part in zip(batch.members, parts, strict=True):
-                sums[side] += (x - part * sigma) * strength
+                sums[side] += self._process.denoised(x, sigma, part) * strength
                 weights[side] += strength
         averages = [sums[side] / weights[side] for side in self._sides]
         if self._axis.size > 1:

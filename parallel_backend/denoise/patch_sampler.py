@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .samplers import Flow, ModelCall, Steps
+from .samplers import ModelCall, Process, Steps
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,21 @@ class Inpaint:
     broadcast to the patch's `[batch, channels, ...]`.
     """
 
-    flow: Flow
+    process: Process
     mask: Tensor
     latent: Tensor
     noise: Tensor
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], flow: Flow, view: Callable[[Tensor], Tensor]) -> Inpaint | None:
+    def of(cls, tensors: Mapping[str, Tensor], process: Process, view: Callable[[Tensor], Tensor]) -> Inpaint | None:
         """For a patch, from a request's tensors; None if there is no mask."""
         if "mask" not in tensors:
             return None
-        return cls(flow, *(view(tensors[name]) for name in ("mask", "latent", "noise")))
+        return cls(process, *(view(tensors[name]) for name in ("mask", "latent", "noise")))
 
     def before(self, x: Tensor, sigma: Tensor) -> Tensor:
         """What the model sees."""
-        return x * self.mask + self.flow.add_noise(sigma, self.noise, self.latent) * (1.0 - self.mask)
+        return x * self.mask + self.process.add_noise(sigma, self.noise, self.latent) * (1.0 - self.mask)
 
     def after(self, denoised: Tensor) -> Tensor:
         """What the sampler is sent."""

@@ -22,6 +22,7 @@ from ..models.family import Patch
 from .guidance import Guidance
 from .patch_sampler import PatchSampler
 from .prompts import Batch, Prompts
+from .samplers import Process
 from .schedule import Call
 from .stage import Inputs, StageForward
 
@@ -37,7 +38,7 @@ class Pipeline:
         prompts, guidance: the prompts this rank computes, and how their outputs combine.
         calls: all model calls.
         patches: the parts of the latent, and `samplers`, one for each.
-        timestep_scale: turns sigma into the model's timestep.
+        process: how the latent and sigma become the model's input and time.
         dtype: the compute dtype.
         stop: whether to stop at a step boundary.
         on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
@@ -54,7 +55,7 @@ class Pipeline:
         patches: Sequence[Patch],
         samplers: Sequence[PatchSampler],
         latent: Tensor,
-        timestep_scale: float,
+        process: Process,
         warmup_steps: int,
         dtype: torch.dtype,
         stop: StopSignal,
@@ -69,7 +70,7 @@ class Pipeline:
         self._patches = patches
         self._samplers = samplers
         self._latent = latent.clone()
-        self._timestep_scale = timestep_scale
+        self._process = process
         self._warmup_steps = warmup_steps
         self._dtype = dtype
         self._stop = stop
@@ -117,7 +118,7 @@ class Pipeline:
             raise Cancelled
 
     def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
-        latent = self._latent.to(self._dtype) if self._mesh.first else None
+        latent = self._process.model_input(self._latent, call.sigma).to(self._dtype) if self._mesh.first else None
         with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
             outputs = [self._forward(self._inputs(call, batch), self._stack(latent, batch), patch) for batch in batches]
         if self._mesh.last:
@@ -129,9 +130,9 @@ class Pipeline:
         """Last stage: go on with the samplers of what was computed, and send back what the next call is to see."""
         for number in self._numbers(patch):
             part = self._patches[number]
-            velocities = [out if patch is not None else part.of(out) for out in outputs if out is not None]
+            predicted = [out if patch is not None else part.of(out) for out in outputs if out is not None]
             sampler = self._samplers[number]
-            sampler.advance(self._guidance(sampler.model_input, call.sigma, batches, velocities))
+            sampler.advance(self._guidance(sampler.model_input, call.sigma, batches, predicted))
             if index + 1 < len(self._calls):
                 self._returning.put(number, sampler.model_input)
         if call.opens_step and patch in (None, len(self._patches) - 1):
@@ -140,7 +141,7 @@ class Pipeline:
 
     def _inputs(self, call: Call, batch: Batch) -> Inputs:
         size = len(batch.members) * self._latent.shape[0]
-        timestep = (call.sigma * self._timestep_scale).to(self._latent.device).expand(size)
+        timestep = self._process.timestep(call.sigma).to(self._latent.device).expand(size)
         shape = (size, *self._latent.shape[1:])
         return Inputs(batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning)
 

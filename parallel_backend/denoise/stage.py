@@ -84,7 +84,7 @@ class StageForward:
 
     def _layout(self, inputs: Inputs, patches: Sequence[Patch]) -> TokenLayout:
         runs = tuple(patch.tokens for patch in patches)
-        text = inputs.conditioning["context"].shape[1]
+        text = self._model.text_tokens(inputs.conditioning)
         return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses)
 
     def _begin(self, inputs: Inputs, layout: TokenLayout, latent: Tensor | None) -> Activations:

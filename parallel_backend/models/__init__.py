@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from .cogvideox import CogVideoXFamily
 from .family import Family
 from .flux import FluxFamily
+from .pixart import PixArtFamily
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({"flux": FluxFamily()})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {"flux": FluxFamily(), "cogvideox": CogVideoXFamily(), "pixart": PixArtFamily()}
+)
 """Every family the backend runs, by name."""

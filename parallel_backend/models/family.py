@@ -16,7 +16,10 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
 
 Conditioning = Mapping[str, Tensor]
-"""What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`)."""
+"""What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
+
+`concat` is a latent whose channels the model takes beside the noisy one's.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,13 @@ class Activations:
     """One rank's part of the sequence between two blocks.
 
     `tokens` is `[batch, local text + local image, features]`, text first; `text` counts the local text tokens; `vec`
-    `[batch, features]` is the modulation input; `rope` holds cosine and sine for the local tokens.
+    is what `Model.modulation` made; `rope` holds cosine and sine for the local tokens, if the model has such positions.
     """
 
     tokens: Tensor
     text: int
-    vec: Tensor
-    rope: tuple[Tensor, Tensor]
+    vec: Any
+    rope: tuple[Tensor, Tensor] | None
 
 
 Qkv = tuple[Tensor, Tensor, Tensor]
@@ -107,6 +110,9 @@ class Model(Protocol):
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Patch, ...]:
         """The picture's image tokens as `count` patches."""
 
+    def text_tokens(self, conditioning: Conditioning) -> int:
+        """How many text tokens are in the sequence; none if text is only attended to."""
+
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
         """First stage: the tokens of one sequence rank, text first, `[batch, local tokens, features]`.
 
@@ -115,13 +121,16 @@ class Model(Protocol):
             conditioning: in the compute dtype.
         """
 
-    def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Tensor:
-        """Every stage: the modulation input `[batch, features]`, from `timestep` `[batch]` in fp32."""
+    def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Any:
+        """Every stage: what all blocks are told of this call, from `timestep` `[batch]` in fp32.
+
+        A vector `[batch, features]`, or whatever the family's blocks take; it is the same on all ranks.
+        """
 
     def positions(
         self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """Every stage: cosine and sine of the rotary positions of one sequence rank's tokens."""
+    ) -> tuple[Tensor, Tensor] | None:
+        """Every stage: cosine and sine of the rotary positions of one sequence rank's tokens; None without such."""
 
     def unembed(self, state: Activations) -> Tensor:
         """Last stage: the model's output for the local image tokens, `[batch, local image tokens, channels]`."""

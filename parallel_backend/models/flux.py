@@ -23,6 +23,8 @@ from ..weights.flux_keys import HEAD_DIM, TIME_FEATURES, flux_keys
 from ..weights.keymap import KeyMap
 from ..weights.layers import rms_norm, use_cast_linears
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
+from .functions import pad_circularly, rotate, sinusoids
+from .inspection import check_tensors, count_blocks, find_prefix, matrix
 
 PATCH = 2
 PREFIXES = ("", "model.diffusion_model.")
@@ -53,10 +55,8 @@ class FluxFamily:
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, FluxConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no FLUX.1 model."""
         name = checkpoint.path.name
-        for prefix in PREFIXES:
-            if f"{prefix}double_blocks.0.img_attn.qkv.weight" in checkpoint.entries:
-                break
-        else:
+        prefix = find_prefix(checkpoint, PREFIXES, ("double_blocks.0.img_attn.qkv.weight",))
+        if prefix is None:
             kind = "diffusers' tensor names" if "x_embedder.weight" in checkpoint.entries else "no FLUX.1 tensors"
             raise Refused(
                 f"{name} has {kind}: choose a FLUX.1 dev or schnell file with the original tensor names "
@@ -74,7 +74,7 @@ class FluxFamily:
                 f"{name} takes {config.channels} latent channels (Fill, Canny and Depth models do); only FLUX.1 models "
                 "with 16 are supported: choose a FLUX.1 dev or schnell file."
             )
-        self._check_tensors(part, config)
+        check_tensors(part, self.keys(config), "FLUX.1", config.hidden)
         return part, config
 
     def shape(self, config: FluxConfig) -> ModelShape:
@@ -143,23 +143,6 @@ class FluxFamily:
         """One stage of the model on the meta device."""
         return FluxModel(config, stage)
 
-    def _check_tensors(self, part: Checkpoint, config: FluxConfig) -> None:
-        name = part.path.name
-        for piece in (piece for pieces in self.keys(config).values() for piece in pieces):
-            entry = part.entries.get(piece.name)
-            if entry is None:
-                raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete FLUX.1 file.")
-            if entry.dtype is not None and not entry.dtype.is_floating_point:
-                raise Refused(
-                    f"{name} holds {piece.name} as {entry.storage.name}, which is not supported: choose a file with "
-                    "weights in fp32, fp16, bf16 or fp8, or a GGUF file."
-                )
-            if entry.shape[:1] < (piece.stop,) or entry.shape[1:] != piece.row_shape:
-                raise Refused(
-                    f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit a model of "
-                    f"{config.hidden} features: choose a complete FLUX.1 file."
-                )
-
 
 def _original_name(name: str) -> str:
     """ComfyUI saves the norms' scales under another name than Black Forest Labs."""
@@ -167,27 +150,14 @@ def _original_name(name: str) -> str:
 
 
 def _read_config(part: Checkpoint) -> FluxConfig:
-    def count(stem: str) -> int:
-        numbers = {name.split(".")[1] for name in part.entries if name.startswith(f"{stem}.")}
-        return len(numbers)
-
-    def matrix(name: str) -> tuple[int, ...]:
-        shape = part.entries[name].shape
-        if len(shape) != 2:
-            raise Refused(
-                f"{part.path.name} holds {name} with the shape {list(shape)}, which is no matrix: choose a complete "
-                "FLUX.1 file."
-            )
-        return shape
-
-    image = matrix("img_in.weight")
+    image = matrix(part, "img_in.weight")
     return FluxConfig(
         hidden=image[0],
-        double_blocks=count("double_blocks"),
-        single_blocks=count("single_blocks"),
+        double_blocks=count_blocks(part, "double_blocks"),
+        single_blocks=count_blocks(part, "single_blocks"),
         channels=image[1] // PATCH**2,
-        text_width=matrix("txt_in.weight")[1],
-        pooled_width=matrix("vector_in.in_layer.weight")[1],
+        text_width=matrix(part, "txt_in.weight")[1],
+        pooled_width=matrix(part, "vector_in.in_layer.weight")[1],
         guidance="guidance_in.in_layer.weight" in part.entries,
     )
 
@@ -234,6 +204,10 @@ class FluxModel:
             )
             for run in cut(rows, count)
         )
+
+    def text_tokens(self, conditioning: Conditioning) -> int:
+        """All of the text is in the sequence."""
+        return conditioning["context"].shape[1]
 
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
         """The tokens of one sequence rank, text first."""
@@ -308,7 +282,7 @@ class DoubleBlock:
         q = torch.cat([words_q, rms_norm(attn.norm_q, _split(attn.to_q(image)))], dim=1)
         k = torch.cat([words_k, rms_norm(attn.norm_k, _split(attn.to_k(image)))], dim=1)
         v = torch.cat([_split(attn.add_v_proj(words)), _split(attn.to_v(image))], dim=1)
-        return (_rotate(q, state.rope), _rotate(k, state.rope), v), (text_mod, image_mod)
+        return (rotate(q, state.rope), rotate(k, state.rope), v), (text_mod, image_mod)
 
     def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
         """Both streams' outputs, text first."""
@@ -338,8 +312,8 @@ class SingleBlock:
         attn = self._block.attn
         shift, scale, gate = self._block.norm.linear(F.silu(state.vec)).chunk(3, dim=1)
         x = _modulate(state.tokens, shift, scale)
-        q = _rotate(rms_norm(attn.norm_q, _split(attn.to_q(x))), state.rope)
-        k = _rotate(rms_norm(attn.norm_k, _split(attn.to_k(x))), state.rope)
+        q = rotate(rms_norm(attn.norm_q, _split(attn.to_q(x))), state.rope)
+        k = rotate(rms_norm(attn.norm_k, _split(attn.to_k(x))), state.rope)
         return (q, k, _split(attn.to_v(x))), (x, gate)
 
     def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
@@ -357,9 +331,7 @@ def _grid(latent_shape: Sequence[int]) -> tuple[int, int]:
 def _patchify(latent: Tensor) -> Tensor:
     """`[batch, channels, height, width]` to `[batch, rows * columns, channels * patch area]`, padded circularly."""
     rows, columns = _grid(latent.shape)
-    padding = (0, columns * PATCH - latent.shape[3], 0, rows * PATCH - latent.shape[2])
-    if any(padding):
-        latent = F.pad(latent, padding, mode="circular")
+    latent = pad_circularly(latent, PATCH)
     batch, channels = latent.shape[:2]
     grid = latent.view(batch, channels, rows, PATCH, columns, PATCH).permute(0, 2, 4, 1, 3, 5)
     return grid.reshape(batch, rows * columns, channels * PATCH**2)
@@ -375,11 +347,8 @@ def _positions(latent_shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _time_features(time: Tensor) -> Tensor:
-    """Sinusoidal features `[batch, 256]` in fp32, cosine first (DDPM, arXiv 2006.11239); scaled in the input's dtype."""
-    half = TIME_FEATURES // 2
-    frequencies = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=time.device) / half)
-    angles = (TIME_FACTOR * time)[:, None].float() * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+    """Sinusoidal features `[batch, 256]` in fp32; scaled in the input's dtype."""
+    return sinusoids(TIME_FACTOR * time, TIME_FEATURES)
 
 
 def _split(x: Tensor) -> Tensor:
@@ -388,14 +357,6 @@ def _split(x: Tensor) -> Tensor:
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
-
-
-def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions (arXiv 2104.09864) on `[batch, tokens, heads, head_dim]`, computed in fp32."""
-    cos, sin = (t[None, :, None] for t in rope)
-    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([-imaginary, real], dim=-1).flatten(-2)
-    return (x.float() * cos + turned.float() * sin).to(x.dtype)
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -26,7 +28,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
 
 
-class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """The MODEL's rectified-flow sampling (ComfyUI's CONST), as plain numbers.
 
     `timestep_scale` turns sigma into the model's timestep; `first_sigma` stands in for a first sigma of 1 in SDE
@@ -36,6 +38,19 @@ class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timestep_scale: float
     first_sigma: float
     noise_scale: float
+
+
+class DiffusionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The MODEL's diffusion over a table of noise levels (ComfyUI's EPS and V_PREDICTION).
+
+    `prediction` is what the model predicts. The table is the request's tensor `log_sigmas`.
+    """
+
+    prediction: Literal["eps", "v"]
+
+
+Sampling = FlowSettings | DiffusionSettings
+"""The MODEL's noise process."""
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +78,8 @@ class Gone(Message, frozen=True):
 class Sample(Message, frozen=True):
     """Run a whole denoise.
 
-    Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, and for inpainting `mask`, `latent`, `noise`.
+    Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
+    diffusion `log_sigmas`.
     """
 
     request: int
@@ -73,7 +89,7 @@ class Sample(Message, frozen=True):
     sampler: str
     options: dict[str, float | int | str]
     seed: int
-    flow: FlowSettings
+    sampling: Sampling
     cfg: float
     positive: list[Prompt]
     negative: list[Prompt] | None

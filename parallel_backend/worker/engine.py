@@ -16,7 +16,7 @@ from ..denoise.guidance import Guidance
 from ..denoise.patch_sampler import Inpaint, PatchSampler
 from ..denoise.pipeline import Pipeline, StopSignal
 from ..denoise.prompts import Prompts
-from ..denoise.samplers import Flow, Steps, start
+from ..denoise.samplers import Steps, process_of, start
 from ..denoise.schedule import schedule
 from ..denoise.stage import Inputs, StageForward
 from ..errors import Cancelled, Refused
@@ -164,7 +164,7 @@ class Engine:
         plan, x = message.plan, tensors["x"]
         batch = x.shape[0]
         rows = cut(batch, plan.data)[mesh.data.rank]
-        flow = Flow(message.flow.first_sigma, message.flow.noise_scale)
+        process = process_of(message.sampling, tensors)
         patches = model.patches(x.shape, plan.patches)
         dtype: torch.dtype = getattr(torch, message.compute_dtype)
         sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
@@ -176,7 +176,7 @@ class Engine:
                 message.sampler,
                 latent,
                 tensors["sigmas"],
-                sampling=flow,
+                process=process,
                 seed=message.seed,
                 options=message.options,
                 latent_shape=tuple(x.shape) if patch else (0,),
@@ -187,7 +187,7 @@ class Engine:
             def view(tensor: Tensor) -> Tensor:
                 return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
 
-            return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, flow, view))
+            return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, process, view))
 
         def on_call(step: int, denoised: Tensor, x: Tensor) -> None:
             if _answers(mesh):
@@ -199,12 +199,12 @@ class Engine:
             mesh=mesh,
             forward=forward,
             prompts=Prompts(sides, mine, prompt_tensors, dtype, batch, rows),
-            guidance=Guidance(message.cfg, mine, mesh.cfg),
+            guidance=Guidance(process, message.cfg, mine, mesh.cfg),
             calls=schedule(lambda nothing: begin(nothing, None)),
             patches=patches,
             samplers=[sampler(patch) for patch in patches],
             latent=x[rows],
-            timestep_scale=message.flow.timestep_scale,
+            process=process,
             warmup_steps=plan.warmup_steps,
             dtype=dtype,
             stop=StopSignal(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.denoise.samplers import SAMPLERS, Flow, Steps, check, start
+from parallel_backend.denoise.samplers import SAMPLERS, Diffusion, Flow, Process, Steps, check, start
 from tests.comfy_oracle import comfy_on_path
 
 comfy_on_path()
@@ -33,7 +33,7 @@ SCHEDULERS = ("simple", "karras", "normal", "beta", "sgm_uniform")
 STEP_COUNTS = (1, 2, 5, 20)
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in SAMPLERS),
+    *((name, {}) for name, sampler in SAMPLERS.items() if not sampler.own),
     ("euler_ancestral", {"eta": 0.0}),
     ("euler_ancestral", {"eta": 0.6, "s_noise": 1.1}),
     ("dpmpp_2s_ancestral", {"eta": 0.0}),
@@ -72,7 +72,12 @@ class ShiftedSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.mode
         super().__init__(SimpleNamespace(sampling_settings=settings))
 
 
-SAMPLINGS = {"flux": FluxSampling(), "shifted": ShiftedSampling()}
+class VelocitySampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+    """Diffusion with ComfyUI's usual table of noise levels."""
+
+
+SAMPLINGS = {"flux": FluxSampling(), "shifted": ShiftedSampling(), "velocity": VelocitySampling()}
+COMFYUIS = [name for name, sampler in SAMPLERS.items() if not sampler.own]
 
 
 class Call(NamedTuple):
@@ -86,8 +91,9 @@ Run = tuple[list[Call], Tensor]
 
 
 def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-    """A smooth nonlinear element-wise model; `sigma` one a batch item."""
+    """A smooth nonlinear element-wise model; `sigma` one a batch item. Above sigma 1 it sees a latent of unit size."""
     sigma = sigma.view(-1, *[1] * (x.ndim - 1))
+    x, sigma = x / sigma.clamp(min=1), sigma.clamp(max=1)
     return 0.8 * torch.tanh((1.2 - sigma) * x) + 0.3 * torch.sin(2.5 * x + 3 * sigma)
 
 
@@ -139,12 +145,14 @@ def drive(steps: Steps, model: Callable[[Tensor, Tensor], Tensor] = denoise) -> 
             return calls, end.value
 
 
-def flow_of(model_sampling: Any) -> Flow:
+def process_of(model_sampling: Any) -> Process:
+    if isinstance(model_sampling, VelocitySampling):
+        return Diffusion(True, model_sampling.log_sigmas)
     return Flow(model_sampling.percent_to_sigma(1e-4), getattr(model_sampling, "noise_scale", 1.0))
 
 
 def our_run(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> Run:
-    return drive(start(name, x, sigmas, sampling=flow_of(model_sampling), seed=SEED, options=options))
+    return drive(start(name, x, sigmas, process=process_of(model_sampling), seed=SEED, options=options))
 
 
 def smooth(x: Tensor, sigma: Tensor) -> Tensor:
@@ -202,7 +210,7 @@ def test_equals_comfyui_at_every_call(name: str, options: dict[str, Any], sampli
             assert error <= TOLERANCE, f"{scheduler}, {case}: {error:.1e}"
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", COMFYUIS)
 def test_schedule_of_one_sigma_calls_nothing(name: str) -> None:
     model_sampling, sigmas = SAMPLINGS["flux"], torch.tensor([0.5])
     x = start_latent(model_sampling, sigmas, batch=1)
@@ -225,7 +233,7 @@ def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
             name,
             view(x),
             sigmas,
-            sampling=flow_of(model_sampling),
+            process=process_of(model_sampling),
             seed=SEED,
             options=options,
             latent_shape=tuple(x.shape),
@@ -243,7 +251,7 @@ def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", COMFYUIS)
 def test_names_are_comfyuis(name: str) -> None:
     assert name in comfy.samplers.KSAMPLER_NAMES
     assert set(SAMPLERS[name].options) <= set(signature(getattr(oracle, f"sample_{name}")).parameters)
@@ -252,7 +260,7 @@ def test_names_are_comfyuis(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("uni_pc", {}, "'uni_pc' is not carried; these are: ddpm, deis, "),
+        ("uni_pc", {}, "'uni_pc' is not carried; these are: cogvideox_ddim, "),
         (
             "euler",
             {"s_churn": 1.0},

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,21 @@ class Runner:
         self._backend = backend
         self.answer: Answer | None = None
 
+    def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
+        """The final latent of any model; `fields` are further ones of the Sample message."""
+        status = os.stat(path)
+        spec = ModelSpec(family, str(path), status.st_mtime_ns, status.st_size, "float32")
+        self.answer = self._backend.sample(
+            tensors,
+            lambda *_: None,
+            lambda done, total: None,
+            lambda: False,
+            model=spec,
+            plan=plan,
+            **({"compute_dtype": "float32", "options": {}, "seed": 3} | fields),
+        )
+        return self.answer.frame.tensors["result"]
+
     def __call__(
         self,
         job: Job,
@@ -97,7 +113,7 @@ class Runner:
             sampler=job.sampler,
             options={},
             seed=job.seed,
-            flow=SCHNELL,
+            sampling=SCHNELL,
             cfg=job.cfg,
             positive=sides[0],
             negative=sides[1] if job.cfg != 1.0 else None,

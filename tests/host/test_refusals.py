@@ -245,7 +245,7 @@ def test_parallel_sampler_refuses_a_stock_model(refusal):
     graph = small()
     graph["sampler"]["class_type"] = "ParallelSampler"
     assert refusal(graph) == (
-        "Parallel Sampler takes a MODEL from Load Parallel FLUX: use that loader, or the stock KSampler here."
+        "Parallel Sampler takes a MODEL from a Load Parallel node: use such a loader, or the stock KSampler here."
     )
 
 

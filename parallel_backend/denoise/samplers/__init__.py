@@ -1,8 +1,8 @@
-"""ComfyUI's samplers as coroutines, equal to them step by step and free of ComfyUI.
+"""ComfyUI's samplers, and CogVideoX's own, as coroutines, equal to the originals step by step and free of ComfyUI.
 
 `start` makes a running sampler; drive it with
 
-    steps = start("euler", x, sigmas, sampling=Flow(first_sigma), seed=seed)
+    steps = start("euler", x, sigmas, process=Flow(first_sigma), seed=seed)
     call = next(steps)
     while True:
         denoised = model(call.x, call.sigma)
@@ -20,13 +20,26 @@ from torch import Tensor
 
 from ...errors import Refused
 from .ancestral import ddpm, dpm_2_ancestral, dpmpp_2s_ancestral, euler_ancestral, lcm
-from .base import Flow, ModelCall, Steps
+from .base import ModelCall, Steps
+from .cogvideox import cogvideox_ddim, cogvideox_dpm
 from .multistep import deis, dpmpp_2m, gradient_estimation, ipndm, res_multistep
 from .noise import LatentNoise, whole
 from .onestep import dpm_2, euler, heun
+from .process import Diffusion, Flow, Process, process_of
 from .sde import dpmpp_2m_sde, dpmpp_3m_sde, dpmpp_sde, er_sde, seeds_2
 
-__all__ = ["SAMPLERS", "Flow", "ModelCall", "SamplerDef", "Steps", "check", "start"]
+__all__ = [
+    "SAMPLERS",
+    "Diffusion",
+    "Flow",
+    "ModelCall",
+    "Process",
+    "SamplerDef",
+    "Steps",
+    "check",
+    "process_of",
+    "start",
+]
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -44,6 +57,8 @@ class SamplerDef:
     """What ComfyUI's own sampler nodes can set, under ComfyUI's names; the defaults are those of `run`."""
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Arguments of `run` that tell samplers apart which share it."""
+    own: bool = False
+    """Not ComfyUI's but a model's own, for diffusion of zero terminal SNR; ComfyUI is given it under this name."""
 
 
 _STRENGTH: Mapping[str, Kind] = MappingProxyType({"eta": float, "s_noise": float})
@@ -79,6 +94,8 @@ SAMPLERS: Mapping[str, SamplerDef] = MappingProxyType(
         "seeds_2": SamplerDef(seeds_2, {**_STRENGTH, "r": float, "solver_type": ("phi_1", "phi_2")}),
         "exp_heun_2_x0": SamplerDef(seeds_2, fixed={**_EXP_HEUN, "eta": 0.0}),
         "exp_heun_2_x0_sde": SamplerDef(seeds_2, fixed=_EXP_HEUN),
+        "cogvideox_ddim": SamplerDef(cogvideox_ddim, own=True),
+        "cogvideox_dpm": SamplerDef(cogvideox_dpm, own=True),
     }
 )
 """Every sampler that is carried, by ComfyUI's name for it."""
@@ -111,7 +128,7 @@ def start(
     x: Tensor,
     sigmas: Tensor,
     *,
-    sampling: Flow,
+    process: Process,
     seed: int,
     options: Mapping[str, object] = _NOTHING,
     latent_shape: tuple[int, ...] | None = None,
@@ -124,8 +141,10 @@ def start(
     the sampler itself runs only when driven, and is to be driven without autograd.
     """
     check(name, options)
+    if SAMPLERS[name].own and not isinstance(process, Diffusion):
+        raise Refused(f"The sampler {name!r} is made for CogVideoX: choose another one for this model, such as euler.")
     assert x.dtype == torch.float32 and sigmas.ndim == 1
     given = {option: value for option, value in options.items() if value is not None}
     sampler = SAMPLERS[name]
     noise = LatentNoise(latent_shape or tuple(x.shape), x.device, seed, view)
-    return sampler.run(x, sigmas.to("cpu", torch.float32), sampling, noise, **sampler.fixed, **given)
+    return sampler.run(x, sigmas.to("cpu", torch.float32), process, noise, **sampler.fixed, **given)

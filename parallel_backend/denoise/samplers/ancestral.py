@@ -5,84 +5,75 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Flow, ModelCall, Steps, intervals, slope
+from .base import ModelCall, Steps, intervals, slope
 from .noise import LatentNoise
-from .renoise import split_flow
+from .process import Process
 
 
 def euler_ancestral(
-    x: Tensor, sigmas: Tensor, flow: Flow, noise: LatentNoise, *, eta: float = 1.0, s_noise: float = 1.0
+    x: Tensor, sigmas: Tensor, process: Process, noise: LatentNoise, *, eta: float = 1.0, s_noise: float = 1.0
 ) -> Steps:
-    """Ancestral Euler steps (k-diffusion), in the form for rectified flow: see `split_flow`.
+    """Ancestral Euler steps (k-diffusion): see the process's `split`.
 
     `eta` is how much of the noise is exchanged in a step, `s_noise` multiplies the fresh noise.
     """
     draw = noise.gaussian()
     for step, sigma, sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)
-        if sigma_next == 0:
+        split = process.split(sigma, sigma_next, eta)
+        if split.sigma_down == 0:
             x = denoised
             continue
-        split = split_flow(sigma, sigma_next, eta)
-        kept = split.sigma_down / sigma
-        x = kept * x + (1 - kept) * denoised
+        x = process.descend(x, sigma, split.sigma_down, denoised)
         if eta > 0:
-            x = split.signal * x + draw(sigma, sigma_next) * (s_noise * flow.noise_scale) * split.amount
+            x = split.signal * x + draw(sigma, sigma_next) * (s_noise * process.noise_scale) * split.amount
     return x
 
 
-def dpm_2_ancestral(x: Tensor, sigmas: Tensor, flow: Flow, noise: LatentNoise) -> Steps:
-    """DPM-Solver-2 steps (arXiv 2206.00927) to `split_flow`'s level, then fresh noise; two calls a step."""
+def dpm_2_ancestral(x: Tensor, sigmas: Tensor, process: Process, noise: LatentNoise) -> Steps:
+    """DPM-Solver-2 steps (arXiv 2206.00927) to the level of the process's `split`, then fresh noise; two calls a step."""
     draw = noise.gaussian()
     for step, sigma, sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)
         here = slope(x, sigma, denoised)
-        if sigma_next == 0:
-            x = x + here * (sigma_next - sigma)
+        split = process.split(sigma, sigma_next, 1.0)
+        if split.sigma_down == 0:
+            x = x + here * (split.sigma_down - sigma)
             continue
-        split = split_flow(sigma, sigma_next, 1.0)
         middle = sigma.log().lerp(split.sigma_down.log(), 0.5).exp()
         halfway = x + here * (middle - sigma)
         denoised = yield ModelCall(halfway, middle, None)
         x = x + slope(halfway, middle, denoised) * (split.sigma_down - sigma)
-        x = split.signal * x + draw(sigma, sigma_next) * flow.noise_scale * split.amount
+        x = split.signal * x + draw(sigma, sigma_next) * process.noise_scale * split.amount
     return x
 
 
 def dpmpp_2s_ancestral(
-    x: Tensor, sigmas: Tensor, flow: Flow, noise: LatentNoise, *, eta: float = 1.0, s_noise: float = 1.0
+    x: Tensor, sigmas: Tensor, process: Process, noise: LatentNoise, *, eta: float = 1.0, s_noise: float = 1.0
 ) -> Steps:
-    """DPM-Solver++(2S) steps (arXiv 2211.01095) to `split_flow`'s level, then fresh noise; two calls a step.
+    """DPM-Solver++(2S) steps (arXiv 2211.01095) to the level of the process's `split`, then fresh noise; two calls a step.
 
-    The second call is halfway in log-SNR; from pure noise, where there is no halfway, it is at 0.9999.
+    The second call is halfway in log-SNR.
     """
     draw = noise.gaussian()
     for step, sigma, sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)
-        if sigma_next == 0:
-            x = x + slope(x, sigma, denoised) * (sigma_next - sigma)
-            continue
-        split = split_flow(sigma, sigma_next, eta)
-        if sigma == 1:
-            middle = torch.full_like(sigma, 0.9999)
+        split = process.split(sigma, sigma_next, eta)
+        if split.sigma_down == 0:
+            x = x + slope(x, sigma, denoised) * (split.sigma_down - sigma)
         else:
-            here, down = _log_snr_ratio(sigma), _log_snr_ratio(split.sigma_down)
-            middle = 1 / ((here + (down - here) / 2).exp() + 1)
-        kept = middle / sigma
-        halfway = kept * x + (1 - kept) * denoised
-        denoised = yield ModelCall(halfway, middle, None)
-        kept = split.sigma_down / sigma
-        x = kept * x + (1 - kept) * denoised
-        if eta > 0:
-            x = split.signal * x + draw(sigma, sigma_next) * (s_noise * flow.noise_scale) * split.amount
+            middle = process.halfway(sigma, split.sigma_down)
+            kept = middle / sigma
+            halfway = kept * x + (1 - kept) * denoised
+            denoised = yield ModelCall(halfway, middle, None)
+            kept = split.sigma_down / sigma
+            x = kept * x + (1 - kept) * denoised
+        if eta > 0 and sigma_next > 0:
+            x = split.signal * x + draw(sigma, sigma_next) * (s_noise * process.noise_scale) * split.amount
     return x
 
 
-def _log_snr_ratio(sigma: Tensor) -> Tensor:
-    return ((1 - sigma) / sigma).log()
-
-
-def ddpm(x: Tensor, sigmas: Tensor, _flow: Flow, noise: LatentNoise) -> Steps:
+def ddpm(x: Tensor, sigmas: Tensor, _process: Process, noise: LatentNoise) -> Steps:
     """DDPM's posterior steps (arXiv 2006.11239, eq. 7), with sigma as in `x = clean + sigma * noise`."""
     draw = noise.gaussian()
     for step, sigma, sigma_next in intervals(sigmas):
@@ -101,7 +92,7 @@ def ddpm(x: Tensor, sigmas: Tensor, _flow: Flow, noise: LatentNoise) -> Steps:
 def lcm(
     x: Tensor,
     sigmas: Tensor,
-    flow: Flow,
+    process: Process,
     noise: LatentNoise,
     *,
     s_noise: float = 1.0,
@@ -121,5 +112,5 @@ def lcm(
         x = yield ModelCall(x, sigma, step)
         if sigma_next > 0:
             factor = s_noise + (end - s_noise) * (step / max(last_step, 1))
-            x = flow.add_noise(sigma_next, draw(sigma, sigma_next) * factor, x)
+            x = process.add_noise(sigma_next, draw(sigma, sigma_next) * factor, x)
     return x

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .base import Flow, ModelCall, Steps, intervals, slope
+from .base import ModelCall, Steps, intervals, slope
 from .deis_coefficients import ORDER as DEIS_ORDER
 from .deis_coefficients import deis_weights
 from .noise import LatentNoise
+from .process import Process
 from .renoise import split_exploding
 
 _ADAMS_BASHFORTH = (
@@ -23,7 +24,7 @@ _ADAMS_BASHFORTH = (
 """Weights of the newest slope, the one before it, ... for orders 1 to 4 on a uniform grid."""
 
 
-def dpmpp_2m(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def dpmpp_2m(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """DPM-Solver++(2M) (arXiv 2211.01095, algorithm 2), in the time -log(sigma)."""
     before: tuple[Tensor, Tensor] | None = None
     for step, sigma, sigma_next in intervals(sigmas):
@@ -40,7 +41,7 @@ def dpmpp_2m(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Ste
     return x
 
 
-def ipndm(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def ipndm(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """iPNDM (arXiv 2204.13902; after PNDM, arXiv 2202.09778): Adams-Bashforth up to order 4."""
     slopes: deque[Tensor] = deque(maxlen=len(_ADAMS_BASHFORTH))
     for step, sigma, sigma_next in intervals(sigmas):
@@ -54,7 +55,7 @@ def ipndm(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
     return x
 
 
-def deis(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def deis(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """DEIS, tAB3 (arXiv 2204.13902): exponential Adams-Bashforth with weights made for this schedule."""
     slopes: deque[Tensor] = deque(maxlen=DEIS_ORDER)
     weights = deis_weights(sigmas)
@@ -72,7 +73,7 @@ def _advance(x: Tensor, weights: Sequence[Tensor], slopes: Iterable[Tensor]) -> 
     return x
 
 
-def res_multistep(x: Tensor, sigmas: Tensor, flow: Flow, noise: LatentNoise, *, eta: float = 0.0) -> Steps:
+def res_multistep(x: Tensor, sigmas: Tensor, process: Process, noise: LatentNoise, *, eta: float = 0.0) -> Steps:
     """Refined exponential solver, second-order multistep (arXiv 2308.02157), in the time -log(sigma).
 
     `eta` 0 is deterministic; 1 makes every step ancestral (`split_exploding`).
@@ -96,12 +97,12 @@ def res_multistep(x: Tensor, sigmas: Tensor, flow: Flow, noise: LatentNoise, *, 
             weight = torch.nan_to_num(phi_1 - phi_2 / behind, nan=0.0)
             x = (-h).exp() * x + h * (weight * denoised + weight_before * denoised_before)
         if eta and sigma_next > 0:
-            x = x + draw(sigma, sigma_next) * flow.noise_scale * amount
+            x = x + draw(sigma, sigma_next) * process.noise_scale * amount
         before = denoised, sigma, sigma_down
     return x
 
 
-def gradient_estimation(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def gradient_estimation(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """Gradient estimation (arXiv 2306.04848), gamma = 2: Euler with slopes extrapolated by one step."""
     before: Tensor | None = None
     for step, sigma, sigma_next in intervals(sigmas):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Flow, ModelCall, Steps, intervals, slope
+from .base import ModelCall, Steps, intervals, slope
 from .noise import LatentNoise
+from .process import Process
 
 
-def euler(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def euler(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """Euler's method (arXiv 2206.00364, algorithm 1 without its correction)."""
     for step, sigma, sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)
@@ -16,7 +17,7 @@ def euler(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
     return x
 
 
-def heun(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def heun(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """Heun's method (arXiv 2206.00364, algorithm 1): averages the slopes at both ends; two calls a step."""
     for step, sigma, sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)
@@ -30,7 +31,7 @@ def heun(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
     return x
 
 
-def dpm_2(x: Tensor, sigmas: Tensor, _flow: Flow, _noise: LatentNoise) -> Steps:
+def dpm_2(x: Tensor, sigmas: Tensor, _process: Process, _noise: LatentNoise) -> Steps:
     """DPM-Solver-2 (arXiv 2206.00927, algorithm 1): the slope at the geometric midpoint; two calls a step."""
     for step, sigma, sigma_next in intervals(sigmas):
         denoised = yield ModelCall(x, sigma, step)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 
-class FlowSplit(NamedTuple):
-    """An ancestral step of rectified flow, all 0-dim."""
+class Split(NamedTuple):
+    """The parts of an ancestral step, all 0-dim."""
 
     sigma_down: Tensor
     """Where the deterministic part ends."""
     signal: Tensor
-    """What its result is multiplied by, so that the clean part is `1 - sigma_next` of the total again."""
+    """What its result is multiplied by, so that the clean part is that of `sigma_next` again."""
     amount: Tensor
     """Standard deviation of the fresh noise."""
 
 
-def split_flow(sigma: Tensor, sigma_next: Tensor, eta: float) -> FlowSplit:
+def split_flow(sigma: Tensor, sigma_next: Tensor, eta: float) -> Split:
     """Split a step of `x = sigma * noise + (1 - sigma) * clean`.
 
     `eta` 0 stops at sigma_next and adds no noise; 1 goes down to sigma_next²/sigma.
@@ -28,7 +28,7 @@ def split_flow(sigma: Tensor, sigma_next: Tensor, eta: float) -> FlowSplit:
     sigma_down = sigma_next * (1 + (sigma_next / sigma - 1) * eta)
     clean_next, clean_down = 1 - sigma_next, 1 - sigma_down
     amount = (sigma_next**2 - sigma_down**2 * clean_next**2 / clean_down**2) ** 0.5
-    return FlowSplit(sigma_down, clean_next / clean_down, amount)
+    return Split(sigma_down, clean_next / clean_down, amount)
 
 
 def split_exploding(sigma: Tensor, sigma_next: Tensor, eta: float) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Stochastic exponential integrators in half-log-SNR time, where the model's part of the equation is linear.
 
-Common to all: a first sigma of 1 is moved to `flow.first_sigma`; a step that ends at zero returns
+Common to all: the first sigma is one of finite log-SNR (`clip_first`); a step that ends at zero returns
 `denoised`; `eta` is the strength of the stochastic part (0: the ODE), `s_noise` multiplies its noise.
 """
 
@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Flow, ModelCall, Steps, intervals
+from .base import ModelCall, Steps, intervals
 from .noise import LatentNoise
+from .process import Process
 from .renoise import split_exploding
 
 
@@ -32,8 +33,8 @@ class _Leap(NamedTuple):
     """Standard deviation of the noise the step adds, over its final sigma."""
 
 
-def _leap(flow: Flow, sigma: Tensor, sigma_next: Tensor, eta: float) -> _Leap:
-    start, end = flow.half_log_snr(sigma), flow.half_log_snr(sigma_next)
+def _leap(process: Process, sigma: Tensor, sigma_next: Tensor, eta: float) -> _Leap:
+    start, end = process.half_log_snr(sigma), process.half_log_snr(sigma_next)
     h = end - start
     return _Leap(
         h=h,
@@ -47,7 +48,7 @@ def _leap(flow: Flow, sigma: Tensor, sigma_next: Tensor, eta: float) -> _Leap:
 def dpmpp_sde(
     x: Tensor,
     sigmas: Tensor,
-    flow: Flow,
+    process: Process,
     noise: LatentNoise,
     *,
     eta: float = 1.0,
@@ -62,11 +63,11 @@ def dpmpp_sde(
     if len(sigmas) <= 1:
         return x
     draw = noise.brownian(sigmas, on_cpu=cpu_tree)
-    s_noise = s_noise * flow.noise_scale
+    s_noise = s_noise * process.noise_scale
     share = 1 / (2 * r)
 
     def advance(x: Tensor, sigma: Tensor, sigma_to: Tensor, time_to: Tensor, prediction: Tensor) -> Tensor:
-        time = flow.half_log_snr(sigma)
+        time = process.half_log_snr(sigma)
         clean, clean_to = sigma * time.exp(), sigma_to * time_to.exp()
         down, amount = split_exploding(time.neg().exp(), time_to.neg().exp(), eta)
         h = -down.log() - time
@@ -75,14 +76,14 @@ def dpmpp_sde(
             x = x + clean_to * draw(sigma, sigma_to) * s_noise * amount
         return x
 
-    for step, sigma, sigma_next in intervals(flow.clip_first(sigmas)):
+    for step, sigma, sigma_next in intervals(process.clip_first(sigmas)):
         denoised = yield ModelCall(x, sigma, step)
         if sigma_next == 0:
             x = denoised
             continue
-        time, time_next = flow.half_log_snr(sigma), flow.half_log_snr(sigma_next)
+        time, time_next = process.half_log_snr(sigma), process.half_log_snr(sigma_next)
         time_between = time + r * (time_next - time)
-        between = flow.sigma_at(time_between)
+        between = process.sigma_at(time_between)
         ahead = advance(x, sigma, between, time_between, denoised)
         denoised_ahead = yield ModelCall(ahead, between, None)
         x = advance(x, sigma, sigma_next, time_next, (1 - share) * denoised + share * denoised_ahead)
@@ -92,7 +93,7 @@ def dpmpp_sde(
 def dpmpp_2m_sde(
     x: Tensor,
     sigmas: Tensor,
-    flow: Flow,
+    process: Process,
     noise: LatentNoise,
     *,
     eta: float = 1.0,
@@ -107,14 +108,14 @@ def dpmpp_2m_sde(
     if len(sigmas) <= 1:
         return x
     draw = noise.brownian(sigmas, on_cpu=cpu_tree)
-    s_noise = s_noise * flow.noise_scale
+    s_noise = s_noise * process.noise_scale
     before: tuple[Tensor, Tensor] | None = None
-    for step, sigma, sigma_next in intervals(flow.clip_first(sigmas)):
+    for step, sigma, sigma_next in intervals(process.clip_first(sigmas)):
         denoised = yield ModelCall(x, sigma, step)
         if sigma_next == 0:
             x = denoised
             continue
-        leap = _leap(flow, sigma, sigma_next, eta)
+        leap = _leap(process, sigma, sigma_next, eta)
         x = leap.kept * x - leap.clean * (-leap.z).expm1() * denoised
         if before is not None:
             denoised_before, h_before = before
@@ -129,7 +130,7 @@ def dpmpp_2m_sde(
 def dpmpp_3m_sde(
     x: Tensor,
     sigmas: Tensor,
-    flow: Flow,
+    process: Process,
     noise: LatentNoise,
     *,
     eta: float = 1.0,
@@ -140,14 +141,14 @@ def dpmpp_3m_sde(
     if len(sigmas) <= 1:
         return x
     draw = noise.brownian(sigmas, on_cpu=cpu_tree)
-    s_noise = s_noise * flow.noise_scale
+    s_noise = s_noise * process.noise_scale
     before: deque[tuple[Tensor, Tensor]] = deque(maxlen=2)
-    for step, sigma, sigma_next in intervals(flow.clip_first(sigmas)):
+    for step, sigma, sigma_next in intervals(process.clip_first(sigmas)):
         denoised = yield ModelCall(x, sigma, step)
         if sigma_next == 0:
             x = denoised
             continue
-        leap = _leap(flow, sigma, sigma_next, eta)
+        leap = _leap(process, sigma, sigma_next, eta)
         x = leap.kept * x - leap.clean * (-leap.z).expm1() * denoised
         if before:
             phi_2 = (-leap.z).expm1() / leap.z + 1
@@ -173,7 +174,7 @@ def dpmpp_3m_sde(
 def seeds_2(
     x: Tensor,
     sigmas: Tensor,
-    flow: Flow,
+    process: Process,
     noise: LatentNoise,
     *,
     eta: float = 1.0,
@@ -187,16 +188,16 @@ def seeds_2(
     Runge-Kutta weights (phi_2; with r = 1 exponential Heun).
     """
     draw = noise.gaussian()
-    s_noise = s_noise * flow.noise_scale
+    s_noise = s_noise * process.noise_scale
     stochastic = eta > 0 and s_noise > 0
-    for step, sigma, sigma_next in intervals(flow.clip_first(sigmas)):
+    for step, sigma, sigma_next in intervals(process.clip_first(sigmas)):
         denoised = yield ModelCall(x, sigma, step)
         if sigma_next == 0:
             x = denoised
             continue
-        time_between = torch.lerp(flow.half_log_snr(sigma), flow.half_log_snr(sigma_next), r)
-        between = flow.sigma_at(time_between)
-        leap = _leap(flow, sigma, sigma_next, eta)
+        time_between = torch.lerp(process.half_log_snr(sigma), process.half_log_snr(sigma_next), r)
+        between = process.sigma_at(time_between)
+        leap = _leap(process, sigma, sigma_next, eta)
 
         ahead = between / sigma * (-r * leap.h * eta).exp() * x
         ahead = ahead - between * time_between.exp() * (-r * leap.z).expm1() * denoised
@@ -221,21 +222,21 @@ def seeds_2(
 
 
 def er_sde(
-    x: Tensor, sigmas: Tensor, flow: Flow, noise: LatentNoise, *, s_noise: float = 1.0, max_stage: int = 3
+    x: Tensor, sigmas: Tensor, process: Process, noise: LatentNoise, *, s_noise: float = 1.0, max_stage: int = 3
 ) -> Steps:
     """ER-SDE-Solver (arXiv 2309.06169) of order `max_stage`, with the paper's noise scale.
 
     Steps in `level = sigma / (1 - sigma)`; the higher orders integrate numerically, as the paper does.
     """
     draw = noise.gaussian()
-    s_noise = s_noise * flow.noise_scale
+    s_noise = s_noise * process.noise_scale
     before: deque[tuple[Tensor, Tensor, Tensor | None]] = deque(maxlen=2)
-    for step, sigma, sigma_next in intervals(flow.clip_first(sigmas)):
+    for step, sigma, sigma_next in intervals(process.clip_first(sigmas)):
         denoised = yield ModelCall(x, sigma, step)
         if sigma_next == 0:
             x = denoised
             continue
-        level, level_next = flow.half_log_snr(sigma).neg().exp(), flow.half_log_snr(sigma_next).neg().exp()
+        level, level_next = process.half_log_snr(sigma).neg().exp(), process.half_log_snr(sigma_next).neg().exp()
         clean, clean_next = sigma / level, sigma_next / level_next
         scale_next = _er_noise_scale(level_next)
         kept = scale_next / _er_noise_scale(level)

@@ -1,0 +1,64 @@
+"""What the loader nodes of all model families share."""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+
+import folder_paths
+from comfy_api.latest import io
+
+from ..parallel_backend.plan import ParallelPlan
+from .model.build import WEIGHT_DTYPES, load_model
+from .parallel_plan import PlanType
+from .runtime import CATEGORY, backend
+
+FOLDER = "diffusion_models"
+
+
+class LoadParallelModel(io.ComfyNode):
+    """A MODEL of one family whose weights live in worker processes, one a device."""
+
+    FAMILY: ClassVar[str]
+
+    @classmethod
+    def schema(cls, name: str, files: str, aliases: list[str]) -> io.Schema:
+        """Load Diffusion Model's inputs, and a plan.
+
+        Args:
+            name: the family's, as users know it.
+            files: which files can be chosen.
+        """
+        return io.Schema(
+            node_id=cls.__name__,
+            display_name=f"Load Parallel {name}",
+            category=CATEGORY,
+            description="Takes the place of Load Diffusion Model: the same MODEL, denoised on several GPUs. The weights "
+            "are loaded when first sampled.",
+            search_aliases=[*aliases, "unet loader", "load diffusion model"],
+            inputs=[
+                io.Combo.Input("unet_name", options=folder_paths.get_filename_list(FOLDER), tooltip=files),
+                io.Combo.Input(
+                    "weight_dtype",
+                    options=list(WEIGHT_DTYPES),
+                    tooltip="The precision the weights are kept in; default does as ComfyUI's Load Diffusion Model.",
+                ),
+                PlanType.Input("plan", optional=True, tooltip="Which devices to use and how; without one, all GPUs."),
+            ],
+            outputs=[io.Model.Output(tooltip="Works with every sampler node.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, unet_name: str, **_: object) -> str:
+        """A file that was replaced is loaded again."""
+        path = folder_paths.get_full_path(FOLDER, unet_name)
+        if path is None:
+            return ""
+        status = os.stat(path)
+        return f"{status.st_mtime_ns} {status.st_size}"
+
+    @classmethod
+    def execute(cls, unet_name: str, weight_dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+        """Check file and plan, and return the MODEL; no worker is started yet."""
+        path = folder_paths.get_full_path_or_raise(FOLDER, unet_name)
+        return io.NodeOutput(load_model(backend(), cls.FAMILY, path, weight_dtype, plan or ParallelPlan()))

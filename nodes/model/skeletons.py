@@ -1,0 +1,111 @@
+"""ComfyUI's own model classes on the meta device, changed where their sampling or conditioning is not the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import comfy.conds
+import comfy.latent_formats
+import comfy.model_base
+import comfy.model_sampling
+import torch
+from torch import Tensor
+
+from ...parallel_backend.models.cogvideox import CogVideoXConfig
+from ...parallel_backend.models.pixart import HEADS, PixArtConfig
+
+META = torch.device("meta")
+
+
+class CogVideoXSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+    """CogVideoX's noise schedule: v-prediction, zero terminal SNR and a shift of the SNR.
+
+    ComfyUI's class for CogVideoX has no shift and gives the model an unscaled latent.
+    """
+
+    def __init__(self, snr_shift: float) -> None:
+        super().__init__()
+        betas = torch.linspace(0.00085**0.5, 0.012**0.5, self.num_timesteps, dtype=torch.float64) ** 2
+        kept = (1 - betas).cumprod(dim=0)
+        sigmas = (snr_shift * (1 - kept) / kept).sqrt()
+        self.zsnr = True
+        self.set_sigmas(comfy.model_sampling.rescale_zero_terminal_snr_sigmas(sigmas))
+
+
+class CogVideoX(comfy.model_base.CogVideoX):
+    """ComfyUI's CogVideoX with the original's noise schedule, text that is never repeated, and the image as it was trained."""
+
+    def __init__(self, model_config: Any, config: CogVideoXConfig) -> None:
+        super().__init__(model_config, device=META)
+        self.model_sampling = CogVideoXSampling(config.snr_shift)
+        self._image_scale = self.latent_format.scale_factor**-2 if config.offset else 1.0
+
+    def concat_cond(self, **kwargs: Any) -> Tensor | None:
+        """The image's latent; None if there is none, which is not replaced by zeros.
+
+        1.5 was trained on image latents that are divided by the scale and not multiplied by it (invert_scale_latents).
+        """
+        image = kwargs.get("concat_latent_image")
+        if image is None or self.diffusion_model.in_channels == kwargs["noise"].shape[1]:
+            return image
+        copied = kwargs | {"concat_latent_image": image.clone()}  # ComfyUI's method writes into it
+        return super().concat_cond(**copied) * self._image_scale
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """Text as it is: repeating it to another prompt's length would change joint attention."""
+        conds = super().extra_conds(**kwargs)
+        if "c_crossattn" in conds:
+            conds["c_crossattn"] = comfy.conds.CONDRegular(conds["c_crossattn"].cond)
+        return conds
+
+
+class PixArt(comfy.model_base.PixArt):
+    """ComfyUI's PixArt that also takes the mask of the text; sizes it would fill in at every call are filled in here."""
+
+    def __init__(self, model_config: Any, config: PixArtConfig) -> None:
+        super().__init__(model_config, device=META)
+        self._micro_conditions = config.micro_conditions
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        """With `attention_mask`, and with the picture's size if the model takes it."""
+        conds = super().extra_conds(**kwargs)
+        given = {"attention_mask": kwargs.get("attention_mask")}
+        if self._micro_conditions and "c_size" not in conds:
+            height, width = kwargs["noise"].shape[-2:]
+            given |= {"c_size": torch.tensor([[8.0 * height, 8.0 * width]]), "c_ar": torch.tensor([[height / width]])}
+        if not self._micro_conditions:
+            conds = {name: cond for name, cond in conds.items() if name not in ("c_size", "c_ar")}
+        return conds | {name: comfy.conds.CONDRegular(tensor) for name, tensor in given.items() if tensor is not None}
+
+
+def _flux(model_config: Any, tensors: Mapping[str, Tensor], _config: Any) -> Any:
+    return model_config.get_model(tensors, "", device=META)
+
+
+def _cogvideox(model_config: Any, _tensors: Mapping[str, Tensor], config: CogVideoXConfig) -> Any:
+    formats = comfy.latent_formats
+    model_config.latent_format = formats.CogVideoX1_5() if config.rotary else formats.CogVideoX()
+    model_config.unet_config |= {
+        "num_attention_heads": config.heads,
+        "attention_head_dim": config.head_dim,
+        "use_learned_positional_embeddings": False,  # they would be made in this process's memory
+        "use_rotary_positional_embeddings": True,
+    }
+    return CogVideoX(model_config, config)
+
+
+def _pixart(model_config: Any, tensors: Mapping[str, Tensor], config: PixArtConfig) -> Any:
+    model_config.unet_config |= {
+        "hidden_size": config.hidden,
+        "num_heads": HEADS,
+        "micro_condition": config.micro_conditions,
+    }
+    return PixArt(model_config, config)
+
+
+SKELETONS: Mapping[str, Callable[[Any, Mapping[str, Tensor], Any], Any]] = MappingProxyType(
+    {"flux": _flux, "cogvideox": _cogvideox, "pixart": _pixart}
+)
+"""By family: makes ComfyUI's model from its model_config, the file's meta tensors and the family's configuration."""

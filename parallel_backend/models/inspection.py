@@ -1,0 +1,55 @@
+"""Reading a model's kind and shape off a checkpoint's header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Refused
+from ..weights.checkpoint import Checkpoint
+from ..weights.keymap import KeyMap
+
+
+def find_prefix(checkpoint: Checkpoint, prefixes: Sequence[str], names: Sequence[str], least: int = 1) -> str | None:
+    """The prefix under which at least so many of the tensors are in a file; None if there is none."""
+    for prefix in prefixes:
+        if sum(prefix + name in checkpoint.entries for name in names) >= least:
+            return prefix
+    return None
+
+
+def count_blocks(part: Checkpoint, stem: str) -> int:
+    """How many numbers follow `stem.` in the names of tensors."""
+    return len({name.removeprefix(f"{stem}.").split(".")[0] for name in part.entries if name.startswith(f"{stem}.")})
+
+
+def matrix(part: Checkpoint, name: str) -> tuple[int, ...]:
+    """The shape of a tensor that should have two dimensions. Raises Refused if it has not, KeyError if it is missing."""
+    shape = part.entries[name].shape
+    if len(shape) != 2:
+        raise Refused(
+            f"{part.path.name} holds {name} with the shape {list(shape)}, which is no matrix: choose another file."
+        )
+    return shape
+
+
+def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int) -> None:
+    """Check that every tensor a key map names is there, in a supported format and of the shape it should have.
+
+    Raises:
+        Refused: with the tensor's name.
+    """
+    name = part.path.name
+    for piece in (piece for pieces in keys.values() for piece in pieces):
+        entry = part.entries.get(piece.name)
+        if entry is None:
+            raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete {model} file.")
+        if entry.dtype is not None and not entry.dtype.is_floating_point:
+            raise Refused(
+                f"{name} holds {piece.name} as {entry.storage.name}, which is not supported: choose a file with "
+                "weights in fp32, fp16, bf16 or fp8, or a GGUF file."
+            )
+        if entry.shape[:1] < (piece.stop,) or entry.shape[1:] != piece.row_shape:
+            raise Refused(
+                f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit a model of "
+                f"{hidden} features: choose a complete {model} file."
+            )

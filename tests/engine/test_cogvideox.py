@@ -1,0 +1,211 @@
+"""CogVideoX on real workers against diffusers' own pipelines, for every type of model and every kind of plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch as replaced
+
+import pytest
+import torch
+from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, CogVideoXPipeline
+from torch import Tensor
+
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.wire.messages import DiffusionSettings, Prompt
+from tests.engine.conftest import TOLERANCE, Runner, relative_error
+from tests.plans import cpu_plan
+from tests.tiny_cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
+from tests.tiny_models import draw, randomise
+
+STEPS = 4
+CFG = 6.0
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Video:
+    """A job: what is made by which type of model and which of CogVideoX's own samplers."""
+
+    kind: str
+    sampler: str = "cogvideox_ddim"
+    frames: int = 4
+    height: int = 6
+    width: int = 10
+    text: int = 7
+
+    @property
+    def noise(self) -> Tensor:
+        """`[1, 16, latent frames, height, width]`."""
+        return draw(1, 16, self.frames, self.height, self.width, seed=1)
+
+    @property
+    def prompts(self) -> tuple[Tensor, Tensor]:
+        """Positive and negative text."""
+        return draw(1, self.text, TEXT_WIDTH, seed=2), draw(1, self.text, TEXT_WIDTH, seed=4)
+
+    @property
+    def image(self) -> Tensor:
+        """The picture to begin with, in pixels, 0 to 1."""
+        return draw(1, 3, 8 * self.height, 8 * self.width, seed=5).sigmoid()
+
+    @property
+    def from_image(self) -> bool:
+        return "i2v" in self.kind
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each type."""
+    folder = tmp_path_factory.mktemp("cogvideox")
+    return {kind: save_cogvideox(folder / f"{kind}.safetensors", kind) for kind in TYPES}
+
+
+@pytest.fixture(scope="session")
+def vae() -> AutoencoderKLCogVideoX:
+    """What encodes the image for diffusers."""
+    blocks = {"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
+    return randomise(AutoencoderKLCogVideoX(latent_channels=16, scaling_factor=0.7, **blocks), seed=6)
+
+
+@pytest.fixture(scope="session")
+def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
+    """The job by diffusers' pipeline."""
+    done: dict[Video, Tensor] = {}
+
+    def make(job: Video) -> Tensor:
+        if job not in done:
+            scheduler = schedulers(job.kind)[job.sampler]
+            parts = {
+                "tokenizer": None,
+                "text_encoder": None,
+                "transformer": cogvideox(job.kind, max_text_seq_length=job.text),
+                "scheduler": scheduler,
+            }
+            inputs: dict[str, Any] = {
+                "prompt_embeds": job.prompts[0],
+                "negative_prompt_embeds": job.prompts[1],
+                "height": 8 * job.height,
+                "width": 8 * job.width,
+                "num_frames": 4 * job.frames - 3,
+                "num_inference_steps": STEPS,
+                "guidance_scale": CFG,
+                "latents": job.noise.transpose(1, 2),
+                "output_type": "latent",
+            }
+            if job.from_image:
+                pipeline = CogVideoXImageToVideoPipeline(vae=vae, **parts)
+                inputs |= {"image": job.image, "generator": torch.Generator().manual_seed(0)}
+            else:
+                pipeline = CogVideoXPipeline(vae=vae, **parts)
+            pipeline.set_progress_bar_config(disable=True)
+            with _noise_as_ours(job):
+                done[job] = pipeline(**inputs).frames.transpose(1, 2)
+        return done[job]
+
+    return make
+
+
+@contextmanager
+def _noise_as_ours(job: Video) -> Iterator[None]:
+    """diffusers' DPM steps with the noise of ours: seed + 1, in ComfyUI's axis order, drawn once a step."""
+    generator = torch.Generator().manual_seed(SEED + 1)
+    noises = [torch.randn(job.noise.shape, generator=generator).transpose(1, 2) for _ in range(STEPS)]
+    # Between the first and the last step they draw twice and use the second.
+    draws = iter([noises[0], *(noise for each in noises[1:-1] for noise in (each, each)), noises[-1]])
+    with replaced("diffusers.schedulers.scheduling_dpm_cogvideox.randn_tensor", lambda *_, **__: next(draws)):
+        yield
+
+
+@pytest.fixture(scope="session")
+def ours(run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX) -> Callable[[Video, ResolvedPlan], Tensor]:
+    """The job on workers."""
+
+    def make(job: Video, plan: ResolvedPlan) -> Tensor:
+        alphas = schedulers(job.kind)[job.sampler].alphas_cumprod.clone()
+        alphas[-1] = 4.8973451890853435e-08  # as ComfyUI's tables end where the terminal SNR is zero
+        table = ((1 - alphas) / alphas).sqrt().float()
+        timesteps = torch.arange(999, -1, -1000 // STEPS)
+        sigmas = torch.cat([table[timesteps], torch.zeros(1)])
+        tensors = {"x": job.noise * (1 + sigmas[0] ** 2).sqrt(), "sigmas": sigmas, "log_sigmas": table.log()}
+        extra: dict[str, Tensor] = {}
+        if job.from_image:
+            encoded = vae.encode(2 * job.image[:, :, None] - 1).latent_dist.sample(torch.Generator().manual_seed(0))
+            image = torch.zeros_like(job.noise)
+            image[:, :, :1] = 0.7 * encoded
+            extra["concat"] = image
+            if "1.5" in job.kind:
+                extra["ofs"] = torch.full((1,), 2.0)
+        sides = {}
+        for side, context in zip(("positive", "negative"), job.prompts, strict=True):
+            given = {"context": context, **extra}
+            tensors |= {f"prompt.{side}.{name}": tensor for name, tensor in given.items()}
+            sides[side] = [Prompt({name: f"prompt.{side}.{name}" for name in given})]
+        return run.sample(
+            "cogvideox",
+            files[job.kind],
+            tensors,
+            plan,
+            sampler=job.sampler,
+            sampling=DiffusionSettings("v"),
+            cfg=CFG,
+            **sides,
+        )
+
+    return make
+
+
+Original = Callable[[Video], Tensor]
+Ours = Callable[[Video, ResolvedPlan], Tensor]
+
+SMALL = [
+    cpu_plan(cfg=2),
+    cpu_plan(ulysses=2),
+    cpu_plan(ring=2),
+    cpu_plan(pipefusion=2, warmup_steps=STEPS),
+    cpu_plan(pipefusion=2, patches=3, warmup_steps=STEPS),
+    cpu_plan(ulysses=2, weights="sharded"),
+    cpu_plan(ring=3),
+    cpu_plan(ulysses=3),
+]
+
+
+def each_plan(plans: list[ResolvedPlan]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("plan", plans, ids=[plan.describe().split(": ")[-1] for plan in plans])
+
+
+@pytest.mark.parametrize("sampler", ["cogvideox_ddim", "cogvideox_dpm"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
+    job = Video(kind, sampler)
+    assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(1, 6, 10), (5, 4, 4), (13, 4, 6)])
+def test_5b_positions_fit_every_shape(original: Original, ours: Ours, size: tuple[int, int, int]) -> None:
+    job = Video("5b", frames=size[0], height=size[1], width=size[2], text=3)
+    assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@each_plan(SMALL)
+@pytest.mark.parametrize("kind", TYPES)
+def test_plans_equal_diffusers(original: Original, ours: Ours, kind: str, plan: ResolvedPlan) -> None:
+    job = Video(kind)
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+@each_plan([cpu_plan(ulysses=4), cpu_plan(ulysses=8)])
+def test_30_heads_under_any_ulysses_degree(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+    job = Video("2b")
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+@each_plan([cpu_plan(cfg=2, ring=2, ulysses=2), cpu_plan(cfg=2, ulysses=3), cpu_plan(cfg=2, ulysses=4, ring=1)])
+def test_tokens_and_heads_that_do_not_divide_on_eight_ranks(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+    job = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
+    tokens = 3 * 3 * 5 + job.text
+    assert tokens % 4
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE

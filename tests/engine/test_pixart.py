@@ -1,0 +1,169 @@
+"""PixArt-alpha on real workers against diffusers' own pipeline, with text masks of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
+from torch import Tensor
+
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.wire.messages import DiffusionSettings, Prompt
+from tests.engine.conftest import TOLERANCE, Runner, relative_error
+from tests.plans import cpu_plan
+from tests.tiny_models import draw
+from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
+
+STEPS = 4
+CFG = 4.5
+SCHEDULE = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A job; `text` counts the tokens that the masks of both prompts let through, of as many as there are."""
+
+    sampler: str = "dpmpp_2m"
+    micro_conditions: bool = True
+    height: int = 10
+    width: int = 6
+    text: tuple[int, int] = (5, 2)
+    tokens: int = 9
+
+    @property
+    def noise(self) -> Tensor:
+        return draw(1, 4, self.height, self.width, seed=1)
+
+    @property
+    def prompts(self) -> list[tuple[Tensor, Tensor]]:
+        """Text and mask of the positive and the negative side."""
+        return [
+            (draw(1, self.tokens, TEXT_WIDTH, seed=seed), (torch.arange(self.tokens) < shown)[None].float())
+            for seed, shown in zip((2, 3), self.text, strict=True)
+        ]
+
+    def scheduler(self) -> DPMSolverMultistepScheduler | EulerDiscreteScheduler:
+        if self.sampler == "euler":
+            return EulerDiscreteScheduler(**SCHEDULE, timestep_spacing="trailing")
+        return DPMSolverMultistepScheduler(**SCHEDULE)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A checkpoint with and without micro-conditions."""
+    folder = tmp_path_factory.mktemp("pixart")
+    return {micro: save_pixart(folder / f"{micro}.safetensors", micro_conditions=micro) for micro in (True, False)}
+
+
+@pytest.fixture(scope="session")
+def original() -> Callable[[Picture], Tensor]:
+    """The job by diffusers' pipeline."""
+    done: dict[Picture, Tensor] = {}
+
+    def make(job: Picture) -> Tensor:
+        if job not in done:
+            transformer = pixart(micro_conditions=job.micro_conditions)
+            pipeline = PixArtAlphaPipeline(None, None, None, transformer, job.scheduler())
+            pipeline.set_progress_bar_config(disable=True)
+            (text, mask), (negative, negative_mask) = job.prompts
+            done[job] = pipeline(
+                negative_prompt=None,
+                prompt_embeds=text,
+                prompt_attention_mask=mask,
+                negative_prompt_embeds=negative,
+                negative_prompt_attention_mask=negative_mask,
+                height=8 * job.height,
+                width=8 * job.width,
+                num_inference_steps=STEPS,
+                guidance_scale=CFG,
+                latents=job.noise,
+                output_type="latent",
+                use_resolution_binning=False,
+            ).images
+        return done[job]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def ours(run: Runner, files: dict[bool, Path]) -> Callable[[Picture, ResolvedPlan], Tensor]:
+    """The job on workers."""
+
+    def make(job: Picture, plan: ResolvedPlan) -> Tensor:
+        scheduler = job.scheduler()
+        scheduler.set_timesteps(STEPS)
+        table = ((1 - scheduler.alphas_cumprod) / scheduler.alphas_cumprod).sqrt()
+        sigmas = scheduler.sigmas.float()
+        tensors = {"x": job.noise * (1 + sigmas[0] ** 2).sqrt(), "sigmas": sigmas, "log_sigmas": table.log()}
+        if job.sampler == "euler":
+            tensors["x"] = job.noise * scheduler.init_noise_sigma
+        sides = {}
+        for side, (context, mask) in zip(("positive", "negative"), job.prompts, strict=True):
+            given = {"context": context, "attention_mask": mask}
+            if job.micro_conditions:
+                given["c_size"] = torch.tensor([[8.0 * job.height, 8.0 * job.width]])
+                given["c_ar"] = torch.tensor([[job.height / job.width]])
+            tensors |= {f"prompt.{side}.{name}": tensor for name, tensor in given.items()}
+            sides[side] = [Prompt({name: f"prompt.{side}.{name}" for name in given})]
+        return run.sample(
+            "pixart",
+            files[job.micro_conditions],
+            tensors,
+            plan,
+            sampler=job.sampler,
+            sampling=DiffusionSettings("eps"),
+            cfg=CFG,
+            **sides,
+        )
+
+    return make
+
+
+Original = Callable[[Picture], Tensor]
+Ours = Callable[[Picture, ResolvedPlan], Tensor]
+
+PLANS = [
+    cpu_plan(),
+    cpu_plan(cfg=2),
+    cpu_plan(pipefusion=2, warmup_steps=STEPS),
+    cpu_plan(ulysses=2),
+    cpu_plan(ring=2),
+    cpu_plan(ulysses=2, weights="sharded"),
+    cpu_plan(ulysses=3),
+    cpu_plan(cfg=2, pipefusion=2, ulysses=2, warmup_steps=STEPS),
+    cpu_plan(cfg=2, pipefusion=2, ring=2, patches=5, warmup_steps=STEPS),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=[plan.describe().split(": ")[-1] for plan in PLANS])
+def test_plans_equal_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+    for job in (Picture(), Picture(text=(9, 1))):
+        assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_other_jobs_equal_diffusers(original: Original, ours: Ours, workers: int) -> None:
+    jobs = [
+        Picture(sampler="euler"),
+        Picture(micro_conditions=False),
+        Picture(height=2, width=14, tokens=3, text=(3, 3)),
+    ]
+    for job in jobs:
+        assert relative_error(ours(job, cpu_plan(ulysses=workers)), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_the_mask_matters(original: Original, ours: Ours, workers: int) -> None:
+    assert relative_error(ours(Picture(text=(5, 9)), cpu_plan(cfg=workers)), original(Picture())) > 1e-3
+
+
+@pytest.mark.parametrize("workers", [4])
+def test_pipefusion_depends_on_patches_and_warm_up_alone(original: Original, ours: Ours, workers: int) -> None:
+    job = Picture()
+    reference = ours(job, cpu_plan(pipefusion=2, ulysses=2, patches=3))
+    assert relative_error(ours(job, cpu_plan(cfg=2, pipefusion=2, patches=3)), reference) <= TOLERANCE
+    assert relative_error(reference, original(job)) > 10 * TOLERANCE
