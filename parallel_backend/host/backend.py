@@ -7,7 +7,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +31,6 @@ from ..wire.messages import (
     MeasureBlocks,
     MeasureMachine,
     Release,
-    Report,
     Sample,
 )
 from . import diagnosis
@@ -79,7 +79,7 @@ class Backend:
         self.deadlines = deadlines or Deadlines()
         self._server: ForkServer | None = None
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
-        self._held: dict[tuple[str, ...], dict[tuple[ModelSpec, str], int]] = {}
+        self._users: list[tuple[weakref.ref[object], ModelSpec]] = []
         self._generations = itertools.count(1)
         self._requests = itertools.count(secrets.randbits(48))  # workers elsewhere serve other clients before and after
         self._elsewhere: dict[Address, tuple[str, ...]] = {}
@@ -237,7 +237,7 @@ class Backend:
 
     def held_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of this model's weights that all workers on a device hold there."""
-        return sum(held.get((model, device), 0) for held in self._held.values())
+        return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
 
     def release(self, model: ModelSpec) -> None:
         """Take a model off the workers' devices; it stays in host memory where there is room.
@@ -245,20 +245,34 @@ class Backend:
         Never fails: what has ended holds nothing.
         """
         with self._lock:
-            for devices in [devices for devices, held in self._held.items() if any(spec == model for spec, _ in held)]:
-                group = self._groups[devices]
+            for devices, group in list(self._groups.items()):
+                if not group.holds(model):
+                    continue
+                if group.alive():
+                    try:
+                        message = Release(next(self._requests), model)
+                        answer = group.carry_out(message, {}, _no_news, _no_loading, lambda: False)
+                        log.info("Parallel: %s", released(model, answer.reports))
+                    except WorkerFailed as failure:
+                        log.warning("%s", failure)
                 if not group.alive():
-                    self._forget(devices)
-                    continue
-                try:
-                    message = Release(next(self._requests), model)
-                    answer = group.carry_out(message, {}, _no_news, _no_loading, lambda: False)
-                except WorkerFailed as failure:
-                    log.warning("%s", failure)
-                    self._forget(devices)
-                    continue
-                self._held[devices] = _held(answer.reports, devices)
-                log.info("Parallel: %s", released(model, answer.reports))
+                    del self._groups[devices]
+
+    def attend(self, user: object, model: ModelSpec) -> None:
+        """Keep a model on the devices no longer than there are users of it: when the last is gone it is released."""
+        with self._lock:
+            self._users = [(reference, spec) for reference, spec in self._users if reference() is not None]
+            self._users.append((weakref.ref(user), model))
+        weakref.finalize(user, self._begin_to_abandon, model).atexit = False
+
+    def _begin_to_abandon(self, model: ModelSpec) -> None:
+        """In a thread of its own, because a user may be collected anywhere, also in the middle of a request."""
+        threading.Thread(target=self._abandon, args=(model,), name="parallel-abandon", daemon=True).start()
+
+    def _abandon(self, model: ModelSpec) -> None:
+        with self._lock:
+            if not any(spec == model and reference() is not None for reference, spec in self._users):
+                self.release(model)
 
     def close(self) -> None:
         """End all workers; requests, also the running one, are cancelled from here on.
@@ -272,7 +286,6 @@ class Backend:
             for group in self._groups.values():
                 group.stop()
             self._groups.clear()
-            self._held.clear()
             if self._server is not None:
                 self._server.close(self.deadlines.leave)
                 self._server = None
@@ -291,7 +304,6 @@ class Backend:
         with self._lock:
             message = kind(request=next(self._requests), **fields)
             answer = self._ask(message, tensors, interrupted, on_news, on_loading)
-            self._held[message.plan.devices] = _held(answer.reports, message.plan.devices)
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
             if not isinstance(message, Forward):
@@ -324,7 +336,7 @@ class Backend:
                     log.warning("%s", failure)  # it had ended unnoticed, and new workers can do what is asked
                 finally:
                     if not group.alive():
-                        self._forget(message.plan.devices)
+                        del self._groups[message.plan.devices]
             raise AssertionError("the last try returns or raises")
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
@@ -334,7 +346,7 @@ class Backend:
             return group
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()
-            self._forget(devices)
+            del self._groups[devices]
         if is_elsewhere(plan.devices[0]):
             self._elsewhere.pop(address_of(plan.devices[0]), None)  # asked again, unless it is found to be as it was
         else:
@@ -355,17 +367,3 @@ class Backend:
             except OSError as error:
                 raise diagnosis.unstartable(error) from error
         return self._server
-
-    def _forget(self, devices: tuple[str, ...]) -> None:
-        self._groups.pop(devices, None)
-        self._held.pop(devices, None)
-
-
-def _held(reports: Sequence[Report], devices: Sequence[str]) -> dict[tuple[ModelSpec, str], int]:
-    """Bytes of weights by model and device."""
-    sizes: dict[tuple[ModelSpec, str], int] = {}
-    for report in reports:
-        for held in report.held:
-            key = held.model, devices[report.rank]
-            sizes[key] = sizes.get(key, 0) + held.nbytes
-    return sizes

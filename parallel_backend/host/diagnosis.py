@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ..errors import WorkerFailed, WorkerOutOfMemory
-from ..wire.messages import Failed
+from ..plan import ResolvedPlan
+from ..plan.roomier import gigabytes, roomier
+from ..wire.messages import Failed, Shortage
 from .causes import LOST_PEER, known_cause
 from .channel import GATEWAY, Channel, Heard
 from .elsewhere import Elsewhere
@@ -17,13 +20,17 @@ MEMORY_REMEDY = "The system does that when the machine's memory is full: close o
 
 
 def explain(
-    launched: Launched | Elsewhere, devices: Sequence[str], channel: Channel, reports: Sequence[Failed]
+    launched: Launched | Elsewhere,
+    devices: Sequence[str],
+    channel: Channel,
+    reports: Sequence[Failed],
+    plan: ResolvedPlan | None = None,
 ) -> WorkerFailed:
     """The error for a group in which a process ended or a rank reported a failure: its earliest cause.
 
     A process that ended without a report could not make one, and its peers' reports of lost connections are
     consequences; so may SIGABRT be, with which a library ends a process that lost its peers. On other machines a
-    connection that ended without a report stands for such a process.
+    connection that ended without a report stands for such a process. `plan` is that of the request, if there was one.
     """
     heard, reported = channel.heard, {report.rank for report in reports}
     ended = {rank: p.returncode for rank, p in enumerate(launched.processes) if p.returncode is not None}
@@ -37,12 +44,12 @@ def explain(
             why = f" ({channel.lost[rank]})" if channel.lost[rank] else ""
             return WorkerFailed(f"{_who(rank, devices)} was lost{_doing(heard.get(rank))}{why}. {AFTERWARDS}")
     if own:
-        return _from_report(min(own, key=lambda report: report.at), launched, devices)
+        return _from_report(min(own, key=lambda report: report.at), launched, devices, plan)
     if silent_ends:
         rank = min(silent_ends, key=lambda rank: silent_ends[rank] == -signal.SIGABRT)
         return _from_end(launched, rank, devices, heard)
     if reports:
-        return _from_report(min(reports, key=lambda report: report.at), launched, devices)
+        return _from_report(min(reports, key=lambda report: report.at), launched, devices, plan)
     if isinstance(launched, Elsewhere):
         why = f" ({channel.lost[GATEWAY]})" if channel.lost.get(GATEWAY) else ""
         return WorkerFailed(f"The connection to {launched.address} was lost{_doing(heard.get(0))}{why}. {AFTERWARDS}")
@@ -78,14 +85,13 @@ def late(launched: Launched | Elsewhere, devices: Sequence[str], ready: Sequence
     )
 
 
-def _from_report(report: Failed, launched: Launched | Elsewhere, devices: Sequence[str]) -> WorkerFailed:
+def _from_report(
+    report: Failed, launched: Launched | Elsewhere, devices: Sequence[str], plan: ResolvedPlan | None
+) -> WorkerFailed:
     where = f"{_who(report.rank, devices)}"
     when = f" while {report.phase}" + (f", step {report.step}" if report.step else "")
-    if report.out_of_memory:
-        return WorkerOutOfMemory(
-            f"{where} ran out of memory{when}: {report.reason}. Use more workers, a smaller picture or a smaller batch. "
-            f"{AFTERWARDS}"
-        )
+    if report.shortage is not None:
+        return WorkerOutOfMemory(f"{where} ran out of memory{when}: {_short(report.shortage, plan)} {AFTERWARDS}")
     trace = "\n".join(report.trace.strip().splitlines()[-8:])
     tail = launched.log_tail(report.rank)
     remedy = _remedy(f"{report.reason}\n{tail}")
@@ -111,6 +117,18 @@ def _remedy(text: str) -> str:
 
 def _said(tail: str) -> str:
     return f"\nThe last lines of its log:\n{tail}" if tail else ""
+
+
+def _short(shortage: Shortage, plan: ResolvedPlan | None) -> str:
+    """How much was asked for, what was held, and what to change."""
+    asked = gigabytes(shortage.asked) if shortage.asked else "more memory"
+    weights = ", ".join(f"{gigabytes(held.nbytes)} of {Path(held.model.path).name}" for held in shortage.held)
+    said = f"it asked for {asked} with {gigabytes(shortage.free)} free, and held {weights or 'no weights'}."
+    if plan is None:
+        return said
+    others = max(0, sum(held.nbytes for held in shortage.held) - shortage.part)
+    advice = roomier(plan, shortage.part, others, shortage.asked - shortage.free)
+    return f"{said} {advice[0].upper()}{advice[1:]}."
 
 
 def _who(rank: int, devices: Sequence[str]) -> str:

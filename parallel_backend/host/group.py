@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from ..errors import Cancelled, Refused, WorkerFailed
+from ..models.family import ModelSpec
+from ..plan import ResolvedPlan
 from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (
@@ -134,6 +136,9 @@ class WorkerGroup:
         self._deadlines = deadlines
         self._reports: list[Failed] = []
         self._marks_before: dict[int, int] = {}
+        self._latest: dict[int, Report] = {}
+        """Each rank's last account of what it holds."""
+        self._plan: ResolvedPlan | None = None
         self._channel: Channel
         self._launched: Launched | Elsewhere
         self._members: dict[int, Facts] = {}
@@ -183,6 +188,15 @@ class WorkerGroup:
             self._end(State.FAILED)
         return self.state is State.READY
 
+    def held_bytes(self, model: ModelSpec, device: str) -> int:
+        """Bytes of a model's weights that the workers on a device hold there."""
+        reports = (report for report in self._latest.values() if self.devices[report.rank] == device)
+        return sum(held.nbytes for report in reports for held in report.held if held.model == model)
+
+    def holds(self, model: ModelSpec) -> bool:
+        """Whether a worker holds weights of a model on its device."""
+        return any(held.model == model for report in self._latest.values() for held in report.held)
+
     def carry_out(
         self,
         message: Request,
@@ -203,6 +217,7 @@ class WorkerGroup:
             WorkerFailed: the group has failed and is stopped.
         """
         assert self.state is State.READY
+        self._plan = None if isinstance(message, Release) else message.plan
         self.state = State.RUNNING
         self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
         try:
@@ -247,7 +262,8 @@ class WorkerGroup:
         answer: Answer | None = None
         reports: list[Report] = []
         expected = len(self.devices) if isinstance(message, (Sample, Forward, Decode, Encode, Release)) else 0
-        while answer is None or len(reports) < expected:
+        over = False
+        while not over or len(reports) < expected:
             frame = self._next_frame(started)
             match frame.message if frame else None:
                 case Progress() | Pixels() if stopped_by is None and frame is not None:
@@ -256,10 +272,11 @@ class WorkerGroup:
                     stopped_by = _raised_by(on_loading, done, total)
                 case Report() as report:
                     reports.append(report)
+                    self._latest[report.rank] = report
                 case Done() | MachineMeasured() | BlocksMeasured() if frame is not None:
-                    answer = Answer(frame, reports)
+                    answer, over = Answer(frame, reports), True
                 case Stopped():
-                    raise stopped_by or Cancelled
+                    stopped_by, over = stopped_by or Cancelled(), True
                 case Declined(reason=reason):
                     raise Refused(reason)
             if stopped_by is None and interrupted():
@@ -273,6 +290,7 @@ class WorkerGroup:
                 raise stopped_by or Cancelled
         if stopped_by is not None:
             raise stopped_by
+        assert answer is not None
         return answer
 
     def _send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
@@ -313,7 +331,7 @@ class WorkerGroup:
                 until = min(until, time.monotonic() + POLL_SECONDS)
         for process in self._launched.processes:
             process.poll()
-        return diagnosis.explain(self._launched, self.devices, self._channel, self._reports)
+        return diagnosis.explain(self._launched, self.devices, self._channel, self._reports, self._plan)
 
     def _check_pulses(self, since: float) -> None:
         now, heard = time.monotonic(), self._channel.heard

@@ -296,14 +296,27 @@ class Stopped(Message, frozen=True):
     request: int
 
 
+class Shortage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank's memory, in bytes, when it ran out.
+
+    `asked` is 0 where that is not known; `part` is what the request's model takes on this rank; `held` are all models
+    whose weights were on the device.
+    """
+
+    asked: int
+    free: int
+    part: int
+    held: list[HeldModel]
+
+
 class Failed(Message, frozen=True):
-    """A rank's own account of its failure; `at` is seconds since the epoch."""
+    """A rank's own account of its failure; `at` is seconds since the epoch, `shortage` tells of memory that ran out."""
 
     rank: int
     device: str
     phase: str
     step: int
-    out_of_memory: bool
+    shortage: Shortage | None
     reason: str
     trace: str
     at: float

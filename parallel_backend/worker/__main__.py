@@ -11,8 +11,6 @@ import time
 import traceback
 from collections.abc import Sequence
 
-import torch
-
 from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
@@ -47,17 +45,19 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     hello = Hello(home.generation, own_facts(environment.device))
     link = Link(home.connection, environment.rank, hello, status, home.leave)
+    engine: Engine | None = None
     try:
-        _serve(environment, home, link, status)
+        world = _join(environment, home, status)
+        engine = _engine(environment, world, link, status)
+        _serve(world, engine, link, status)
     except Exception as error:
-        out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         failed = Failed(
             rank=environment.rank,
             device=str(environment.device),
             phase=status.phase,
             step=status.step,
-            out_of_memory=out_of_memory,
+            shortage=engine.shortage(error) if engine is not None else None,
             reason=reason,
             trace=traceback.format_exc(),
             at=time.time(),
@@ -69,15 +69,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _serve(environment: Environment, home: Home, link: Link, status: Status) -> None:
+def _join(environment: Environment, home: Home, status: Status) -> World:
     status.enter("importing diffusers")
     for module in IMPORTS:
         importlib.import_module(module)
     status.enter("joining the other workers")
-    world = World(environment, home.store())
+    return World(environment, home.store())
+
+
+def _engine(environment: Environment, world: World, link: Link, status: Status) -> Engine:
     trace_directory = os.environ.get(TRACE_DIRECTORY)
     trace = Trace(trace_directory, environment.rank) if trace_directory else None
-    engine = Engine(environment, world, link, status, Meter(trace=trace))
+    return Engine(environment, world, link, status, Meter(trace=trace))
+
+
+def _serve(world: World, engine: Engine, link: Link, status: Status) -> None:
     status.enter("idle")
     while True:
         frame = world.relay(link.next() if world.rank == 0 else None)

@@ -46,6 +46,7 @@ from ..wire.messages import (
     Release,
     Report,
     Sample,
+    Shortage,
     Stopped,
 )
 from .autoencoding import AutoencoderPart, Autoencoding
@@ -54,7 +55,7 @@ from .files import ModelFiles
 from .holder import Holder
 from .link import Link
 from .measuring import time_blocks
-from .memory import Allowance, Memory
+from .memory import Allowance, Memory, asked_bytes, is_out_of_memory
 from .stage_part import STORAGE_DTYPES, StagePart, stages
 from .status import Status
 from .world import World
@@ -74,9 +75,10 @@ class Engine:
         self._link = link
         self._status = status
         self._meter = meter
-        self._memory = Memory(environment.device, environment.world_size)
-        self._holder = Holder(self._memory, world.all_agree, status)
         self._neighbours = world.neighbours(meter)
+        machines = self._neighbours.machines
+        self._memory = Memory(environment.device, machines.count(machines[world.rank]))
+        self._holder = Holder(self._memory, world.all_agree, status)
         self._autoencoding = Autoencoding(environment.device, world, link, status, meter)
         self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
         self._read = 0
@@ -97,6 +99,7 @@ class Engine:
             self._compute(message, {name: tensor.to(self._device) for name, tensor in frame.tensors.items()})
         if self._meter.trace is not None:
             self._meter.trace.write()
+        self._memory.trim()
         self._status.enter("idle")
 
     def _compute(self, message: Message, tensors: dict[str, Tensor]) -> None:
@@ -142,6 +145,13 @@ class Engine:
         self._agreed = wanted
         return True
 
+    def shortage(self, error: BaseException) -> Shortage | None:
+        """What there was when memory ran out; None for an error of another kind."""
+        if not is_out_of_memory(error):
+            return None
+        free = self._holder.free()
+        return Shortage(asked_bytes(error), free, self._holder.wanted, self._held_models())
+
     def _sample(self, message: Sample, tensors: Mapping[str, Tensor]) -> None:
         mesh = self._mesh(message.plan)
         try:
@@ -149,8 +159,7 @@ class Engine:
             started = self._begin()
             result = self._pipeline(message, tensors, mesh, model, forward).run()
         except Cancelled:
-            if mesh.reports:
-                self._link.send(Stopped(message.request))
+            self._stopped(message, mesh.reports)
             return
         self._report(message.request, message.model, started, forward.cache_bytes)
         if result is not None and _answers(mesh):
@@ -222,8 +231,7 @@ class Engine:
         try:
             _, forward = self._prepare(message, mesh)
         except Cancelled:
-            if mesh.reports:
-                self._link.send(Stopped(message.request))
+            self._stopped(message, mesh.reports)
             return
         started = self._begin()
         self._status.enter("running the model once")
@@ -264,8 +272,7 @@ class Engine:
             else:
                 answer = {"latent": self._autoencoding.encode(message, tensors["pixels"], part.autoencoder)}
         except Cancelled:
-            if self._world.rank == 0:
-                self._link.send(Stopped(message.request))
+            self._stopped(message, self._world.rank == 0)
             return
         self._report(message.request, message.model, started)
         if self._world.rank == 0:
@@ -333,6 +340,15 @@ class Engine:
 
         return Watch(lambda: self._world.agree(self._link.cancelled(request)), progress, read)
 
+    def _stopped(self, message: Sample | Forward | Decode | Encode, answers: bool) -> None:
+        """Answer a request that was cancelled."""
+        self._report(message.request, message.model, time.perf_counter())
+        if answers:
+            self._link.send(Stopped(message.request))
+
+    def _held_models(self) -> list[HeldModel]:
+        return [HeldModel(spec, nbytes) for spec, nbytes in self._holder.on_device().items()]
+
     def _begin(self) -> float:
         self._meter.reset()
         if self._device.type == "cuda":
@@ -354,7 +370,7 @@ class Engine:
             weights=self._holder.on_device().get(model, 0),
             cache=cache,
             peak=peak,
-            held=[HeldModel(spec, nbytes) for spec, nbytes in self._holder.on_device().items()],
+            held=self._held_models(),
             on_host=sum(self._holder.on_host().values()),
             restored=self._holder.restored,
         )

@@ -55,6 +55,9 @@ class Holder:
         self._agree = agree
         self._status = status
         self._held: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
+        self._limit = 0
+        self.wanted = 0
+        """Bytes of the part last asked for, held or not."""
         self.restored = 0
         """Bytes brought back from host memory since it was last set to 0."""
 
@@ -78,24 +81,32 @@ class Holder:
         Raises:
             OutOfMemory: the part is larger than the allowance.
         """
+        self._limit = allowance.limit
+        self._memory.limit(allowance.limit)
         held = self._held.pop(model, None)
         if held is None or held.arrangement != arrangement:
             held = None
             self._memory.give_back()
             part: P = build()
             held = _Held(part, arrangement, bytes_of(part.module), on_device=False)
-            self._make_room(held.nbytes, allowance)
+            self._make_room(held, allowance)
             self._status.enter("loading the model")
             part.fill()
         elif not held.on_device:
-            self._make_room(held.nbytes, allowance)
+            self._make_room(held, allowance)
             self._status.enter("restoring the model from host memory")
             self._memory.to_device(held.part.module)
             self.restored += held.nbytes
+        else:
+            self._make_room(held, allowance)
         held.on_device = True
         self._held[model] = held
-        self._make_room(0, allowance, keep=held)
         return held.part  # type: ignore[no-any-return]
+
+    def free(self) -> int:
+        """Bytes still to be had on the device, under the limit last given."""
+        free = self._memory.free_on_device()
+        return min(free, self._limit - sum(self.on_device().values())) if self._limit else free
 
     def release(self, model: ModelSpec) -> None:
         """Take a model off the device, into host memory if there is room. A collective."""
@@ -103,19 +114,22 @@ class Holder:
         if model in self._held and self._held[model].on_device:
             self._take_off(model)
 
-    def _make_room(self, nbytes: int, allowance: Allowance, keep: _Held | None = None) -> None:
-        """Take parts off the device, the least recently used first, until `nbytes` fit or only `keep` is left."""
-        while not self._agree(self._fits(nbytes, allowance)):
-            oldest = next((spec for spec, held in self._held.items() if held.on_device and held is not keep), None)
+    def _make_room(self, wanted: _Held, allowance: Allowance) -> None:
+        """Take other parts off the device, the least recently used first, until this one fits or is left alone."""
+        self._status.enter("making room for the model")
+        self.wanted = wanted.nbytes
+        while not self._agree(self._fits(wanted, allowance)):
+            oldest = next((spec for spec, held in self._held.items() if held.on_device and held is not wanted), None)
             if oldest is None:
                 break
             self._take_off(oldest)
-        if allowance.limit and nbytes > allowance.limit:
-            raise OutOfMemory(asked=nbytes, free=allowance.limit)
+        if allowance.limit and wanted.nbytes > allowance.limit:
+            raise OutOfMemory(wanted.nbytes, allowance.limit)
 
-    def _fits(self, nbytes: int, allowance: Allowance) -> bool:
-        needed = nbytes + allowance.working
-        within = not allowance.limit or sum(self.on_device().values()) + needed <= allowance.limit
+    def _fits(self, wanted: _Held, allowance: Allowance) -> bool:
+        others = sum(held.nbytes for held in self._held.values() if held.on_device and held is not wanted)
+        within = not allowance.limit or others + wanted.nbytes + allowance.working <= allowance.limit
+        needed = allowance.working + (0 if wanted.on_device else wanted.nbytes)
         return within and needed <= self._memory.free_on_device() // allowance.sharers
 
     def _take_off(self, model: ModelSpec) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import re
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,19 +16,42 @@ from torch import nn
 HOST = torch.device("cpu")
 
 HOST_RESERVE = 4 << 30
-"""Bytes of host memory that weights taken off a device leave free for ComfyUI and everything else."""
+"""What is left free for ComfyUI and everything else."""
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container's own limit is found (version 2); the machine's free memory is not all its own."""
 
 
-class OutOfMemory(torch.OutOfMemoryError):
-    """More was asked for than is free, both in bytes."""
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
-    def __init__(self, asked: int, free: int) -> None:
-        super().__init__(f"{asked} bytes were asked for and {free} are free")
-        self.asked = asked
-        self.free = free
+ALLOCATION = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
+"""How torch's allocators say what they were asked for."""
+
+
+HOST_FAILURES = ("can't allocate memory", "bad_alloc")
+"""What torch says when the host's memory ran out."""
+
+
+class OutOfMemory(torch.OutOfMemoryError):
+    """The limit of the plan leaves no room for what is asked for; numbers are bytes."""
+
+    def __init__(self, asked: int, limit: int) -> None:
+        super().__init__(f"Tried to allocate {asked} bytes under a limit of {limit} bytes")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the device or on the host."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in HOST_FAILURES)
+
+
+def asked_bytes(error: BaseException) -> int:
+    """How much was asked for when memory ran out; 0 where the error does not say."""
+    found = ALLOCATION.search(str(error))
+    return int(float(found[1]) * UNITS[found[2]]) if found else 0
 
 
 @dataclass(frozen=True)
@@ -48,11 +74,19 @@ class Memory:
     Args:
         device: of this rank.
         local_ranks: ranks on this machine, which may take weights to the host at the same time.
+        host_reserve: bytes of host memory that weights taken off a device leave free.
     """
 
-    def __init__(self, device: torch.device, local_ranks: int) -> None:
+    def __init__(self, device: torch.device, local_ranks: int, host_reserve: int = HOST_RESERVE) -> None:
         self._device = device
         self._local_ranks = local_ranks
+        self._host_reserve = host_reserve
+
+    def limit(self, nbytes: int) -> None:
+        """Let this process allocate no more than so many bytes of its GPU; 0 lifts the limit."""
+        if self._device.type == "cuda":
+            total = torch.cuda.get_device_properties(self._device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total) if nbytes else 1.0, self._device)
 
     def free_on_device(self) -> int:
         """Bytes that could still be allocated on the device."""
@@ -63,7 +97,7 @@ class Memory:
 
     def has_host_room(self, nbytes: int) -> bool:
         """Whether every rank of this machine could take so many bytes to the host."""
-        return nbytes * self._local_ranks <= available_on_host() - HOST_RESERVE
+        return nbytes * self._local_ranks <= available_on_host() - self._host_reserve
 
     def to_host(self, module: nn.Module) -> None:
         """Move a module's weights, shards included, off the device."""
@@ -75,15 +109,22 @@ class Memory:
         module.to(self._device)
 
     def give_back(self) -> None:
-        """Return what is no longer used to the device, for other processes."""
+        """Free what is no longer used, for other processes too."""
         gc.collect()
+        self.trim()
+
+    def trim(self) -> None:
+        """Return what torch keeps for later to the device: ComfyUI and other workers may be waiting for it."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def available_on_host() -> int:
-    """Bytes of host memory to be had without swapping, within the container's limit where there is one."""
+    """Bytes of host memory to be had without swapping, within the limits of the process and of its container."""
     available: int = psutil.virtual_memory().available
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        available = min(available, max(0, address_space - psutil.Process().memory_info().vms))
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())

@@ -1,0 +1,39 @@
+"""What to change in a plan whose worker ran out of memory, so that the job fits."""
+
+from __future__ import annotations
+
+from .plan import ResolvedPlan
+
+
+def roomier(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
+    """Advice in words: the mildest change that frees `missing` bytes on a worker.
+
+    Args:
+        part: bytes of weights that the job's model takes, or would take, on the worker.
+        others: bytes of weights of other models there.
+        missing: bytes asked for beyond what was free.
+    """
+    if others >= max(missing, 1):
+        sharers = max(plan.devices.count(device) for device in plan.devices)
+        limit = -(-part * sharers // 10**8) / 10
+        return (
+            f"set memory_limit to {limit} in Parallel Plan, so that other models make way ({gigabytes(others)} of them)"
+        )
+    if plan.weights != "sharded":
+        world, stages = plan.world_size, plan.pipefusion
+        if stages == 1 and world > 1 and part - part // world >= missing:
+            return _instead("weights sharded", part // world, part)
+        for degree in (stages * factor for factor in (2, 4, 8, 16, 32)):
+            if degree <= sum(plan.stages) and part - part * stages // degree >= missing:
+                devices = f" on {degree} devices" if world % degree else ""
+                return _instead(f"pipefusion {degree}{devices}", part * stages // degree, part)
+    return "use more devices, an fp8 weight_dtype, a smaller picture or a smaller batch"
+
+
+def _instead(change: str, after: int, before: int) -> str:
+    return f"use {change} in Parallel Plan, which holds {gigabytes(after)} a worker instead of {gigabytes(before)}"
+
+
+def gigabytes(count: float) -> str:
+    """Bytes as `1.25 GB`; small amounts as `37 MB`."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

@@ -1,0 +1,96 @@
+"""Out of memory in a worker: one error with the numbers and a plan that fits, which it does; and the next run works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from parallel_backend.errors import WorkerOutOfMemory
+from tests.engine.conftest import Job, Runner, sigmas
+from tests.plans import cpu_plan
+
+AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
+
+
+def small(models: dict[int, Path], heads: int = 4) -> Job:
+    return Job(models[heads], sigmas(1))
+
+
+def weights(run: Runner) -> int:
+    """Bytes of the model on the fullest worker of the last run."""
+    assert run.answer is not None
+    return max(report.weights for report in run.answer.reports)
+
+
+def worker(rank: int) -> psutil.Process:
+    """This process's worker of a rank."""
+    (found,) = (p for p in psutil.Process().children(recursive=True) if p.name() == f"parallel-rank{rank}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "limit", "advice", "kept"),
+    [
+        (2, 0.10, "Use weights sharded in Parallel Plan", {"ulysses": 2, "weights": "sharded"}),
+        (1, 0.06, "Use pipefusion 2 on 2 devices in Parallel Plan", {"pipefusion": 2, "blocks": 3}),
+    ],
+    ids=["2 workers", "1 worker"],
+)
+def test_a_part_over_the_limit_is_one_error_with_a_plan_that_fits(run, models, workers, limit, advice, kept):
+    job = small(models)
+    expected = run(job, cpu_plan(ulysses=workers))
+    whole = weights(run)
+    with pytest.raises(WorkerOutOfMemory) as caught:
+        run(job, cpu_plan(ulysses=workers, memory_limit=limit))
+    assert isinstance(caught.value, torch.OutOfMemoryError)
+    share = limit / workers
+    words = (
+        rf"Worker [01] of {workers} \(cpu\) ran out of memory while making room for the model: it asked for {whole / 1e6:.3g} MB "
+        rf"with {share * 1e3:.3g} MB free, and held no weights\. {advice}, which holds (\d+)\.?\d* MB a worker instead of "
+        rf"{whole / 1e6:.3g} MB\. {AFTERWARDS}"
+    )
+    assert re.fullmatch(words, str(caught.value))
+    fitting = cpu_plan(**kept)
+    again = run(job, cpu_plan(memory_limit=share * fitting.world_size, **kept))
+    assert weights(run) <= share * 1e9
+    assert torch.allclose(again, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_what_was_held(run, models):
+    plan = cpu_plan(ulysses=2)
+    expected = run(small(models), plan)
+    held = weights(run)
+    victim = worker(1)
+    room = victim.memory_info().vms + (16 << 20)
+    victim.rlimit(psutil.RLIMIT_AS, (room, room))
+    large = Job(models[4], sigmas(1), height=160, width=160)
+    with pytest.raises(WorkerOutOfMemory) as caught:
+        run(large, plan)
+    words = (
+        r"Worker 1 of 2 \(cpu\) ran out of memory while [a-z ]+(, step 1)?: it asked for (more memory|\d+\.?\d* MB) with "
+        rf"\d+\.?\d* MB free, and held {held / 1e6:.3g} MB of 4\.safetensors\. Use [a-z0-9 ]+ in Parallel Plan, .*\. {AFTERWARDS}"
+    )
+    assert re.fullmatch(words, str(caught.value)), caught.value
+    assert torch.equal(run(small(models), plan), expected)
+
+
+def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_one(run, models):
+    plan = cpu_plan(ulysses=2)
+    one, other = small(models, 4), small(models, 3)
+    first, second = run(one, plan), run(other, plan)
+    reports = run.answer.reports
+    assert {Path(held.model.path).stem for held in reports[0].held} == {"3", "4"}
+    assert all(report.on_host == report.restored == 0 for report in reports)
+    both = sum(held.nbytes for held in reports[0].held)
+    tight = cpu_plan(ulysses=2, memory_limit=2 * (both - 1) / 1e9)
+    for job, expected in [(one, first), (other, second), (one, first)]:
+        assert torch.equal(run(job, tight), expected)
+        for report in run.answer.reports:
+            assert [held.model.path for held in report.held] == [str(job.path)]
+            assert report.on_host + report.weights == both
+        assert {report.restored for report in run.answer.reports} <= {0, report.weights}
+    assert run.answer.reports[0].restored == run.answer.reports[0].weights

@@ -1,0 +1,166 @@
+"""The Holder on real ranks: what stays, what leaves first, and that all ranks do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from parallel_backend.models.family import ModelSpec
+from parallel_backend.worker.holder import Holder
+from parallel_backend.worker.memory import Allowance, Memory, OutOfMemory
+from parallel_backend.worker.status import Status
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+A, B, C = (ModelSpec("flux", name, 0, 0, "float32") for name in "abc")
+ROWS = 8
+ROW = 4 * ROWS * ROWS
+"""Bytes of the part of `Rows(1)`."""
+
+PLENTY = Allowance(limit=1 << 30)
+
+
+class Rows:
+    """A part of so many times ROW bytes, filled with a value; may be sharded over all ranks."""
+
+    def __init__(self, rows: int, value: float = 1.0, sharded: bool = False) -> None:
+        self.value = value
+        self.fills = 0
+        self.module: nn.Module = nn.Linear(ROWS, ROWS * rows, bias=False, device="meta")
+        if sharded:
+            fully_shard(self.module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+    def fill(self) -> None:
+        self.fills += 1
+        self.module.to_empty(device=CPU)
+        for parameter in self.module.parameters():
+            nn.init.constant_(parameter, self.value)
+
+
+def all_agree(flag: bool) -> bool:
+    value = torch.tensor(int(flag))
+    dist.all_reduce(value, dist.ReduceOp.MIN)
+    return bool(value)
+
+
+def holder(host_reserve: int = 0) -> Holder:
+    return Holder(Memory(CPU, 1, host_reserve), all_agree if dist.is_initialized() else bool, Status())
+
+
+def on_device(holder: Holder) -> dict[str, int]:
+    return {spec.path: nbytes // ROW for spec, nbytes in holder.on_device().items()}
+
+
+def on_host(holder: Holder) -> dict[str, int]:
+    return {spec.path: nbytes // ROW for spec, nbytes in holder.on_host().items()}
+
+
+def test_several_models_stay_while_they_fit_and_the_least_recently_used_goes_first():
+    held = holder()
+    limit = Allowance(limit=5 * ROW)
+    a = held.hold(A, "whole", lambda: Rows(2), limit)
+    b = held.hold(B, "whole", lambda: Rows(2), limit)
+    assert on_device(held) == {"a": 2, "b": 2}
+    assert held.hold(A, "whole", pytest.fail, limit) is a
+    held.hold(C, "whole", lambda: Rows(2), limit)
+    assert on_device(held) == {"a": 2, "c": 2}
+    assert on_host(held) == {"b": 2}
+    assert held.restored == 0
+    assert held.hold(B, "whole", pytest.fail, limit) is b
+    assert b.fills == 1
+    assert held.restored == 2 * ROW
+    assert on_device(held) == {"c": 2, "b": 2}
+    assert on_host(held) == {"a": 2}
+
+
+def test_what_is_needed_to_compute_makes_others_leave_but_not_the_one_in_use():
+    held = holder()
+    held.hold(A, "whole", lambda: Rows(2), PLENTY)
+    held.hold(B, "whole", lambda: Rows(2), PLENTY)
+    held.hold(B, "whole", pytest.fail, Allowance(limit=5 * ROW, working=2 * ROW))
+    assert on_device(held) == {"b": 2}
+    held.hold(B, "whole", pytest.fail, Allowance(limit=3 * ROW, working=2 * ROW))
+    assert on_device(held) == {"b": 2}
+
+
+def test_without_room_on_the_host_a_part_is_dropped_and_loaded_again():
+    held = holder(host_reserve=1 << 60)
+    first = held.hold(A, "whole", lambda: Rows(2), PLENTY)
+    held.release(A)
+    assert on_device(held) == on_host(held) == {}
+    again = held.hold(A, "whole", lambda: Rows(2), PLENTY)
+    assert again is not first
+    assert held.restored == 0
+
+
+def test_another_arrangement_takes_the_place_of_the_old():
+    held = holder()
+    held.hold(A, "whole", lambda: Rows(4), PLENTY)
+    held.hold(A, "half", lambda: Rows(2), PLENTY)
+    assert on_device(held) == {"a": 2}
+    assert on_host(held) == {}
+
+
+def test_a_part_larger_than_the_limit_runs_out_of_memory_and_the_next_fits():
+    held = holder()
+    held.hold(B, "whole", lambda: Rows(2), PLENTY)
+    with pytest.raises(OutOfMemory, match=f"{4 * ROW} bytes under a limit of {3 * ROW} bytes"):
+        held.hold(A, "whole", lambda: Rows(4), Allowance(limit=3 * ROW))
+    assert held.wanted == 4 * ROW
+    assert held.free() == 3 * ROW
+    assert on_device(held) == {}
+    held.hold(B, "whole", pytest.fail, Allowance(limit=3 * ROW))
+    assert on_device(held) == {"b": 2}
+
+
+def test_ranks_with_different_room_hold_and_drop_the_same():
+    def rank(number: int) -> Any:
+        held = holder(host_reserve=(1 << 60) * number)  # rank 1 has no room on the host
+        limit = Allowance(limit=(3 + 2 * number) * ROW)  # rank 0 has none for both
+        held.hold(A, "whole", lambda: Rows(2), limit)
+        held.hold(B, "whole", lambda: Rows(2), limit)
+        before = on_device(held), on_host(held)
+        held.release(B)
+        return before, on_device(held), on_host(held)
+
+    first, second = run_ranks(2, rank)
+    assert first == second == (({"b": 2}, {}), {}, {})
+
+
+def test_sharded_weights_count_as_shards_and_come_back_bit_equal():
+    def rank(number: int) -> Any:
+        held = holder()
+        part = held.hold(A, "sharded", lambda: Rows(2, value=0.1, sharded=True), PLENTY)
+        x = torch.arange(ROWS, dtype=torch.float32)
+        with torch.no_grad():
+            before, sizes = part.module(x), on_device(held)
+            held.release(A)
+            assert held.hold(A, "sharded", pytest.fail, PLENTY) is part
+            return sizes["a"], torch.equal(before, part.module(x)), part.fills
+
+    assert run_ranks(2, rank) == [(1, True, 1)] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_released_part_gives_its_memory_back_and_returns_bit_equal():
+    device = torch.device("cuda", 0)
+    held = Holder(Memory(device, 1, 0), bool, Status())
+
+    class OnGpu(Rows):
+        def fill(self) -> None:
+            self.module.to_empty(device=device)
+            nn.init.uniform_(self.module.weight)
+
+    part = held.hold(A, "whole", lambda: OnGpu(1 << 16), PLENTY)
+    weight = part.module.weight.clone()
+    before = torch.cuda.memory_allocated(device)
+    held.release(A)
+    assert torch.cuda.memory_allocated(device) <= before - (ROW << 16)
+    held.hold(A, "whole", pytest.fail, PLENTY)
+    assert torch.equal(part.module.weight, weight)
