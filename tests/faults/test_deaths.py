@@ -40,7 +40,9 @@ def test_an_exception_is_named_with_rank_phase_and_step(bench, workers, rank, ph
 def test_out_of_memory_is_what_comfyui_knows_as_such(bench, phase):
     case = Case(2, 1, phase, "oom")
     bench.prepare(case)
-    with pytest.raises(WorkerOutOfMemory, match=r"^Worker 1 of 2 \(cpu\) ran out of memory while .*Use more workers"):
+    with pytest.raises(
+        WorkerOutOfMemory, match=r"^Worker 1 of 2 \(cpu\) ran out of memory while .*: it asked for .*Use weights"
+    ):
         bench.run(bench.job, case.plan)
     bench.assert_nothing_left()
     bench.assert_right(2)
