@@ -15,5 +15,5 @@ class LoadParallelFlux(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """As all loaders."""
-        files = "A FLUX.1 dev or schnell file in models/diffusion_models."
+        files = "A FLUX.1 model: dev, schnell, Krea, Kontext, Fill, Canny or Depth."
         return cls.schema("FLUX", files, ["multi gpu flux", "load flux"])

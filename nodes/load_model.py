@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import ClassVar
 
-import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
 from .model.build import WEIGHT_DTYPES, load_model
+from .model_files import choices, fingerprint_of, path_of
 from .parallel_plan import PlanType
 from .runtime import CATEGORY, backend
 
-FOLDER = "diffusion_models"
+WHERE = "A .safetensors or .gguf file in models/diffusion_models, a full checkpoint in models/checkpoints, or a diffusers folder."
 
 
 class LoadParallelModel(io.ComfyNode):
@@ -27,7 +26,7 @@ class LoadParallelModel(io.ComfyNode):
 
         Args:
             name: the family's, as users know it.
-            files: which files can be chosen.
+            files: which models can be chosen.
         """
         return io.Schema(
             node_id=cls.__name__,
@@ -37,11 +36,12 @@ class LoadParallelModel(io.ComfyNode):
             "are loaded when first sampled.",
             search_aliases=[*aliases, "unet loader", "load diffusion model"],
             inputs=[
-                io.Combo.Input("unet_name", options=folder_paths.get_filename_list(FOLDER), tooltip=files),
+                io.Combo.Input("unet_name", options=choices(), tooltip=f"{files} {WHERE}"),
                 io.Combo.Input(
                     "weight_dtype",
                     options=list(WEIGHT_DTYPES),
-                    tooltip="The precision the weights are kept in; default does as ComfyUI's Load Diffusion Model.",
+                    tooltip="The precision the weights are kept in; default does as ComfyUI's Load Diffusion Model. "
+                    "Weights that are quantised in the file stay as they are.",
                 ),
                 PlanType.Input("plan", optional=True, tooltip="Which devices to use and how; without one, all GPUs."),
             ],
@@ -51,14 +51,10 @@ class LoadParallelModel(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, unet_name: str, **_: object) -> str:
         """A file that was replaced is loaded again."""
-        path = folder_paths.get_full_path(FOLDER, unet_name)
-        if path is None:
-            return ""
-        status = os.stat(path)
-        return f"{status.st_mtime_ns} {status.st_size}"
+        return fingerprint_of(unet_name)
 
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
         """Check file and plan, and return the MODEL; no worker is started yet."""
-        path = folder_paths.get_full_path_or_raise(FOLDER, unet_name)
+        path = path_of(unet_name)
         return io.NodeOutput(load_model(backend(), cls.FAMILY, path, weight_dtype, plan or ParallelPlan()))

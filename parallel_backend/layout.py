@@ -2,7 +2,8 @@
 
 The image tokens are cut into patches (one, unless PipeFusion is used). Text and each patch are cut into contiguous runs,
 one a sequence rank, whose lengths differ by at most one; a run may be empty. Every collective takes its split sizes from
-here, so no rank has to ask another and nothing is ever padded. The text belongs to the first patch's chunk.
+here, so no rank has to ask another and nothing is ever padded. The text belongs to the first patch's chunk, and so do reference
+tokens: those of pictures beside the one that is made.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class TokenLayout:
     heads: int
     ring: int
     ulysses: int
+    reference_tokens: int = 0
 
     @property
     def ranks(self) -> int:
@@ -44,11 +46,16 @@ class TokenLayout:
 
     def only(self, patch: int) -> TokenLayout:
         """The chunk of one patch: its tokens and, with the first one, the text."""
-        return replace(self, text_tokens=self.text_tokens if patch == 0 else 0, patches=(self.patches[patch],))
+        text, references = (self.text_tokens, self.reference_tokens) if patch == 0 else (0, 0)
+        return replace(self, text_tokens=text, reference_tokens=references, patches=(self.patches[patch],))
 
     def text(self, rank: int) -> slice:
         """The run of text tokens that a sequence rank holds."""
         return cut(self.text_tokens, self.ranks)[rank]
+
+    def references(self, rank: int) -> slice:
+        """The run of reference tokens that a sequence rank holds."""
+        return cut(self.reference_tokens, self.ranks)[rank]
 
     def image(self, rank: int) -> list[slice]:
         """The runs of image tokens that a sequence rank holds, one a patch."""
@@ -63,8 +70,8 @@ class TokenLayout:
         return sum(map(length, self.image(rank)))
 
     def tokens(self, rank: int) -> int:
-        """How many tokens, text and image, a sequence rank holds."""
-        return length(self.text(rank)) + self.image_tokens(rank)
+        """How many tokens a sequence rank holds: text, image and reference, in this order."""
+        return length(self.text(rank)) + self.image_tokens(rank) + length(self.references(rank))
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
         """Tokens held by each Ulysses rank of one ring rank, in rank order."""
@@ -82,8 +89,8 @@ class TokenLayout:
     def slots(self, ring_rank: int, patch: int) -> list[slice]:
         """Where one patch's chunk lies in a ring rank's key-value cache, which holds this whole layout.
 
-        The cache is ordered as the all-to-all delivers a whole sequence: by Ulysses rank, and within it text first, then
-        patch by patch.
+        The cache is ordered as the all-to-all delivers a whole sequence: by Ulysses rank, and within it patch by
+        patch; text and references go with the first.
         """
         slots, offset = [], 0
         for rank in range(ring_rank * self.ulysses, (ring_rank + 1) * self.ulysses):

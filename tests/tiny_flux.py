@@ -23,11 +23,13 @@ def flux_tensors(
     dtype: torch.dtype = torch.float32,
     prefix: str = "",
     norm_scale: str = "scale",
+    channels: int = CHANNELS,
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """A checkpoint's tensors; weights are scaled so that activations stay near 1 and every part matters.
 
-    `prefix` begins every name; `norm_scale` ends the names of the norms' scales ("weight" in files of ComfyUI's).
+    `channels` are embedded (Fill has 96); `prefix` begins every name;
+    `norm_scale` ends the names of the norms' scales ("weight" in files of ComfyUI's).
     """
     generator = torch.Generator().manual_seed(seed)
     h = heads * HEAD_DIM
@@ -42,7 +44,7 @@ def flux_tensors(
         for part in ("query_norm", "key_norm"):
             tensors[f"{name}.{part}.{norm_scale}"] = 1 + 0.2 * torch.randn(HEAD_DIM, generator=generator)
 
-    linear("img_in", 4 * CHANNELS, h)
+    linear("img_in", 4 * channels, h)
     linear("txt_in", TEXT_WIDTH, h)
     for name, width in [("time_in", 256), ("vector_in", POOLED_WIDTH)] + [("guidance_in", 256)] * guidance:
         linear(f"{name}.in_layer", width, h)

@@ -22,8 +22,15 @@ from .proxy import DiffusionProxy
 from .remote import RemoteModel, dtype_name
 from .skeletons import SKELETONS
 
-WEIGHT_DTYPES = MappingProxyType({"default": None, "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2})
-"""The choices of Load Diffusion Model that the workers carry."""
+WEIGHT_DTYPES = MappingProxyType(
+    {
+        "default": None,
+        "fp8_e4m3fn": torch.float8_e4m3fn,
+        "fp8_e4m3fn_fast": torch.float8_e4m3fn,
+        "fp8_e5m2": torch.float8_e5m2,
+    }
+)
+"""The choices of Load Diffusion Model. The workers do not multiply in fp8, so the fast one is like the other."""
 
 
 def load_model(
@@ -43,10 +50,11 @@ def load_model(
         raise Refused(f"{part.path.name} is not a model ComfyUI knows: choose another file.")
     device = comfy.model_management.get_torch_device()
     dtypes = list(model_config.supported_inference_dtypes)
+    scaled = any(entry.scale or entry.dtype is None for entry in part.entries.values())
     dtype = WEIGHT_DTYPES[weight_dtype] or comfy.model_management.unet_dtype(
         model_params=comfy.utils.calculate_parameters(tensors),
         supported_dtypes=dtypes,
-        weight_dtype=comfy.utils.weight_dtype(tensors),
+        weight_dtype=None if scaled else comfy.utils.weight_dtype(tensors),
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))

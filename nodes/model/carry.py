@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
 from ...parallel_backend.wire.messages import DiffusionSettings, FlowSettings, Prompt, Sampling
 from .remote import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
@@ -32,6 +33,7 @@ CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 
 PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
     "concat_latent_image", "concat_mask", "ofs", "width", "height", "aspect_ratio",
+    "reference_latents", "reference_latents_method",
     "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "timestep_start", "timestep_end"
 }  # fmt: skip
 """What a prompt may hold. Other numbers and words do not reach these models, other tensors and objects might."""
@@ -45,6 +47,9 @@ TENSOR_NAMES = {
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
+
+REFERENCES = ("ref_latents", "ref_latents_method")
+"""ComfyUI's names of what becomes FLUX's reference tokens."""
 
 GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
 """What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
@@ -79,7 +84,7 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
     for entries in run.guider.conds.values():
         for entry in entries:
-            unknown = sorted(set(entry["model_conds"]) - set(TENSOR_NAMES))
+            unknown = sorted(set(entry["model_conds"]) - {*TENSOR_NAMES, *REFERENCES})
             if unknown:
                 raise Refused(
                     f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it."
@@ -92,12 +97,24 @@ def two_sided(run: SamplerRun) -> bool:
     return run.guider.conds.get("negative") is not None and not unused
 
 
+def tensors_of(model_conds: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[str, Tensor]:
+    """A prompt's tensors by the model's own names."""
+    tensors = {TENSOR_NAMES[name]: value.cond for name, value in model_conds.items() if name not in REFERENCES}
+    if "ref_latents" in model_conds:
+        method = model_conds["ref_latents_method"].cond if "ref_latents_method" in model_conds else REFERENCE_METHODS[0]
+        tensors |= reference_tokens(model_conds["ref_latents"].cond, method, latent_shape)
+    return tensors
+
+
 def example_of(run: SamplerRun) -> dict[str, Tensor]:
     """The tensors of one forward of the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=lambda conds: conds["c_crossattn"].cond.shape[1])
-    given = {TENSOR_NAMES[name]: condition.cond.to(dtype) for name, condition in longest.items()}
+    given = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors_of(longest, run.noise.shape).items()
+    }
     tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in given.items()}
     return {"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}
 
@@ -205,21 +222,26 @@ def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor
     if not two_sided(run):
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
-    return {side: _side(side, entries, tensors) for side, entries in sides.items() if entries is not None}, tensors
+    shape = run.noise.shape
+    return {
+        side: _side(side, entries, shape, tensors) for side, entries in sides.items() if entries is not None
+    }, tensors
 
 
-def _side(side: str, entries: Sequence[Mapping[str, Any]], tensors: dict[str, Tensor]) -> list[Prompt]:
+def _side(
+    side: str, entries: Sequence[Mapping[str, Any]], latent_shape: Sequence[int], tensors: dict[str, Tensor]
+) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
         other = sorted(key for key in set(entry) - PROMPT_KEYS if entry[key] is not None)
         if other:
             raise NotCarried(f"{other[0]} in the conditioning")
-        names = {}
         for key, condition in entry["model_conds"].items():
-            if type(condition) not in (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape):
+            if type(condition) not in (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape) and key not in REFERENCES:
                 raise NotCarried(f"{key} in the conditioning")
-            names[TENSOR_NAMES[key]] = f"prompt.{side}.{index}.{key}"
-            tensors[names[TENSOR_NAMES[key]]] = condition.cond
+        own = tensors_of(entry["model_conds"], latent_shape)
+        names = {name: f"prompt.{side}.{index}.{name}" for name in own}
+        tensors |= {names[name]: tensor for name, tensor in own.items()}
         prompts.append(
             Prompt(
                 names,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
 from .remote import RemoteModel
 from .unsupported import refuse_transformer_options
 
@@ -42,6 +43,7 @@ class DiffusionProxy(nn.Module):
 
     def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
         refuse_transformer_options(transformer_options)
+        references, method = inputs.pop("ref_latents", None), inputs.pop("ref_latents_method", REFERENCE_METHODS[0])
         given = {name: value for name, value in inputs.items() if value is not None}
         unknown = sorted(set(given) - set(CONDITIONING))
         if unknown:
@@ -50,6 +52,8 @@ class DiffusionProxy(nn.Module):
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             conditioning["concat"] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
+        if references is not None:
+            conditioning |= reference_tokens(references, method, x.shape)
         self.remote.check(x, conditioning)
         self.remote.kernel(x.dtype)
         return self.remote.forward({"x": x, "timestep": timestep.float(), **conditioning}, x.dtype).to(x.device)

@@ -55,7 +55,7 @@ class RemoteModel:
         workload = Workload(shape[0], two_sided, self.family.token_rows(self.config, shape))
         job = Job(
             image_tokens=self.family.image_tokens(self.config, shape),
-            text_tokens=forward["context"].shape[1],
+            text_tokens=sum(forward[name].shape[1] for name in ("context", "reference") if name in forward),
             batch=shape[0],
             two_sided=two_sided,
             steps=steps,

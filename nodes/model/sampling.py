@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
-from .carry import TENSOR_NAMES, NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
+from .carry import NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, tensors_of, two_sided
 from .remote import RemoteModel
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def run_in_workers(
     kernel = remote.kernel(guider.inner_model.get_dtype_inference())
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, {TENSOR_NAMES[name]: c.cond for name, c in entry["model_conds"].items()})
+            remote.check(noise, tensors_of(entry["model_conds"], noise.shape))
     remote.check_numbers("latent", latent_image)
     not_carried = None
     try:

@@ -42,7 +42,7 @@ class Prompts:
     ) -> None:
         self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
         self._mine = mine
-        self._tensors = {name: _repeat(tensor.to(dtype), batch)[rows] for name, tensor in tensors.items()}
+        self._tensors = {name: _repeat(_cast(tensor, dtype), batch)[rows] for name, tensor in tensors.items()}
         self._batches: dict[tuple[int, ...], Batch] = {}
 
     def taking_part(self, sigma: float) -> tuple[int, ...]:
@@ -72,6 +72,10 @@ class Prompts:
             }
             self._batches[key] = Batch(key, tuple((side, prompt.strength) for side, prompt in chosen), conditioning)
         return self._batches[key]
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _repeat(tensor: Tensor, batch: int) -> Tensor:

@@ -85,7 +85,8 @@ class StageForward:
     def _layout(self, inputs: Inputs, patches: Sequence[Patch]) -> TokenLayout:
         runs = tuple(patch.tokens for patch in patches)
         text = self._model.text_tokens(inputs.conditioning)
-        return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses)
+        references = inputs.conditioning["reference"].shape[1] if "reference" in inputs.conditioning else 0
+        return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses, references)
 
     def _begin(self, inputs: Inputs, layout: TokenLayout, latent: Tensor | None) -> Activations:
         model, mesh, rank = self._model, self._mesh, self._mesh.sequence.rank
@@ -99,7 +100,8 @@ class StageForward:
             tokens=tokens,
             text=length(layout.text(rank)),
             vec=model.modulation(inputs.timestep, inputs.conditioning, inputs.dtype),
-            rope=model.positions(inputs.shape, layout, rank, inputs.device),
+            rope=model.positions(inputs.shape, layout, rank, inputs.device, inputs.conditioning),
+            references=length(layout.references(rank)),
         )
 
     def _attention(self, inputs: Inputs, whole: TokenLayout, patch: int | None) -> Attention:

@@ -92,6 +92,8 @@ def _from_report(
     when = f" while {report.phase}" + (f", step {report.step}" if report.step else "")
     if report.shortage is not None:
         return WorkerOutOfMemory(f"{where} ran out of memory{when}: {_short(report.shortage, plan)} {AFTERWARDS}")
+    if not report.trace:
+        return WorkerFailed(f"{where} failed{when}: {report.reason} {AFTERWARDS}")
     trace = "\n".join(report.trace.strip().splitlines()[-8:])
     tail = launched.log_tail(report.rank)
     remedy = _remedy(f"{report.reason}\n{tail}")

@@ -338,7 +338,12 @@ class CogVideoXModel:
         return vec
 
     def positions(
-        self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
+        self,
+        latent_shape: Sequence[int],
+        layout: TokenLayout,
+        rank: int,
+        device: torch.device,
+        conditioning: Conditioning,
     ) -> tuple[Tensor, Tensor] | None:
         """Rotary cosine and sine of frame, row and column; text is at the origin."""
         if not self._config.rotary:

@@ -18,7 +18,8 @@ from ..weights.keymap import KeyMap
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
 
-`concat` is a latent whose channels the model takes beside the noisy one's.
+`concat` is a latent whose channels the model takes beside the noisy one's. `reference` `[batch, tokens, channels]` are the
+tokens of reference pictures before they are embedded, `reference_ids` `[batch, tokens, 3]` (int64) their positions.
 """
 
 
@@ -74,14 +75,16 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Activations:
     """One rank's part of the sequence between two blocks.
 
-    `tokens` is `[batch, local text + local image, features]`, text first; `text` counts the local text tokens; `vec`
-    is what `Model.modulation` made; `rope` holds cosine and sine for the local tokens, if the model has such positions.
+    `tokens` is `[batch, local text + local image + local references, features]`, in this order; `text` and `references`
+    count the local text and reference tokens; `vec` is what `Model.modulation` made; `rope` holds cosine and sine for the
+    local tokens, if the model has such positions.
     """
 
     tokens: Tensor
     text: int
     vec: Any
     rope: tuple[Tensor, Tensor] | None
+    references: int = 0
 
 
 Qkv = tuple[Tensor, Tensor, Tensor]
@@ -128,7 +131,12 @@ class Model(Protocol):
         """
 
     def positions(
-        self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
+        self,
+        latent_shape: Sequence[int],
+        layout: TokenLayout,
+        rank: int,
+        device: torch.device,
+        conditioning: Conditioning,
     ) -> tuple[Tensor, Tensor] | None:
         """Every stage: cosine and sine of the rotary positions of one sequence rank's tokens; None without such."""
 

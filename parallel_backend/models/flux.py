@@ -7,7 +7,7 @@ cast, guidance is multiplied in the compute dtype, and an odd latent is padded c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,15 +19,19 @@ from ..errors import Refused
 from ..layout import TokenLayout, cut, length
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
-from ..weights.flux_keys import HEAD_DIM, TIME_FEATURES, flux_keys
-from ..weights.keymap import KeyMap
+from ..weights.flux_keys import DIFFUSERS_NAMES, HEAD_DIM, TIME_FEATURES, flux_keys
+from ..weights.keymap import KeyMap, under_map_names
 from ..weights.layers import rms_norm, use_cast_linears
+from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 from .functions import pad_circularly, rotate, sinusoids
 from .inspection import check_tensors, count_blocks, find_prefix, matrix
 
 PATCH = 2
 PREFIXES = ("", "model.diffusion_model.")
+DIFFUSERS_PREFIXES = ("", "transformer.")
+LATENT_CHANNELS = 16
+REFERENCE_METHODS = ("offset", "index", "uxo")
 TIME_FACTOR = 1000.0
 
 
@@ -39,6 +43,8 @@ class FluxConfig:
     double_blocks: int
     single_blocks: int
     channels: int
+    """Of what is embedded: those of the latent and, in Fill, Canny and Depth models, more beside them."""
+    out_channels: int
     text_width: int
     pooled_width: int
     guidance: bool
@@ -56,23 +62,26 @@ class FluxFamily:
         """The model's own tensors and its configuration. Raises Refused where the file is no FLUX.1 model."""
         name = checkpoint.path.name
         prefix = find_prefix(checkpoint, PREFIXES, ("double_blocks.0.img_attn.qkv.weight",))
-        if prefix is None:
-            kind = "diffusers' tensor names" if "x_embedder.weight" in checkpoint.entries else "no FLUX.1 tensors"
+        if prefix is not None:
+            part = resolve_scales(checkpoint.select(prefix, _original_name), prefix)
+            if "double_stream_modulation_img.lin.weight" in part.entries:
+                raise Refused(f"{name} is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.")
+            config = _read_config(part, {})
+        else:
+            names = ("transformer_blocks.0.attn.add_q_proj.weight", "x_embedder.weight")
+            prefix = find_prefix(checkpoint, DIFFUSERS_PREFIXES, names, least=2)
+            if prefix is None:
+                raise Refused(
+                    f"{name} has no FLUX.1 tensors (double_blocks.0.img_attn.qkv.weight and so on, or diffusers' names): "
+                    "choose a FLUX.1 checkpoint."
+                )
+            part = resolve_scales(checkpoint.select(prefix, str), prefix)
+            config = _read_config(part, DIFFUSERS_NAMES)
+            part = under_map_names(part, self.keys(config))
+        if config.out_channels != LATENT_CHANNELS:
             raise Refused(
-                f"{name} has {kind}: choose a FLUX.1 dev or schnell file with the original tensor names "
-                "(double_blocks.0.img_attn.qkv.weight and so on)."
-            )
-        part = checkpoint.select(prefix, _original_name)
-        if "double_stream_modulation_img.lin.weight" in part.entries:
-            raise Refused(f"{name} is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.")
-        try:
-            config = _read_config(part)
-        except KeyError as missing:
-            raise Refused(f"{name} lacks the FLUX.1 tensor {missing}: choose a complete FLUX.1 file.") from None
-        if config.channels != 16:
-            raise Refused(
-                f"{name} takes {config.channels} latent channels (Fill, Canny and Depth models do); only FLUX.1 models "
-                "with 16 are supported: choose a FLUX.1 dev or schnell file."
+                f"{name} makes latents of {config.out_channels} channels and those of FLUX.1 have {LATENT_CHANNELS}: "
+                "choose a FLUX.1 checkpoint."
             )
         check_tensors(part, self.keys(config), "FLUX.1", config.hidden)
         return part, config
@@ -89,10 +98,11 @@ class FluxFamily:
             single_blocks=config.single_blocks,
             double_weights=36 * square,
             single_weights=15 * square,
-            other_weights=config.hidden * (2 * config.channels * PATCH**2 + config.text_width + embedders)
+            other_weights=config.hidden
+            * ((config.channels + config.out_channels) * PATCH**2 + config.text_width + embedders)
             + (4 + config.guidance) * square,
             token_weights=12 * square,
-            channels=config.channels * PATCH**2,
+            channels=config.out_channels * PATCH**2,
         )
 
     def token_rows(self, config: FluxConfig, latent_shape: Sequence[int]) -> int:
@@ -109,9 +119,11 @@ class FluxFamily:
 
     def check(self, config: FluxConfig, latent: Tensor, conditioning: Conditioning) -> None:
         """Refuse a latent or conditioning of the wrong width, in one sentence with the numbers."""
-        if latent.ndim != 4 or latent.shape[1] != config.channels:
+        beside = conditioning.get("concat")
+        channels = config.channels - (0 if beside is None else beside.shape[1])
+        if latent.ndim != 4 or latent.shape[1] != channels:
             raise Refused(
-                f"the latent has the shape {list(latent.shape)} and FLUX takes [batch, {config.channels}, height, width]: "
+                f"the latent has the shape {list(latent.shape)} and FLUX takes [batch, {channels}, height, width]: "
                 "use EmptySD3LatentImage, or encode with a FLUX VAE."
             )
         if min(latent.shape) < 1:
@@ -149,17 +161,29 @@ def _original_name(name: str) -> str:
     return name.removesuffix(".weight") + ".scale" if name.endswith("_norm.weight") else name
 
 
-def _read_config(part: Checkpoint) -> FluxConfig:
-    image = matrix(part, "img_in.weight")
-    return FluxConfig(
-        hidden=image[0],
-        double_blocks=count_blocks(part, "double_blocks"),
-        single_blocks=count_blocks(part, "single_blocks"),
-        channels=image[1] // PATCH**2,
-        text_width=matrix(part, "txt_in.weight")[1],
-        pooled_width=matrix(part, "vector_in.in_layer.weight")[1],
-        guidance="guidance_in.in_layer.weight" in part.entries,
-    )
+def _read_config(part: Checkpoint, names: Mapping[str, str]) -> FluxConfig:
+    """The shape of a model whose tensors have the original names, or what `names` says instead."""
+
+    def known(stem: str) -> str:
+        return names.get(stem, stem)
+
+    def size(stem: str) -> tuple[int, ...]:
+        return matrix(part, f"{known(stem)}.weight")
+
+    try:
+        hidden, patch = size("img_in")
+        return FluxConfig(
+            hidden=hidden,
+            double_blocks=count_blocks(part, known("double_blocks")),
+            single_blocks=count_blocks(part, known("single_blocks")),
+            channels=patch // PATCH**2,
+            out_channels=size("final_layer.linear")[0] // PATCH**2,
+            text_width=size("txt_in")[1],
+            pooled_width=size("vector_in.in_layer")[1],
+            guidance=f"{known('guidance_in.in_layer')}.weight" in part.entries,
+        )
+    except KeyError as missing:
+        raise Refused(f"{part.path.name} lacks the FLUX.1 tensor {missing}: choose a complete FLUX.1 file.") from None
 
 
 class FluxModel:
@@ -171,6 +195,7 @@ class FluxModel:
         with torch.device("meta"):
             module = FluxTransformer2DModel(
                 in_channels=config.channels * PATCH**2,
+                out_channels=config.out_channels * PATCH**2,
                 num_layers=config.double_blocks,
                 num_single_layers=config.single_blocks,
                 attention_head_dim=HEAD_DIM,
@@ -210,11 +235,15 @@ class FluxModel:
         return conditioning["context"].shape[1]
 
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
-        """The tokens of one sequence rank, text first."""
-        patches = _patchify(latent)
+        """The tokens of one sequence rank: text, image, references."""
+        beside = conditioning.get("concat")
+        patches = _patchify(latent if beside is None else torch.cat([latent, beside], dim=1))
         image = self._flux.x_embedder(torch.cat([patches[:, run] for run in layout.image(rank)], dim=1))
         text = self._flux.context_embedder(conditioning["context"][:, layout.text(rank)])
-        return torch.cat([text, image], dim=1)
+        references = conditioning.get("reference")
+        if references is None:
+            return torch.cat([text, image], dim=1)
+        return torch.cat([text, image, self._flux.x_embedder(references[:, layout.references(rank)])], dim=1)
 
     def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Tensor:
         """Timestep, guidance and pooled text as one vector."""
@@ -229,18 +258,26 @@ class FluxModel:
         return vec + embed.text_embedder(pooled[:, : self._config.pooled_width])
 
     def positions(
-        self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
+        self,
+        latent_shape: Sequence[int],
+        layout: TokenLayout,
+        rank: int,
+        device: torch.device,
+        conditioning: Conditioning,
     ) -> tuple[Tensor, Tensor]:
         """Rotary cosine and sine; text is at the origin."""
         text = torch.zeros(length(layout.text(rank)), 3, device=device)
         image = _positions(latent_shape, device)
-        return self._flux.pos_embed(torch.cat([text, *(image[run] for run in layout.image(rank))]))
+        ids = [text, *(image[run] for run in layout.image(rank))]
+        if "reference_ids" in conditioning:
+            ids.append(conditioning["reference_ids"][0, layout.references(rank)].to(device).float())
+        return self._flux.pos_embed(torch.cat(ids))
 
     def unembed(self, state: Activations) -> Tensor:
         """The velocity of the local image tokens, `[batch, local image tokens, channels * patch area]`."""
         head = self._flux.norm_out
         scale, shift = head.linear(F.silu(state.vec)).chunk(2, dim=1)
-        image = _modulate(state.tokens[:, state.text :], shift, scale)
+        image = _modulate(state.tokens[:, state.text : state.tokens.shape[1] - state.references], shift, scale)
         return self._flux.proj_out(image)
 
     def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
@@ -344,6 +381,54 @@ def _positions(latent_shape: Sequence[int], device: torch.device) -> Tensor:
     ids[..., 1] = torch.arange(rows, device=device)[:, None]
     ids[..., 2] = torch.arange(columns, device=device)
     return ids.view(-1, 3)
+
+
+def reference_tokens(latents: Sequence[Tensor], method: str, latent_shape: Sequence[int]) -> dict[str, Tensor]:
+    """Reference pictures as the conditioning `reference` and `reference_ids`, placed as ComfyUI's Flux places them.
+
+    Args:
+        latents: `[1 or batch, 16, height, width]` each, of any size.
+        method: "offset" lays them side by side in a plane of their own, "index" each into a plane of its own, "uxo"
+            diagonally behind the picture.
+        latent_shape: of the picture's latent.
+
+    Raises:
+        Refused: another method.
+    """
+    if method not in REFERENCE_METHODS:
+        raise Refused(
+            f"the reference latents method {method} is not supported ({', '.join(REFERENCE_METHODS)} are): set it in "
+            "FluxKontextMultiReferenceLatentMethod."
+        )
+    tokens, ids = [], []
+    index = height = width = 0
+    batch = max(latent.shape[0] for latent in latents)
+    for latent in latents:
+        across = down = 0
+        if method == "index":
+            index += 1
+        elif method == "uxo":
+            rows, columns = (PATCH * _half_up(size) for size in latent_shape[2:])
+            down, across = rows + height, columns + width
+            height, width = height + latent.shape[2], width + latent.shape[3]
+        else:
+            index = 1
+            if latent.shape[2] + height > latent.shape[3] + width:
+                across = width
+            else:
+                down = height
+            height, width = max(height, latent.shape[2] + down), max(width, latent.shape[3] + across)
+        tokens.append(_patchify(latent).expand(batch, -1, -1))
+        ids.append(
+            _positions(latent.shape, latent.device)
+            + torch.tensor([index, _half_up(down), _half_up(across)], device=latent.device)
+        )
+    positions = torch.cat(ids).long().expand(batch, -1, -1)
+    return {"reference": torch.cat(tokens, dim=1), "reference_ids": positions}
+
+
+def _half_up(size: int) -> int:
+    return (size + PATCH // 2) // PATCH
 
 
 def _time_features(time: Tensor) -> Tensor:

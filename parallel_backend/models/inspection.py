@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..errors import Refused
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
+from ..weights.packing import can_be_held
 
 
 def find_prefix(checkpoint: Checkpoint, prefixes: Sequence[str], names: Sequence[str], least: int = 1) -> str | None:
@@ -43,13 +44,15 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int) -> No
         entry = part.entries.get(piece.name)
         if entry is None:
             raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete {model} file.")
-        if entry.dtype is not None and not entry.dtype.is_floating_point:
-            raise Refused(
-                f"{name} holds {piece.name} as {entry.storage.name}, which is not supported: choose a file with "
-                "weights in fp32, fp16, bf16 or fp8, or a GGUF file."
-            )
         if entry.shape[:1] < (piece.stop,) or entry.shape[1:] != piece.row_shape:
             raise Refused(
                 f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit a model of "
                 f"{hidden} features: choose a complete {model} file."
             )
+        for run, _, _ in entry.runs(piece.start, piece.stop):
+            integers = run.dtype is not None and not run.dtype.is_floating_point
+            if integers or not can_be_held(run):
+                raise Refused(
+                    f"{name} holds {piece.name} as {run.storage.name} in rows of {run.row_bytes} bytes, which is not "
+                    "supported: choose a file with weights in fp32, fp16, bf16 or fp8, or a GGUF file."
+                )

@@ -257,7 +257,12 @@ class PixArtModel:
         )
 
     def positions(
-        self, latent_shape: Sequence[int], layout: TokenLayout, rank: int, device: torch.device
+        self,
+        latent_shape: Sequence[int],
+        layout: TokenLayout,
+        rank: int,
+        device: torch.device,
+        conditioning: Conditioning,
     ) -> tuple[Tensor, Tensor] | None:
         """Positions are in the tokens already."""
         return None

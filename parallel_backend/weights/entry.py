@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ class Entry:
     """One tensor: its bytes begin at `offset` of `file`.
 
     `shape` is that of its values. `scale`, if there is one, is the tensor that they are multiplied by: of one value, or
-    of one for each row.
+    of one for each row. With `parts` it is no tensor of a file but these runs of rows of such, joined along dim 0.
     """
 
     storage: Storage
@@ -26,6 +27,16 @@ class Entry:
     offset: int
     file: Path
     scale: Entry | None = None
+    parts: tuple[Run, ...] = ()
+
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
+        """Its rows `start` to `stop` as rows of tensors of the file."""
+        offset = 0
+        for entry, first, last in self.parts or ((self, 0, self.shape[0]),):
+            begin, end = max(start, offset), min(stop, offset + last - first)
+            if begin < end:
+                yield entry, first + begin - offset, first + end - offset
+            offset += last - first
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -41,6 +52,20 @@ class Entry:
     def row_bytes(self) -> int:
         """Bytes of one row (dim 0)."""
         return self.nbytes // self.shape[0] if self.nbytes else 0
+
+
+Run = tuple[Entry, int, int]
+"""Rows of a tensor of a file: from the first to before the second number."""
+
+
+def join(runs: tuple[Run, ...]) -> Entry:
+    """Runs of rows as one tensor. Raises ValueError where their other sizes differ."""
+    first = runs[0][0]
+    for entry, _, stop in runs:
+        if entry.shape[1:] != first.shape[1:] or entry.shape[:1] < (stop,):
+            raise ValueError(f"rows of {list(entry.shape)} and {list(first.shape)} do not make one tensor")
+    rows = sum(stop - start for _, start, stop in runs)
+    return replace(first, shape=(rows, *first.shape[1:]), parts=runs)
 
 
 @dataclass(frozen=True)
@@ -73,3 +98,11 @@ class Checkpoint:
         """When it was last modified (ns) and how many bytes it has: what tells a replaced checkpoint."""
         states = [file.stat() for file in self.files]
         return max(state.st_mtime_ns for state in states), sum(state.st_size for state in states)
+
+
+def check_overlap(entries: Mapping[str, Entry]) -> None:
+    """Raises ValueError where two tensors of one file share bytes."""
+    held = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
+    for (_, stop, name), (start, _, other) in pairwise(held):
+        if start < stop:
+            raise ValueError(f"tensors {name} and {other} overlap")

@@ -16,6 +16,17 @@ TIME_FEATURES = 256
 PATCH_AREA = 4
 
 Rows = tuple[tuple[int, int], ...]
+DIFFUSERS_NAMES = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
+    "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
+    "final_layer.linear": "proj_out",
+    "double_blocks": "transformer_blocks",
+    "single_blocks": "single_transformer_blocks",
+}
+"""What tells a model's shape, by both names."""
+
 Linear = tuple[str, str, Rows, int]
 """A module's name, its tensors' name in the file, the rows it takes, and its input width."""
 
@@ -26,13 +37,14 @@ def flux_keys(
     double_blocks: int,
     single_blocks: int,
     channels: int,
+    out_channels: int,
     text_width: int,
     pooled_width: int,
     guidance: bool,
 ) -> KeyMap:
     """The key map of a FLUX model of the given shape."""
     linears = [
-        *_ends(hidden, channels, text_width, pooled_width, guidance),
+        *_ends(hidden, channels, out_channels, text_width, pooled_width, guidance),
         *(linear for index in range(double_blocks) for linear in _double(index, hidden)),
         *(linear for index in range(single_blocks) for linear in _single(index, hidden)),
     ]
@@ -45,9 +57,10 @@ def flux_keys(
     return names
 
 
-def _ends(h: int, channels: int, text_width: int, pooled_width: int, guidance: bool) -> Iterator[Linear]:
-    patch = channels * PATCH_AREA
-    yield "x_embedder", "img_in", ((0, h),), patch
+def _ends(
+    h: int, channels: int, out_channels: int, text_width: int, pooled_width: int, guidance: bool
+) -> Iterator[Linear]:
+    yield "x_embedder", "img_in", ((0, h),), channels * PATCH_AREA
     yield "context_embedder", "txt_in", ((0, h),), text_width
     embedders = [("timestep_embedder", "time_in", TIME_FEATURES), ("text_embedder", "vector_in", pooled_width)]
     if guidance:
@@ -56,7 +69,7 @@ def _ends(h: int, channels: int, text_width: int, pooled_width: int, guidance: b
         yield f"time_text_embed.{name}.linear_1", f"{source}.in_layer", ((0, h),), width
         yield f"time_text_embed.{name}.linear_2", f"{source}.out_layer", ((0, h),), h
     yield "norm_out.linear", "final_layer.adaLN_modulation.1", ((h, 2 * h), (0, h)), h
-    yield "proj_out", "final_layer.linear", ((0, patch),), h
+    yield "proj_out", "final_layer.linear", ((0, out_channels * PATCH_AREA),), h
 
 
 def _double(index: int, h: int) -> Iterator[Linear]:

@@ -38,8 +38,7 @@ def load_weights(
             scale = isinstance(child, PackedLinear) and key == "weight_scale"
             source = f"{name}.weight" if scale else f"{name}.{key}" if name else key
             local, held = _local_rows(parameter)
-            for piece, rows, into in _rows(keys[source], held, local):
-                entry = checkpoint.entries[piece.name]
+            for entry, rows, into in _rows(checkpoint, keys[source], held, local):
                 if scale:
                     assert entry.scale is not None
                     wants.append(_scale(entry.scale, rows, into, files))
@@ -51,15 +50,18 @@ def load_weights(
     read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 
-def _rows(pieces: tuple[Piece, ...], held: slice, local: Tensor) -> Iterator[tuple[Piece, slice, Tensor]]:
-    """For each piece of which rows are held: these rows of the tensor, and where they go."""
+def _rows(
+    checkpoint: Checkpoint, pieces: tuple[Piece, ...], held: slice, local: Tensor
+) -> Iterator[tuple[Entry, slice, Tensor]]:
+    """Of the rows that are held: which rows of which of the file's tensors they are, and where they go."""
     offset = 0
     for piece in pieces:
-        begin, end = max(offset, held.start), min(offset + piece.stop - piece.start, held.stop)
-        if begin < end:
-            rows = slice(piece.start + begin - offset, piece.start + end - offset)
-            yield piece, rows, local[begin - held.start : end - held.start]
-        offset += piece.stop - piece.start
+        for entry, start, stop in checkpoint.entries[piece.name].runs(piece.start, piece.stop):
+            begin, end = max(offset, held.start), min(offset + stop - start, held.stop)
+            if begin < end:
+                rows = slice(start + begin - offset, start + end - offset)
+                yield entry, rows, local[begin - held.start : end - held.start]
+            offset += stop - start
 
 
 def wanted_rows(

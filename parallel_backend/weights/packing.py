@@ -23,6 +23,13 @@ def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
     return entry.storage if entry.storage.quantised and not swap else PLAIN[dtype]
 
 
+def can_be_held(entry: Entry) -> bool:
+    """Whether there is a way: quantised tensors are matrices of whole CARRIER values, or fp8 vectors."""
+    if entry.dtype is None or (entry.dtype in FLOAT8 and len(entry.shape) > 1):
+        return len(entry.shape) == 2 and entry.row_bytes % CARRIER.itemsize == 0
+    return True
+
+
 def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Bytes of all tensors of a checkpoint once held."""
     total = 0
@@ -47,14 +54,15 @@ def shape_parameters(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dt
     for name, child in list(module.named_modules()):
         for key in [key for key, _ in child.named_parameters(recurse=False)]:
             parameter = child.get_parameter(key)
-            entry = checkpoint.entries[keys[f"{name}.{key}" if name else key][0].name]
+            source = keys[f"{name}.{key}" if name else key][0]
+            entry, _, _ = next(checkpoint.entries[source.name].runs(source.start, source.stop))
             storage = held_as(entry, dtype)
             if storage.quantised and isinstance(child, CastLinear) and key == "weight":
                 pack(child, storage, entry.scale is not None)
                 continue
             if storage.dtype is None:
                 raise Refused(
-                    f"{checkpoint.path.name} holds {keys[f'{name}.{key}'][0].name} as {storage.name}, which is "
+                    f"{checkpoint.path.name} holds {source.name} as {storage.name}, which is "
                     "supported for matrices only: choose another file."
                 )
             held = CARRIER if storage.quantised else storage.dtype

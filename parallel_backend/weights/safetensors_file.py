@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import Refused
-from .entry import Checkpoint, Entry
+from .entry import Checkpoint, Entry, check_overlap
 from .storage import PLAIN
 
 MAX_HEADER_BYTES = 100 * 2**20
@@ -41,7 +40,7 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> Checkpoint:
         assert isinstance(header, dict)
         metadata = {str(name): str(value) for name, value in header.pop("__metadata__", {}).items()}
         entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items()}
-        _check_overlap(entries)
+        check_overlap(entries)
     except Refused:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
@@ -71,10 +70,3 @@ def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> 
     if begin < 0 or end - begin != entry.nbytes:
         raise ValueError(f"tensor {name} has {end - begin} bytes for {entry.nbytes}")
     return entry
-
-
-def _check_overlap(entries: Mapping[str, Entry]) -> None:
-    held = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
-    for (_, stop, name), (start, _, other) in pairwise(held):
-        if start < stop:
-            raise ValueError(f"tensors {name} and {other} overlap")

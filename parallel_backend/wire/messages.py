@@ -310,7 +310,10 @@ class Shortage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failed(Message, frozen=True):
-    """A rank's own account of its failure; `at` is seconds since the epoch, `shortage` tells of memory that ran out."""
+    """A rank's own account of its failure; `at` is seconds since the epoch, `shortage` tells of memory that ran out.
+
+    `trace` is empty where `reason` is a sentence for the user.
+    """
 
     rank: int
     device: str

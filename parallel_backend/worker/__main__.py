@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         engine = _engine(environment, world, link, status)
         _serve(world, engine, link, status)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        told = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
+        reason = str(error) if told else f"{type(error).__name__}: {error}".removesuffix(": ")
         failed = Failed(
             rank=environment.rank,
             device=str(environment.device),
@@ -59,10 +60,10 @@ def main(arguments: Sequence[str]) -> int:
             step=status.step,
             shortage=engine.shortage(error) if engine is not None else None,
             reason=reason,
-            trace=traceback.format_exc(),
+            trace="" if told else traceback.format_exc(),
             at=time.time(),
         )
-        print(failed.trace, file=sys.stderr, flush=True)
+        print(failed.trace or reason, file=sys.stderr, flush=True)
         link.send(failed)
         time.sleep(home.linger)
         return 1

@@ -89,6 +89,7 @@ class Runner:
         job: Job,
         plan: ResolvedPlan,
         cancel_at: int | None = None,
+        on_loading: Callable[[int, int], None] = lambda done, total: None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Tensor:
         """The final latent. The run is cancelled once the step `cancel_at` is reported or `interrupted` is True."""
@@ -105,7 +106,7 @@ class Runner:
         self.answer = self._backend.sample(
             tensors,
             lambda step, *_: seen.append(step),
-            lambda done, total: None,
+            on_loading,
             lambda: cancel_at in seen or interrupted(),
             model=spec,
             plan=plan,
@@ -119,6 +120,11 @@ class Runner:
             negative=sides[1] if job.cfg != 1.0 else None,
         )
         return self.answer.frame.tensors["result"]
+
+    def workers(self) -> list[int]:
+        """The running workers' process ids, by rank."""
+        (group,) = self._backend._groups.values()
+        return [process.pid for process in group._launched.processes]
 
     def close(self) -> None:
         """End the workers."""

@@ -304,11 +304,11 @@ def test_what_needs_gpus_or_other_packs_is_refused_too(said_in_process, what):
 SCHNELL = flux_tensors(heads=1, double_blocks=1, single_blocks=1)
 SCHNELL_FILE = save(SCHNELL)
 HEADER = 8 + int.from_bytes(SCHNELL_FILE[:8], "little")
-NOT_SAFETENSORS = "is not a safetensors file: choose a .safetensors checkpoint."
+NO_MODEL = "is neither a safetensors nor a GGUF file: choose a .safetensors or .gguf checkpoint, or a diffusers folder."
 INCOMPLETE = "choose a complete FLUX.1 file."
-NAMES = (
-    "choose a FLUX.1 dev or schnell file with the original tensor names "
-    "(double_blocks.0.img_attn.qkv.weight and so on)."
+NO_FLUX = (
+    "has no FLUX.1 tensors (double_blocks.0.img_attn.qkv.weight and so on, or diffusers' names): choose a FLUX.1 "
+    "checkpoint."
 )
 
 
@@ -326,8 +326,8 @@ def with_header(text: bytes) -> bytes:
 
 QKV = "double_blocks.0.img_attn.qkv.weight"
 FILES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", f"(0 bytes) {NOT_SAFETENSORS}"),
-    "cut in the length": (SCHNELL_FILE[:4], f"(4 bytes) {NOT_SAFETENSORS}"),
+    "empty": (b"", f"(0 bytes) {NO_MODEL}"),
+    "cut in the length": (SCHNELL_FILE[:4], f"(4 bytes) {NO_MODEL}"),
     "cut in the header": (
         SCHNELL_FILE[:100],
         f"is truncated: its header takes {HEADER} bytes and the file has 100; download it again.",
@@ -340,8 +340,11 @@ FILES: dict[str, tuple[bytes, str]] = {
         SCHNELL_FILE[:-1],
         f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {len(SCHNELL_FILE) - 1}; download it again.",
     ),
-    "a pickle": (b"PK\x03\x04" + bytes(range(256)) * 8, f"(2052 bytes) {NOT_SAFETENSORS}"),
-    "text": (b"<!DOCTYPE html><html>Not found</html>" * 9, f"(333 bytes) {NOT_SAFETENSORS}"),
+    "a pickle": (
+        b"PK\x03\x04" + bytes(range(256)) * 8,
+        "is a PyTorch pickle, which is not supported (it can run code)",
+    ),
+    "text": (b"<!DOCTYPE html><html>Not found</html>" * 9, f"(333 bytes) {NO_MODEL}"),
     "a header that is no JSON": (with_header(b"{'a': 1}"), "has a damaged header"),
     "a header nested too deeply": (with_header(b"[" * 100_000), "has a damaged header (maximum recursion depth"),
     "a header that is a list": (with_header(b"[1, 2, 3]"), "has a damaged header"),
@@ -354,25 +357,23 @@ FILES: dict[str, tuple[bytes, str]] = {
         "holds a as F4, a type not supported (F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, I8, U8, BOOL are): "
         "choose another file.",
     ),
-    "no tensors": (save({}), f"has no FLUX.1 tensors: {NAMES}"),
+    "no tensors": (save({}), NO_FLUX),
     "Stable Diffusion": (
         save({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(8, 4, 3, 3)}),
-        f"has no FLUX.1 tensors: {NAMES}",
+        NO_FLUX,
     ),
     "diffusers' names": (
         save({"x_embedder.weight": torch.zeros(8, 64), "transformer_blocks.0.attn.to_q.weight": torch.zeros(8, 8)}),
-        f"has diffusers' tensor names: {NAMES}",
+        NO_FLUX,
     ),
     "FLUX.2": (
         with_tensor("double_stream_modulation_img.lin.weight", torch.zeros(768, 128)),
         "is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.",
     ),
-    "FLUX Fill": (
-        with_tensor("img_in.weight", torch.zeros(128, 384)),
-        "takes 96 latent channels (Fill, Canny and Depth models do); only FLUX.1 models with 16 are supported: "
-        "choose a FLUX.1 dev or schnell file.",
+    "no img_in": (
+        without("img_in.weight"),
+        f"lacks the FLUX.1 tensor 'img_in.weight': {INCOMPLETE}",
     ),
-    "no img_in": (without("img_in.weight"), f"lacks the FLUX.1 tensor 'img_in.weight': {INCOMPLETE}"),
     "no attention": (
         without("single_blocks.0.linear1.weight"),
         f"lacks the tensor single_blocks.0.linear1.weight: {INCOMPLETE}",
@@ -389,9 +390,13 @@ FILES: dict[str, tuple[bytes, str]] = {
         with_tensor(QKV, torch.zeros(384, 129)),
         f"holds {QKV} with the shape [384, 129], which does not fit a model of 128 features: {INCOMPLETE}",
     ),
+    "a vector as a scalar": (
+        with_tensor("img_in.bias", torch.zeros(())),
+        f"holds img_in.bias with the shape [], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
     "a matrix as a scalar": (
         with_tensor("txt_in.weight", torch.zeros(())),
-        f"holds txt_in.weight with the shape [], which is no matrix: {INCOMPLETE}",
+        "holds txt_in.weight with the shape [], which is no matrix: choose another file.",
     ),
     "features that are no multiple of a head": (
         with_tensor("img_in.weight", torch.zeros(100, 64)),
@@ -399,11 +404,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "int8": (
         with_tensor(QKV, torch.zeros(384, 128, dtype=torch.int8)),
-        f"holds {QKV} as int8, a format not supported yet: choose an fp32, fp16 or bf16 file.",
-    ),
-    "fp8": (
-        with_tensor(QKV, torch.zeros(384, 128).to(torch.float8_e4m3fn)),
-        f"holds {QKV} as float8_e4m3fn, a format not supported yet: choose an fp32, fp16 or bf16 file.",
+        f"holds {QKV} as I8 in rows of 128 bytes, which is not supported: choose a file with weights in fp32, fp16, bf16 "
+        "or fp8, or a GGUF file.",
     ),
 }
 

@@ -1,0 +1,58 @@
+"""The checkpoints that loader nodes offer: what Load Diffusion Model has, GGUF files, full checkpoints, diffusers folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import folder_paths
+
+from ..parallel_backend.errors import Refused
+from ..parallel_backend.weights.checkpoint import read_header
+from ..parallel_backend.weights.diffusers_folder import is_diffusers_folder
+
+MODELS, CHECKPOINTS, DIFFUSERS = "diffusion_models", "checkpoints", "diffusers"
+"""ComfyUI's folders. Names from the last two begin with theirs; so the first keep Load Diffusion Model's."""
+
+
+def choices() -> list[str]:
+    """What can be chosen."""
+    full = [f"{CHECKPOINTS}/{name}" for name in folder_paths.get_filename_list(CHECKPOINTS)]
+    names = [*folder_paths.get_filename_list(MODELS), *_gguf_files(), *full, *_folders()]
+    return list(dict.fromkeys(names))
+
+
+def path_of(name: str) -> str:
+    """Where a choice lies. Raises Refused if it is not there any more."""
+    found = folder_paths.get_full_path(MODELS, name) or _folders().get(name)
+    if found is None and name.startswith(f"{CHECKPOINTS}/"):
+        found = folder_paths.get_full_path(CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/"))
+    if found is None:
+        raise Refused(f"{name} is in none of ComfyUI's model folders: put it there or pick another checkpoint.")
+    return str(found)
+
+
+def fingerprint_of(name: str) -> str:
+    """Changes when a checkpoint is replaced."""
+    try:
+        return str(read_header(path_of(name)).fingerprint())
+    except Refused as refusal:
+        return str(refusal)
+
+
+def _gguf_files() -> Iterator[str]:
+    for directory in folder_paths.get_folder_paths(MODELS):
+        files, _ = folder_paths.recursive_search(directory, excluded_dir_names=[".git"])
+        yield from sorted(folder_paths.filter_files_extensions(files, [".gguf"]))
+
+
+def _folders() -> dict[str, Path]:
+    """Diffusers folders by name, in both kinds of folders that may hold them."""
+    found = {}
+    for kind, prefix in ((MODELS, ""), (DIFFUSERS, f"{DIFFUSERS}/")):
+        for directory in map(Path, folder_paths.get_folder_paths(kind)):
+            if directory.is_dir():
+                for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+                    if is_diffusers_folder(folder):
+                        found.setdefault(prefix + folder.name, folder)
+    return found

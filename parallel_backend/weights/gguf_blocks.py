@@ -1,0 +1,120 @@
+"""GGUF's block types, expanded with torch on the device; the arithmetic is that of the gguf package, bit for bit.
+
+Layouts: ggml-common.h of https://github.com/ggml-org/llama.cpp. `unpack` functions take blocks `[n, bytes]` (uint8) and
+return values `[n, values]` (fp32).
+"""
+
+from __future__ import annotations
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from .storage import Storage
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:], 16).float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:], 16).float() + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_five_bits(blocks[:, 2:6], blocks[:, 6:]).float() - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _five_bits(blocks[:, 4:8], blocks[:, 8:]).float() + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scales, values = blocks[:, :16], _shifted(blocks[:, 16:80], 32, (0, 2, 4, 6)) & 3
+    scale = _half(blocks, 80) * (scales & 15).float()
+    least = _half(blocks, 82) * (scales >> 4).float()
+    return _scaled(scale, values.float(), 16, least)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    packed = blocks[:, 96:108]
+    low = _shifted(packed[:, :8], 8, (0, 4)) & 15
+    high = _shifted(packed[:, 8:], 4, (0, 2, 4, 6)) & 3
+    scales = (low | high << 4).float() - 32
+    values = (_shifted(blocks[:, 32:96], 32, (0, 2, 4, 6)) & 3).float()
+    absent = (_shifted(blocks[:, :32], 32, range(8)) & 1) ^ 1
+    return _scaled(_half(blocks, 108) * scales, values - 4 * absent.float(), 16)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scale, least = _six_bit_scales(blocks)
+    return _scaled(scale, _nibbles(blocks[:, 16:], 32).float(), 32, least)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scale, least = _six_bit_scales(blocks)
+    high = _shifted(blocks[:, 16:48], 32, range(8)) & 1
+    return _scaled(scale, (_nibbles(blocks[:, 48:], 32) | high << 4).float(), 32, least)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = _nibbles(blocks[:, :128], 64)
+    high = _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6)) & 3
+    scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
+    return _scaled(scale, (low | high << 4).float() - 32, 16)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """An fp16 number of each block, `[n, 1]` in fp32."""
+    return blocks[:, start : start + 2].view(torch.float16).float()
+
+
+def _shifted(data: Tensor, run: int, shifts: tuple[int, ...] | range) -> Tensor:
+    """Each run of bytes once for each shift, shifted right by it: `[n, bytes * shifts]`."""
+    by = torch.tensor(list(shifts), dtype=torch.uint8, device=data.device)
+    return (data.unflatten(1, (-1, 1, run)) >> by[:, None]).flatten(1)
+
+
+def _nibbles(data: Tensor, run: int) -> Tensor:
+    return _shifted(data, run, (0, 4)) & 15
+
+
+def _five_bits(high: Tensor, low: Tensor) -> Tensor:
+    by = torch.arange(8, dtype=torch.uint8, device=high.device)
+    return _nibbles(low, 16) | (high[:, :, None] >> by & 1).flatten(1) << 4
+
+
+def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and least value of the eight parts of a block, packed to six bits each: `[n, 8]`."""
+    first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scale = torch.cat([first & 63, rest & 15 | first >> 2 & 48], dim=1)
+    least = torch.cat([second & 63, rest >> 4 | second >> 2 & 48], dim=1)
+    return _half(blocks, 0) * scale.float(), _half(blocks, 2) * least.float()
+
+
+def _scaled(scale: Tensor, values: Tensor, run: int, least: Tensor | None = None) -> Tensor:
+    """Each run of values times its scale, less its least value."""
+    product = scale[:, :, None] * values.unflatten(1, (-1, run))
+    return (product if least is None else product - least[:, :, None]).flatten(1)
+
+
+BLOCK_TYPES = {
+    kind: Storage(kind.name, None, *GGML_QUANT_SIZES[kind], unpack)
+    for kind, unpack in {
+        GGMLQuantizationType.Q8_0: _q8_0,
+        GGMLQuantizationType.Q6_K: _q6_k,
+        GGMLQuantizationType.Q5_K: _q5_k,
+        GGMLQuantizationType.Q5_1: _q5_1,
+        GGMLQuantizationType.Q5_0: _q5_0,
+        GGMLQuantizationType.Q4_K: _q4_k,
+        GGMLQuantizationType.Q4_1: _q4_1,
+        GGMLQuantizationType.Q4_0: _q4_0,
+        GGMLQuantizationType.Q3_K: _q3_k,
+        GGMLQuantizationType.Q2_K: _q2_k,
+    }.items()
+}
+"""The block types that are supported."""

@@ -1,0 +1,98 @@
+"""Scaled fp8 as ComfyUI marks it: which tensor multiplies which weight.
+
+Two forms. Older files have a tensor `scaled_fp8` and beside each such weight a `scale_weight`. Newer ones name each
+quantised layer's format, in the header's `_quantization_metadata` or in a small tensor `comfy_quant` beside the weight,
+and hold a `weight_scale`. Scales of the layers' inputs are left alone: inputs are not quantised here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import Refused
+from .entry import Checkpoint, Entry
+from .storage import FLOAT8
+
+FORMATS = ("float8_e4m3fn", "float8_e5m2")
+OLD_MARK = "scaled_fp8"
+METADATA = "_quantization_metadata"
+COMPANIONS = ("comfy_quant", "weight_scale", "scale_weight", "input_scale", "scale_input")
+MAX_MARK_BYTES = 1 << 16
+
+
+def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
+    """The model's tensors alone, each quantised weight with its scale.
+
+    Args:
+        checkpoint: already selected by `prefix`, which names in the header's metadata still have.
+
+    Raises:
+        Refused: a layer is quantised in a format not supported, or lacks its scale, or the scale does not fit.
+    """
+    entries, formats = checkpoint.entries, _formats(checkpoint, prefix)
+    for layer, kind in formats.items():
+        if kind not in FORMATS:
+            raise Refused(
+                f"{checkpoint.path.name} holds {layer}.weight as {kind}, which is not supported ({', '.join(FORMATS)} "
+                "are): choose another file."
+            )
+    kept: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        layer, _, last = name.rpartition(".")
+        if name == OLD_MARK or last in COMPANIONS:
+            continue
+        scale = None
+        if last == "weight":
+            scale = entries.get(f"{layer}.weight_scale") or entries.get(f"{layer}.scale_weight")
+        kept[name] = entry if scale is None else _with_scale(checkpoint, name, entry, scale)
+    return replace(checkpoint, entries=kept)
+
+
+def _with_scale(checkpoint: Checkpoint, name: str, entry: Entry, scale: Entry) -> Entry:
+    rows = entry.shape[:1]
+    if entry.dtype not in FLOAT8 or len(entry.shape) != 2:
+        raise Refused(
+            f"{checkpoint.path.name} holds {name} as {entry.storage.name} with a scale, which is not supported "
+            f"({', '.join(FORMATS)} matrices are): choose another file."
+        )
+    plain = scale.dtype is not None and scale.dtype.is_floating_point and scale.dtype not in FLOAT8
+    if not plain or scale.shape not in ((), (1,), (1, 1), rows, (*rows, 1)):
+        raise Refused(
+            f"{checkpoint.path.name} holds the scale of {name} as {scale.storage.name} with the shape "
+            f"{list(scale.shape)}, and one number or one a row is supported: choose another file."
+        )
+    return replace(entry, scale=scale)
+
+
+def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
+    """Layer -> its format, from both places where newer files name it."""
+    found: dict[str, str] = {}
+    try:
+        layers = json.loads(checkpoint.metadata.get(METADATA, "{}")).get("layers", {})
+        for layer, settings in layers.items():
+            if layer.startswith(prefix):
+                found[layer.removeprefix(prefix)] = str(settings["format"])
+        for name, entry in checkpoint.entries.items():
+            layer, _, last = name.rpartition(".")
+            if last == "comfy_quant":
+                found[layer] = str(_read_mark(entry)["format"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Refused(
+            f"{checkpoint.path.name} has damaged marks of quantisation ({error}); download it again."
+        ) from None
+    return found
+
+
+def _read_mark(entry: Entry) -> Mapping[str, Any]:
+    if entry.nbytes > MAX_MARK_BYTES:
+        raise ValueError(f"one of {entry.nbytes} bytes")
+    descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mark: Mapping[str, Any] = json.loads(os.pread(descriptor, entry.nbytes, entry.offset))
+    finally:
+        os.close(descriptor)
+    return mark

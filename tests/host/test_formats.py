@@ -1,0 +1,253 @@
+"""Files as users have them: a parallel denoise against ComfyUI's KSampler on the same file, or on the same values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.host.conftest import relative_error
+from tests.host.graphs import Graph, ksampler_graph, node, parallel
+from tests.tiny_flux import flux_tensors, save_flux
+from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled
+
+TOLERANCE = 1e-5
+DIFFERENT = 1e-2
+STEPS = 2
+
+LatentOf = Callable[[Graph], Tensor]
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses": {"ulysses": 2},
+    "stages": {"pipefusion": 2, "patches": 2, "warmup_steps": STEPS},
+    "sharded": {"ulysses": 2, "weights": "sharded"},
+}
+GGUF_TYPES = (Type.Q8_0, Type.Q4_0, Type.Q5_K, Type.Q4_K, Type.Q6_K, Type.F16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    models = comfyui.base_dir / "models"
+    folder = models / "diffusion_models"
+    save_fp8(folder / "e4m3fn.safetensors", torch.float8_e4m3fn)
+    save_fp8(folder / "e5m2.safetensors", torch.float8_e5m2, guidance=True)
+    save_scaled(folder / "scaled-old.safetensors", "old")
+    save_scaled(folder / "scaled-marks.safetensors", "marks", guidance=True)
+    save_scaled(folder / "scaled-metadata.safetensors", "metadata", torch.float8_e5m2)
+    for kind in GGUF_TYPES:
+        save_gguf(folder / f"{kind.name}.gguf", folder / f"{kind.name}-values.safetensors", kind)
+    save_diffusers(folder / "diffusers-shards", folder / "diffusers-single.safetensors")
+    (models / "diffusers").mkdir(exist_ok=True)
+    save_diffusers(
+        models / "diffusers" / "pipeline" / "transformer", folder / "pipeline.safetensors", shard="1GB", seed=1
+    )
+    (models / "checkpoints").mkdir(exist_ok=True)
+    other = {"vae.decoder.conv_in.weight": torch.ones(4, 4), "text_encoders.clip_l.logit_scale": torch.ones(())}
+    full = flux_tensors(prefix="model.diffusion_model.", seed=4, dtype=torch.bfloat16) | other
+    save_file(full, models / "checkpoints" / "full.safetensors")
+    save_file(full, folder / "full-copy.safetensors")
+    save_flux(folder / "fill.safetensors", channels=96, guidance=True, seed=5)
+    save_flux(folder / "canny.safetensors", channels=32, guidance=True, seed=6)
+    generator = torch.Generator().manual_seed(7)
+    for height, width in ((13, 9), (16, 24), (7, 5), (24, 8), (8, 8)):
+        latent = {"latent_tensor": torch.randn(1, 16, height, width, generator=generator)}
+        file = comfyui.input_dir / f"reference-{height}x{width}.latent"
+        save_file(latent | {"latent_format_version_0": torch.tensor([])}, file)
+    colours = np.random.default_rng(8).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    picture = Image.fromarray(colours).resize((72, 104), Image.Resampling.NEAREST)
+    picture.save(comfyui.input_dir / "picture.png")
+
+
+def small(model: str, **settings: Any) -> Graph:
+    """A job of 72x104 pixels, an odd latent of 9x13."""
+    return ksampler_graph(model, width=72, height=104, **{"steps": STEPS, "cfg": 2.0} | settings)
+
+
+def in_workers(graph: Graph, plan: str, choice: str | None = None, **settings: Any) -> Graph:
+    """The graph in two workers, with another choice in the loader if given."""
+    graph = parallel(graph, "cpu:2", sampler=True, **PLANS[plan] | settings)
+    if choice is not None:
+        graph["model"]["inputs"]["unet_name"] = choice
+    return graph
+
+
+@pytest.fixture
+def error(latent_of: LatentOf) -> Callable[..., float]:
+    """The relative L2 error of a graph in the workers."""
+
+    def compute(graph: Graph, plan: str, choice: str | None = None, **settings: Any) -> float:
+        return relative_error(latent_of(in_workers(graph, plan, choice, **settings)), latent_of(graph))
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("e4m3fn", "ulysses"),
+        ("e4m3fn", "sharded"),
+        ("e5m2", "stages"),
+        ("scaled-old", "ulysses"),
+        ("scaled-old", "sharded"),
+        ("scaled-marks", "stages"),
+        ("scaled-metadata", "ulysses"),
+    ],
+)
+def test_fp8_files(error, model, plan):
+    assert error(small(model), plan) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        *((kind, "ulysses") for kind in GGUF_TYPES),
+        (Type.Q4_K, "sharded"),
+        (Type.Q8_0, "sharded"),
+        (Type.Q6_K, "stages"),
+    ],
+)
+def test_gguf_files(error, kind, plan):
+    """ComfyUI runs the values that the gguf package itself expands."""
+    assert error(small(f"{kind.name}-values"), plan, f"{kind.name}.gguf") <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", ["ulysses", "sharded"])
+def test_a_diffusers_folder_of_shards(error, plan):
+    assert error(small("diffusers-single"), plan, "diffusers-shards") <= TOLERANCE
+
+
+def test_a_folder_of_a_whole_pipeline_and_a_file_with_diffusers_names(error):
+    assert error(small("pipeline"), "ulysses", "diffusers/pipeline") <= TOLERANCE
+    assert error(small("pipeline"), "stages") <= TOLERANCE
+
+
+def test_a_full_checkpoint(error):
+    assert error(small("full-copy"), "ulysses", "checkpoints/full.safetensors") <= TOLERANCE
+
+
+@pytest.mark.parametrize("weight_dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
+def test_weight_dtypes_of_load_diffusion_model(error, weight_dtype):
+    graph = small("tiny-dev")
+    graph["model"]["inputs"]["weight_dtype"] = weight_dtype
+    assert error(graph, "sharded") <= TOLERANCE
+
+
+def test_every_choice_is_offered(comfyui: ComfyUI):
+    choices = comfyui.object_info("LoadParallelFlux")["input"]["required"]["unet_name"]
+    offered = choices[1]["options"] if choices[0] == "COMBO" else choices[0]
+    expected = (
+        "e4m3fn.safetensors",
+        "Q4_K.gguf",
+        "diffusers-shards",
+        "diffusers/pipeline",
+        "checkpoints/full.safetensors",
+    )
+    assert set(expected) <= set(offered)
+
+
+# -- Kontext, Fill, Canny
+
+
+def referring(graph: Graph, sizes: list[tuple[int, int]], method: str | None = None, side: str = "positive") -> Graph:
+    """With reference latents behind a prompt; a size is that of the latent, height first."""
+    graph = copy.deepcopy(graph)
+    source = [side, 0]
+    for number, (height, width) in enumerate(sizes):
+        name, latent = f"{side} reference {number}", f"{side} latent {number}"
+        graph[latent] = node("LoadLatent", latent=f"reference-{height}x{width}.latent")
+        graph[name] = node("ReferenceLatent", conditioning=source, latent=[latent, 0])
+        source = [name, 0]
+    if method is not None:
+        graph["method"] = node(
+            "FluxKontextMultiReferenceLatentMethod", conditioning=source, reference_latents_method=method
+        )
+        source = ["method", 0]
+    graph["sampler"]["inputs"][side] = source
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("sizes", "method", "plan"),
+    [
+        ([(13, 9)], None, "ulysses"),
+        ([(16, 24), (7, 5), (24, 8)], "offset", "ulysses"),
+        ([(16, 24), (7, 5)], "offset", "stages"),
+        ([(8, 8), (7, 5)], "index", "sharded"),
+        ([(8, 8), (7, 5)], "uxo/uno", "ulysses"),
+    ],
+)
+def test_kontext_with_reference_latents(error, sizes, method, plan):
+    assert error(referring(small("tiny-dev"), sizes, method), plan) <= TOLERANCE
+
+
+def test_references_of_both_sides_and_a_batch_over_a_ring(error):
+    graph = referring(referring(small("tiny-dev", batch=2), [(16, 24)]), [(7, 5)], side="negative")
+    assert error(graph, "ulysses", ulysses=1, ring=2) <= TOLERANCE
+
+
+def test_reference_latents_one_forward_at_a_time(latent_of):
+    graph = referring(small("tiny-dev", sampler="uni_pc"), [(16, 24), (7, 5)])
+    swapped = in_workers(graph, "ulysses")
+    swapped["sampler"]["class_type"] = "KSampler"
+    assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE
+
+
+def test_references_and_their_method_matter(latent_of):
+    plain = small("tiny-dev")
+    one, other = (referring(plain, [(16, 24), (7, 5)], method) for method in ("offset", "index"))
+    assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(plain)) > DIFFERENT
+    assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(other)) > TOLERANCE
+
+
+def test_a_reference_method_that_is_not_carried_is_refused_by_name(comfyui: ComfyUI):
+    graph = referring(small("tiny-dev"), [(8, 8)], "index_timestep_zero")
+    run = comfyui.queue(in_workers(graph, "ulysses"), timeout=300)
+    assert run.error is not None
+    assert "index_timestep_zero is not supported (offset, index, uxo are)" in run.error.exception_message
+
+
+def with_picture(graph: Graph, class_type: str, **inputs: Any) -> Graph:
+    """With a node between prompts and sampler that takes a picture."""
+    graph = copy.deepcopy(graph)
+    graph["vae"] = node("VAELoader", vae_name="taef1")
+    graph["picture"] = node("LoadImage", image="picture.png")
+    prompts = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    graph["prompts"] = node(class_type, **prompts, vae=["vae", 0], pixels=["picture", 0], **inputs)
+    graph["sampler"]["inputs"] |= {
+        "positive": ["prompts", 0],
+        "negative": ["prompts", 1],
+        "latent_image": ["prompts", 2],
+    }
+    return graph
+
+
+def filling(graph: Graph, noise_mask: bool) -> Graph:
+    """With InpaintModelConditioning."""
+    graph = with_picture(graph, "InpaintModelConditioning", mask=["mask", 0], noise_mask=noise_mask)
+    return graph | {"mask": node("LoadImageMask", image="picture.png", channel="red")}
+
+
+@pytest.mark.parametrize(("noise_mask", "plan"), [(True, "ulysses"), (False, "stages"), (True, "sharded")])
+def test_fill(error, noise_mask, plan):
+    assert error(filling(small("fill"), noise_mask), plan) <= TOLERANCE
+
+
+def test_canny_and_depth_models(error):
+    assert error(with_picture(small("canny"), "InstructPixToPixConditioning"), "ulysses") <= TOLERANCE
+
+
+def test_fill_without_a_picture_and_one_forward_at_a_time(error, latent_of):
+    assert error(small("fill"), "ulysses") <= TOLERANCE
+    graph = filling(small("fill", sampler="uni_pc"), True)
+    swapped = in_workers(graph, "ulysses")
+    swapped["sampler"]["class_type"] = "KSampler"
+    assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE

@@ -1,0 +1,118 @@
+"""The tiny FLUX in every format that users have, and for GGUF the same values as plain safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
+
+HALVES = {
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    Type.Q8_0: (0,),
+    Type.Q5_1: (0, 2),
+    Type.Q5_0: (0,),
+    Type.Q4_1: (0, 2),
+    Type.Q4_0: (0,),
+}
+"""Where a block has its fp16 numbers; all other bytes may be anything."""
+
+
+def random_blocks(kind: Type, rows: int, width: int, seed: int, size: float = 1.0) -> np.ndarray:
+    """Valid blocks of a type that the gguf package cannot make, `[rows, bytes]`; `size` is the fp16 numbers' size."""
+    generator = np.random.default_rng(seed)
+    values, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = generator.integers(0, 256, (rows * width // values, nbytes), dtype=np.uint8)
+    for start in HALVES[kind]:
+        numbers = (size * generator.uniform(0.5, 1.5, (len(blocks), 1))).astype(np.float16)
+        blocks[:, start : start + 2] = numbers.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def save_fp8(path: Path, dtype: torch.dtype, **settings: object) -> Path:
+    """Every tensor as plain fp8."""
+    save_file({name: tensor.to(dtype) for name, tensor in flux_tensors(**settings).items()}, path)  # type: ignore[arg-type]
+    return path
+
+
+def save_scaled(path: Path, form: str, dtype: torch.dtype = torch.float8_e4m3fn, **settings: object) -> Path:
+    """The blocks' matrices as scaled fp8, the rest in bf16. `form` is old, marks or metadata."""
+    tensors: dict[str, Tensor] = {}
+    layers = {}
+    for name, tensor in flux_tensors(**settings).items():  # type: ignore[arg-type]
+        layer, _, last = name.rpartition(".")
+        if "blocks" not in name or last != "weight" or tensor.ndim != 2:
+            tensors[name] = tensor.bfloat16()
+            continue
+        scale = tensor.abs().max() / torch.finfo(dtype).max
+        tensors[name] = (tensor / scale).to(dtype)
+        tensors[f"{layer}.{'scale_weight' if form == 'old' else 'weight_scale'}"] = scale
+        layers[layer] = {"format": str(dtype).removeprefix("torch.")}
+        if form == "old":
+            tensors[f"{layer}.scale_input"] = torch.tensor(0.5)
+        if form == "marks":
+            tensors[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(layers[layer]).encode()), dtype=torch.uint8)
+    if form == "old":
+        tensors["scaled_fp8"] = torch.zeros(2, dtype=dtype)
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
+    save_file(tensors, path, metadata=metadata if form == "metadata" else None)
+    return path
+
+
+def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
+    """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors."""
+    writer = gguf.GGUFWriter(path, "flux")
+    writer.add_quantization_version(2)
+    writer.add_file_type(int(kind))
+    writer.add_array("general.tags", ["tiny", "flux"])
+    values: dict[str, Tensor] = {}
+    for number, (name, tensor) in enumerate(flux_tensors(**settings).items()):  # type: ignore[arg-type]
+        data, stored = tensor.numpy(), Type.F32
+        if "blocks" in name and tensor.ndim == 2:
+            stored = kind
+            if kind in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
+                data = gguf.quantize(data, kind)
+            else:
+                data = random_blocks(kind, *tensor.shape, seed=number)
+                spread = float(np.std(gguf.dequantize(data, kind)))
+                data = random_blocks(kind, *tensor.shape, seed=number, size=float(tensor.std()) / spread)
+        writer.add_tensor(name, data, raw_dtype=stored)
+        values[name] = torch.from_numpy(np.array(gguf.dequantize(data, stored)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(values, plain)
+    return path
+
+
+def save_diffusers(folder: Path, single: Path, *, shard: str = "10MB", heads: int = 4, seed: int = 0) -> Path:
+    """A folder as diffusers itself writes it, in several shards, and the same tensors in one file."""
+    from diffusers import FluxTransformer2DModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = FluxTransformer2DModel(
+            in_channels=4 * CHANNELS,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=HEAD_DIM,
+            num_attention_heads=heads,
+            joint_attention_dim=TEXT_WIDTH,
+            pooled_projection_dim=POOLED_WIDTH,
+            guidance_embeds=True,
+        )
+    model.save_pretrained(folder, max_shard_size=shard)
+    save_file(model.state_dict(), single)
+    return folder

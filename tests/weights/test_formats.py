@@ -1,0 +1,252 @@
+"""Formats: blocks as the gguf package expands them, and damaged or unsupported checkpoints refused by name."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import resource
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.flux import FluxFamily
+from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
+from tests.tiny_flux import flux_tensors, save_flux
+from tests.tiny_formats import HALVES, random_blocks, save_diffusers, save_gguf, save_scaled
+
+SHAPE = {"heads": 1, "single_blocks": 1}
+CASES = 1200
+ROOM = 256 << 20
+SECONDS = 5.0
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(Refused) as refused:
+        FluxFamily().inspect(read_header(path))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    return message
+
+
+@pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
+def test_blocks_expand_bit_for_bit_as_the_gguf_package_does(kind: Type) -> None:
+    blocks = random_blocks(kind, 96, 512, seed=int(kind))
+    expected = torch.from_numpy(gguf.dequantize(blocks, kind))
+    storage, rows = BLOCK_TYPES[kind], torch.from_numpy(blocks)
+    assert torch.equal(storage.expand(rows, torch.float32), expected)
+    assert torch.equal(storage.expand(rows, torch.bfloat16), expected.bfloat16())
+    assert torch.equal(storage.expand(rows[32:64].clone(), torch.float32), expected[32:64]), "rows of a fused tensor"
+
+
+def test_the_block_types_are_all_supported() -> None:
+    assert set(BLOCK_TYPES) == set(HALVES)
+
+
+# -- what is not carried is named, with what is
+
+
+def test_a_gguf_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "flux")
+    writer.add_tensor("a", np.zeros((4, 136), dtype=np.uint8), raw_dtype=Type.IQ4_XS)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    assert "holds a as IQ4_XS, which is not supported (F64, F32, F16, BF16, Q8_0" in refusal(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "mxfp8", "int8_tensorwise"])
+@pytest.mark.parametrize("place", ["marks", "metadata"])
+def test_a_quantised_layout_that_is_not_supported_is_named(tmp_path: Path, place: str, form: str) -> None:
+    path, layer = tmp_path / "x.safetensors", "double_blocks.0.img_mlp.0"
+    tensors, settings = flux_tensors(**SHAPE), {"format": form}
+    if place == "marks":
+        tensors[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(settings).encode()), dtype=torch.uint8)
+        save_file(tensors, path)
+    else:
+        save_file(tensors, path, metadata={"_quantization_metadata": json.dumps({"layers": {layer: settings}})})
+    assert f"as {form}" in refusal(path)
+    assert "(float8_e4m3fn, float8_e5m2 are)" in refusal(path)
+
+
+def test_a_pickle_is_named(tmp_path: Path) -> None:
+    torch.save(flux_tensors(**SHAPE), tmp_path / "x.pt")
+    assert "x.pt is a PyTorch pickle, which is not supported" in refusal(tmp_path / "x.pt")
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    for content in (b"", b"x", b"GGUF", b"not a model at all, but long enough"):
+        (tmp_path / "x.safetensors").write_bytes(content)
+        assert "x.safetensors" in refusal(tmp_path / "x.safetensors")
+    (tmp_path / "folder").mkdir()
+    assert "the folder folder has no diffusion_pytorch_model.safetensors" in refusal(tmp_path / "folder")
+    assert "does not exist" in refusal(tmp_path / "nothing.gguf")
+
+
+# -- damaged checkpoints
+
+
+def test_a_truncated_gguf_file_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "x.gguf", tmp_path / "x.safetensors", Type.Q8_0, **SHAPE)
+    whole = path.read_bytes()
+    for size in (4, 20, 100, 5000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert str(size) in refusal(path)
+
+
+def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:
+    folder = save_diffusers(tmp_path / "flux", tmp_path / "single.safetensors", heads=2)
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 1
+    FluxFamily().inspect(read_header(folder))
+    shards[1].rename(folder / "elsewhere")
+    assert f"flux lacks the file {shards[1].name} that its index names" in refusal(folder)
+    (folder / "elsewhere").rename(shards[1])
+    index = next(folder.glob("*.json"))
+    (index,) = folder.glob("*.index.json")
+    places = json.loads(index.read_bytes())
+    name = next(iter(places["weight_map"]))
+    places["weight_map"][name] = "../single.safetensors"
+    index.write_text(json.dumps(places))
+    assert "outside the folder" in refusal(folder)
+    index.write_text("{")
+    assert "is damaged" in refusal(folder)
+
+
+def test_a_missing_and_a_misshapen_tensor_of_a_diffusers_file(tmp_path: Path) -> None:
+    save_diffusers(tmp_path / "flux", tmp_path / "x.safetensors", heads=1)
+    tensors = load_file(tmp_path / "x.safetensors")
+    name = "transformer_blocks.0.attn.to_k.weight"
+    wrong = [None, torch.ones(5, 128), torch.ones(128, 5), torch.ones(128), torch.ones(128, 128, dtype=torch.int32)]
+    for replacement in wrong:
+        changed = {key: tensor for key, tensor in tensors.items() if key != name}
+        save_file(changed if replacement is None else changed | {name: replacement}, tmp_path / "x.safetensors")
+        message = refusal(tmp_path / "x.safetensors")
+        assert name in message or "double_blocks.0.img_attn.qkv.weight" in message
+
+
+def test_scales_that_do_not_fit(tmp_path: Path) -> None:
+    path = save_scaled(tmp_path / "x.safetensors", "marks", **SHAPE)
+    tensors = load_file(path)
+    name = "double_blocks.0.img_mlp.0.weight"
+    save_file(tensors | {f"{name}_scale": torch.ones(3)}, path)
+    assert f"the scale of {name} as F32 with the shape [3]" in refusal(path)
+    save_file(tensors | {name: torch.ones(512, 128)}, path)
+    assert f"holds {name} as F32 with a scale" in refusal(path)
+    save_file(tensors | {"double_blocks.0.img_mlp.0.comfy_quant": torch.zeros(9, dtype=torch.uint8)}, path)
+    assert "damaged marks of quantisation" in refusal(path)
+
+
+# -- mutated headers
+
+
+def mutate(head: bytes, generator: random.Random) -> bytes:
+    """Bytes changed, put in, taken out, or an integer made extreme."""
+    data = bytearray(head)
+    for _ in range(generator.choice((1, 1, 1, 2, 5))):
+        place, kind = generator.randrange(len(data)), generator.randrange(5)
+        if kind == 0:
+            data[place] = generator.randrange(256)
+        elif kind == 1:
+            data[place : place + generator.randint(1, 8)] = b""
+        elif kind == 2:
+            data[place:place] = generator.randbytes(generator.randint(1, 8))
+        elif kind == 3:
+            extreme = generator.choice([0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1])
+            data[place : place + 8] = struct.pack("<Q", extreme)
+        else:
+            data[place] ^= 1 << generator.randrange(8)
+        if not data:
+            return b"\0"
+    return bytes(data)
+
+
+def samples(folder: Path) -> dict[str, tuple[bytes, int, Callable[[bytes], Path]]]:
+    """For each kind: the header's bytes, the whole file's length, and where a mutated header makes a checkpoint."""
+    plain = save_flux(folder / "plain.safetensors", **SHAPE)
+    scaled = save_scaled(folder / "scaled.safetensors", "metadata", **SHAPE)
+    quantised = save_gguf(folder / "x.gguf", folder / "values.safetensors", Type.Q8_0, **SHAPE)
+    shards = save_diffusers(folder / "shards", folder / "single.safetensors", heads=1, shard="2MB")
+    (index,) = shards.glob("*.index.json")
+
+    def as_file(name: str, size: int) -> Callable[[bytes], Path]:
+        def write(head: bytes) -> Path:
+            path = folder / f"mutated-{name}"
+            path.write_bytes(head)
+            with path.open("r+b") as file:
+                file.truncate(size)
+            return path
+
+        return write
+
+    def as_index(head: bytes) -> Path:
+        index.write_bytes(head)
+        return shards
+
+    found = {}
+    for path in (plain, scaled, quantised):
+        data = path.read_bytes()
+        body = (
+            8 + struct.unpack("<Q", data[:8])[0]
+            if path.suffix == ".safetensors"
+            else data.index(b"final_layer.linear.bias")
+        )
+        found[path.name] = data[: body + 64], len(data), as_file(path.name, len(data))
+    found["index"] = index.read_bytes(), 0, as_index
+    return found
+
+
+def read_mutated(folder: Path, pipe: multiprocessing.connection.Connection) -> None:
+    """Reads CASES checkpoints with little room for memory; tells what came of them."""
+    torch.set_num_threads(1)
+    made = samples(folder)
+    size = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))
+    outcomes = {"read": 0, "refused": 0}
+    wrong: list[str] = []
+    slowest = 0.0
+    for case in range(CASES):
+        generator = random.Random(case)
+        name = list(made)[case % len(made)]
+        head, _, write = made[name]
+        path = write(mutate(head, generator))
+        started = time.monotonic()
+        try:
+            FluxFamily().inspect(read_header(path))
+            outcomes["read"] += 1
+        except Refused as refused:
+            outcomes["refused"] += 1
+            if "\n" in str(refused) or not str(refused).endswith("."):
+                wrong.append(f"{case} {name}: {refused}")
+        except BaseException as error:
+            wrong.append(f"{case} {name}: {error!r}")
+        slowest = max(slowest, time.monotonic() - started)
+    pipe.send((outcomes, wrong, slowest))
+
+
+def test_mutated_headers_are_refused_or_read_but_never_crash(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=read_mutated, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(240), "hung"
+        outcomes, wrong, slowest = ours.recv()
+    finally:
+        process.kill()
+        process.join()
+    assert wrong == []
+    assert sum(outcomes.values()) == CASES
+    assert outcomes["refused"] > CASES / 4
+    assert slowest < SECONDS
+    print(outcomes, f"the slowest took {slowest:.2f} s")
