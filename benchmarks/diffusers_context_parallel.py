@@ -29,10 +29,13 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 from torch.multiprocessing.spawn import spawn
 
+from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.denoise.stage import Inputs, StageForward
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.family import Model, ModelSpec
+from parallel_backend.weights.patching import Keep
+from parallel_backend.weights.reading import Neighbours, Watch
 from parallel_backend.worker.stage_part import StagePart, stages
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
@@ -132,7 +135,9 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     plan = cpu_plan(ulysses=RANKS, blocks=settings.double_blocks + settings.single_blocks)
     mesh = build_mesh(plan, CPU, meter)
     spec = ModelSpec("flux", path, 0, 0, "float32")
-    part = StagePart(spec, stages(plan)[rank], False, CPU, meter, lambda: None)
+    neighbours = Neighbours(Communicator("loading", dist.group.WORLD, CPU, False, meter), (0,) * RANKS)
+    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
+    part = StagePart(spec, stages(plan)[rank], False, CPU, meter, neighbours, watch, Keep(bool, bool))
     part.fill()
     model = part.model
     stage = StageForward(model, mesh, plan, part.holding, lambda: None)

@@ -16,7 +16,9 @@ from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
+from ...parallel_backend.weights.keymap import tensor_sizes
 from ...parallel_backend.weights.packing import held_bytes
+from .adapters import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote import RemoteModel, dtype_name
@@ -58,9 +60,10 @@ def load_model(
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
-    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype))
+    reader = AdapterReader(tensor_sizes(family.keys(config)), family.file_name)
+    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
     model = SKELETONS[family_name](model_config, tensors, config)
-    model.diffusion_model = DiffusionProxy(model.diffusion_model, remote, model.latent_format.latent_channels)
+    model.diffusion_model = DiffusionProxy(model, remote)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )

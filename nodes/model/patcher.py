@@ -11,6 +11,7 @@ import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
+from ...parallel_backend.weights.adapters import AdapterSet
 from .remote import RemoteModel, device_name
 from .sampling import STRICT, run_in_workers
 from .unsupported import refuse_weights
@@ -77,9 +78,23 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.backend.release(self.remote.spec)
         return result
 
-    def add_patches(self, *_: Any, **__: Any) -> NoReturn:
-        """LoRA and merging."""
-        raise refuse_weights("Applying a LoRA or merging models")
+    def adapters(self) -> AdapterSet:
+        """The weight patches (LoRA and its kin) as the workers know them."""
+        return self.remote.reader.read(self.patches, self.patches_uuid)
+
+    def add_patches(self, patches: Any, strength_patch: float = 1.0, strength_model: float = 1.0) -> Any:
+        """Record LoRA and its kin. Raises Refused for merging, and for what the workers cannot apply."""
+        if any(isinstance(value, list) for value in patches.values()):
+            raise refuse_weights("Merging models")
+        added = super().add_patches(patches, strength_patch, strength_model)
+        self.adapters()
+        return added
+
+    def set_injections(self, key: str, injections: Any) -> None:
+        """As ever, except for LoRA that hooks into the modules' forward."""
+        if key == "bypass_lora":
+            raise refuse_weights("Applying a LoRA in bypass mode")
+        super().set_injections(key, injections)
 
     def add_hook_patches(self, *_: Any, **__: Any) -> NoReturn:
         """LoRA hooks on conditioning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import comfy.patcher_extension
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
+from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .remote import RemoteModel
 from .unsupported import refuse_transformer_options
 
@@ -20,9 +22,12 @@ CONDITIONING = ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
-    def __init__(self, skeleton: nn.Module, remote: RemoteModel, latent_channels: int) -> None:
+    def __init__(self, model: Any, remote: RemoteModel) -> None:
+        """Takes the place of `model`'s diffusion model, the skeleton."""
         super().__init__()
-        self._latent_channels = latent_channels
+        skeleton = model.diffusion_model
+        self._latent_channels = model.latent_format.latent_channels
+        self._model = weakref.ref(model)  # which holds this proxy
         self._modules = skeleton._modules
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
@@ -56,4 +61,11 @@ class DiffusionProxy(nn.Module):
             conditioning |= reference_tokens(references, method, x.shape)
         self.remote.check(x, conditioning)
         self.remote.kernel(x.dtype)
-        return self.remote.forward({"x": x, "timestep": timestep.float(), **conditioning}, x.dtype).to(x.device)
+        tensors = {"x": x, "timestep": timestep.float(), **conditioning}
+        return self.remote.forward(tensors, x.dtype, self.adapters()).to(x.device)
+
+    def adapters(self) -> AdapterSet:
+        """Those of the MODEL that is being sampled."""
+        model = self._model()
+        assert model is not None
+        return model.current_patcher.adapters() if model.current_patcher is not None else NONE

@@ -20,6 +20,8 @@ from ...parallel_backend.host.planner import Question
 from ...parallel_backend.models.family import Family, ModelSpec
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job
+from ...parallel_backend.weights.adapters import AdapterSet
+from .adapters import AdapterReader
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class RemoteModel:
     wish: ParallelPlan
     devices: tuple[str, ...]
     weight_bytes: int
+    reader: AdapterReader
 
     def plan(self, forward: Mapping[str, Tensor], dtype: torch.dtype, two_sided: bool, steps: int) -> ResolvedPlan:
         """The plan for a job: the fastest that does what is wished for.
@@ -101,7 +104,7 @@ class RemoteModel:
         """How many workers hold weights on a device of this process."""
         return self.devices.count(device_name(device))
 
-    def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, **fields: Any) -> Tensor:
+    def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, adapters: AdapterSet, **fields: Any) -> Tensor:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
         try:
             answer = self.backend.sample(
@@ -109,6 +112,7 @@ class RemoteModel:
                 on_progress,
                 loading_bar(),
                 comfy.model_management.processing_interrupted,
+                adapters,
                 model=self.spec,
                 **fields,
             )
@@ -116,13 +120,15 @@ class RemoteModel:
             raise interruption() from None
         return answer.frame.tensors["result"]
 
-    def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, adapters: AdapterSet) -> Tensor:
         """Run the model once in a compute dtype; a batch of two or more may be a positive and a negative side."""
         two_sided = self.wish.cfg == 2 or tensors["x"].shape[0] > 1
         plan = self.plan(tensors, dtype, two_sided, steps=1)
         interrupted = comfy.model_management.processing_interrupted
         try:
-            answer = self.backend.forward(self.spec, plan, dtype_name(dtype), tensors, loading_bar(), interrupted)
+            answer = self.backend.forward(
+                self.spec, plan, dtype_name(dtype), tensors, loading_bar(), interrupted, adapters
+            )
         except Cancelled:
             raise interruption() from None
         return answer.frame.tensors["result"]

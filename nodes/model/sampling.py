@@ -69,6 +69,7 @@ def run_in_workers(
         if plan.pipefusion > 1:
             log.info(STAGES_IN_TURN)
         return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+    adapters = guider.inner_model.diffusion_model.adapters()
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1
     with tqdm(total=total, disable=disable_pbar) as bar:
@@ -78,5 +79,5 @@ def run_in_workers(
             if callback is not None:
                 callback(step, denoised.to(noise.device), x.to(noise.device), total)
 
-        samples = remote.sample(tensors, on_progress, plan=plan, **fields).to(noise.device)
+        samples = remote.sample(tensors, on_progress, adapters, plan=plan, **fields).to(noise.device)
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)

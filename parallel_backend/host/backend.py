@@ -20,6 +20,7 @@ from ..models.family import ModelSpec
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
+from ..weights.adapters import NONE, AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (
@@ -93,9 +94,10 @@ class Backend:
         on_progress: OnProgress,
         on_loading: OnLoading,
         interrupted: Interrupted,
+        adapters: AdapterSet = NONE,
         **fields: Any,
     ) -> Answer:
-        """Run a whole denoise; `fields` are those of the Sample message.
+        """Run a whole denoise with adapters in the weights; `fields` are the others of the Sample message.
 
         The answer's tensor `result` is the final latent, fp32 on the CPU.
 
@@ -112,7 +114,8 @@ class Backend:
             check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
             on_progress(step, denoised, frame.tensors["x"])
 
-        answer = self._request(Sample, fields, tensors, on_news, on_loading, interrupted)
+        fields["adapters"] = adapters.id
+        answer = self._request(Sample, fields, tensors, on_news, on_loading, interrupted, adapters)
         check_finite(answer.frame.tensors["result"], f"Step {steps} of {steps}", dtype)
         return answer
 
@@ -124,10 +127,14 @@ class Backend:
         tensors: Mapping[str, Tensor],
         on_loading: OnLoading,
         interrupted: Interrupted,
+        adapters: AdapterSet = NONE,
     ) -> Answer:
-        """Run the model once; `result` is its output in the compute dtype, on the CPU. Raises as `sample` does."""
-        fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype}
-        answer = self._request(Forward, fields, tensors, _no_news, on_loading, interrupted)
+        """Run the model once with adapters in the weights; raises as `sample` does.
+
+        The answer's tensor `result` is the output in the compute dtype, on the CPU.
+        """
+        fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype, "adapters": adapters.id}
+        answer = self._request(Forward, fields, tensors, _no_news, on_loading, interrupted, adapters)
         check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
         return answer
 
@@ -300,10 +307,11 @@ class Backend:
         on_news: OnNews,
         on_loading: OnLoading,
         interrupted: Interrupted,
+        adapters: AdapterSet = NONE,
     ) -> Answer:
         with self._lock:
             message = kind(request=next(self._requests), **fields)
-            answer = self._ask(message, tensors, interrupted, on_news, on_loading)
+            answer = self._ask(message, tensors, interrupted, on_news, on_loading, adapters)
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
             if not isinstance(message, Forward):
@@ -317,8 +325,9 @@ class Backend:
         interrupted: Interrupted,
         on_news: OnNews = _no_news,
         on_loading: OnLoading = _no_loading,
+        adapters: AdapterSet = NONE,
     ) -> Answer:
-        """Have a message carried out by the workers of its plan."""
+        """Have a message carried out by the workers of its plan, which know the adapters it names."""
 
         def stopped() -> bool:
             return self._closing.is_set() or interrupted()
@@ -329,6 +338,7 @@ class Backend:
             for last_try in (False, True):
                 group = self._group(message.plan, stopped)
                 try:
+                    group.teach(adapters)
                     return group.carry_out(message, tensors, on_news, on_loading, stopped)
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle():

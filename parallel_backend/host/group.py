@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import Cancelled, Refused, WorkerFailed
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
+from ..weights.adapters import AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (
@@ -46,6 +47,7 @@ from ..wire.messages import (
     Stopped,
 )
 from . import diagnosis
+from .adapters import KnownAdapters
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
 from .forkserver import ForkServer
@@ -139,6 +141,7 @@ class WorkerGroup:
         self._latest: dict[int, Report] = {}
         """Each rank's last account of what it holds."""
         self._plan: ResolvedPlan | None = None
+        self._known = KnownAdapters()
         self._channel: Channel
         self._launched: Launched | Elsewhere
         self._members: dict[int, Facts] = {}
@@ -238,6 +241,11 @@ class WorkerGroup:
             and self._channel.heard[rank].pulse.marks == self._marks_before.get(rank)
             for rank, process in enumerate(self._launched.processes)
         )
+
+    def teach(self, adapters: AdapterSet) -> None:
+        """Send what the workers do not know yet of adapters that the next request names."""
+        for message, tensors in self._known.news(adapters):
+            self._send(message, tensors)
 
     def stop(self) -> None:
         """End the workers; they leave nothing behind."""

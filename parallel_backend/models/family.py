@@ -157,6 +157,9 @@ class Family(Protocol):
             Refused: the file holds no model of this family, or lacks tensors.
         """
 
+    def file_name(self, name: str) -> str:
+        """The key map's name of the tensor that ComfyUI's model calls `name`."""
+
     def shape(self, config: Any) -> ModelShape:
         """Its size and limits, for the choice of a plan."""
 

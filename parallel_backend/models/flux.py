@@ -86,6 +86,10 @@ class FluxFamily:
         check_tensors(part, self.keys(config), "FLUX.1", config.hidden)
         return part, config
 
+    def file_name(self, name: str) -> str:
+        """ComfyUI's names are Black Forest Labs', but for the norms' scales."""
+        return _original_name(name)
+
     def shape(self, config: FluxConfig) -> ModelShape:
         """Parameters by the sizes of diffusers' modules, biases and norms left out."""
         square = config.hidden**2

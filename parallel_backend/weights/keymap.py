@@ -57,3 +57,13 @@ def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
         except ValueError as error:
             raise Refused(f"{checkpoint.path.name} has damaged tensors ({name}: {error}); download it again.") from None
     return replace(checkpoint, entries=entries)
+
+
+def tensor_sizes(keys: KeyMap) -> dict[str, tuple[int, ...]]:
+    """The sizes of the file's tensors, as far as the map uses them."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for pieces in keys.values():
+        for piece in pieces:
+            rows = max(piece.stop, sizes.get(piece.name, (0,))[0])
+            sizes[piece.name] = (rows, *piece.row_shape)
+    return sizes

@@ -42,11 +42,20 @@ class PackedLinear(CastLinear):
 
     storage: Storage
     weight_scale: nn.Parameter | None
+    change: nn.Module | None
+    """Adapters: from the weight's values in fp32 to others."""
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:
         """The weight's values `[out_features, in_features]` in a float type, expanded into a new tensor."""
-        values = self.storage.expand(self.weight.view(torch.uint8), dtype)
-        return values if self.weight_scale is None else values * self.weight_scale.to(dtype)
+        if self.change is None:
+            return self.expand(self.weight, self.weight_scale, dtype)
+        changed: Tensor = self.change(self.expand(self.weight, self.weight_scale, torch.float32))
+        return changed.to(dtype)
+
+    def expand(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The values of a weight that is packed as this layer's."""
+        values = self.storage.expand(weight.view(torch.uint8), dtype)
+        return values if scale is None else values * scale.to(dtype)
 
 
 def rms_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
@@ -71,6 +80,7 @@ def pack(linear: CastLinear, storage: Storage, scaled: bool) -> None:
     linear.__class__ = PackedLinear
     assert isinstance(linear, PackedLinear)
     linear.storage = storage
+    linear.register_module("change", None)
     width = storage.row_bytes(linear.in_features) // CARRIER.itemsize
     linear.weight = _parameter(torch.empty(linear.out_features, width, dtype=CARRIER, device="meta"))
     scale = torch.empty(linear.out_features, 1, dtype=torch.float32, device="meta")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -18,9 +18,15 @@ from .storage import FLOAT8
 
 @torch.no_grad()
 def load_weights(
-    module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, neighbours: Neighbours, watch: Watch
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    keys: KeyMap,
+    dtype: torch.dtype,
+    neighbours: Neighbours,
+    watch: Watch,
+    only: Collection[str] | None = None,
 ) -> None:
-    """Fill every parameter of a materialised module. A collective of all ranks.
+    """Fill every parameter of a materialised module, or only those named. A collective of all ranks.
 
     Args:
         module: shaped by `shape_parameters`; its parameters, or its shards of them, are on their device.
@@ -36,8 +42,10 @@ def load_weights(
     for name, child in module.named_modules():
         for key, parameter in child.named_parameters(recurse=False):
             scale = isinstance(child, PackedLinear) and key == "weight_scale"
+            if only is not None and f"{name}.{key}" not in only:
+                continue
             source = f"{name}.weight" if scale else f"{name}.{key}" if name else key
-            local, held = _local_rows(parameter)
+            local, held = local_rows(parameter)
             for entry, rows, into in _rows(checkpoint, keys[source], held, local):
                 if scale:
                     assert entry.scale is not None
@@ -101,7 +109,7 @@ def _aligned(data: Tensor, kind: torch.dtype) -> Tensor:
     return data.clone() if data.storage_offset() % kind.itemsize else data
 
 
-def _local_rows(parameter: nn.Parameter) -> tuple[Tensor, slice]:
+def local_rows(parameter: nn.Parameter) -> tuple[Tensor, slice]:
     """What this rank holds of a parameter and which rows that is: all, or an FSDP shard (cut as torch.chunk does)."""
     if not isinstance(parameter.data, DTensor):
         return parameter.data, slice(0, parameter.shape[0])

@@ -76,7 +76,7 @@ class Gone(Message, frozen=True):
 
 
 class Sample(Message, frozen=True):
-    """Run a whole denoise.
+    """Run a whole denoise, with the adapters of this id ("" for none) in the weights.
 
     Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
     diffusion `log_sigmas`.
@@ -93,15 +93,20 @@ class Sample(Message, frozen=True):
     cfg: float
     positive: list[Prompt]
     negative: list[Prompt] | None
+    adapters: str = ""
 
 
 class Forward(Message, frozen=True):
-    """Run the model once. Tensors: `x` (compute dtype), `timestep`, and the conditioning by the model's names."""
+    """Run the model once, with the adapters of this id ("" for none) in the weights.
+
+    Tensors: `x` (compute dtype), `timestep`, and the conditioning by the model's names.
+    """
 
     request: int
     model: ModelSpec
     plan: ResolvedPlan
     compute_dtype: str
+    adapters: str = ""
 
 
 class Decode(Message, frozen=True):
@@ -140,6 +145,19 @@ class MeasureBlocks(Message, frozen=True):
     model: ModelSpec
     plan: ResolvedPlan
     compute_dtype: str
+
+
+RECIPE = "recipe"
+"""The tensor of an Adapters message that holds the recipe; the others go by their ids."""
+
+
+class Adapters(Message, frozen=True):
+    """Adapters that later requests name; not answered. Tensors: new ones by id, `recipe` with the last of them (uint8).
+
+    `forget` names tensors sent before that are not used any more.
+    """
+
+    forget: list[str]
 
 
 class Release(Message, frozen=True):
@@ -326,7 +344,18 @@ class Failed(Message, frozen=True):
 
 
 ToWorker = (
-    Join | Gone | Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks | Release | Cancel | Shutdown
+    Join
+    | Gone
+    | Sample
+    | Forward
+    | Adapters
+    | Decode
+    | Encode
+    | MeasureMachine
+    | MeasureBlocks
+    | Release
+    | Cancel
+    | Shutdown
 )
 ToHost = (
     Hello

@@ -27,9 +27,11 @@ from ..models.family import Model, ModelSpec, Patch
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, measure
 from ..weights.checkpoint import read_header
+from ..weights.patching import Keep
 from ..weights.reading import Watch
 from ..wire.frames import Frame
 from ..wire.messages import (
+    Adapters,
     BlocksMeasured,
     Declined,
     Decode,
@@ -49,6 +51,7 @@ from ..wire.messages import (
     Shortage,
     Stopped,
 )
+from .adapters import AdapterStore
 from .autoencoding import AutoencoderPart, Autoencoding
 from .environment import Environment
 from .files import ModelFiles
@@ -79,6 +82,7 @@ class Engine:
         machines = self._neighbours.machines
         self._memory = Memory(environment.device, machines.count(machines[world.rank]))
         self._holder = Holder(self._memory, world.all_agree, status)
+        self._adapters = AdapterStore()
         self._autoencoding = Autoencoding(environment.device, world, link, status, meter)
         self._mesh_of: tuple[ResolvedPlan, Mesh] | None = None
         self._read = 0
@@ -95,6 +99,8 @@ class Engine:
             return
         if isinstance(message, (Decode, Encode)):
             self._autoencode(message, frame.tensors)
+        elif isinstance(message, Adapters):
+            self._adapters.learn(message, frame.tensors)
         else:
             self._compute(message, {name: tensor.to(self._device) for name, tensor in frame.tensors.items()})
         if self._meter.trace is not None:
@@ -320,9 +326,13 @@ class Engine:
 
         def build() -> StagePart:
             stage = stage_of[self._world.rank]
-            return StagePart(self._files.find(spec), stage, sharded, self._device, self._meter, self._neighbours, watch)
+            keep = Keep(self._memory.has_host_room, self._world.all_agree)
+            found = self._files.find(spec)
+            return StagePart(found, stage, sharded, self._device, self._meter, self._neighbours, watch, keep)
 
         part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan))
+        self._status.enter("applying adapters")
+        part.adapt(self._adapters.named(message.adapters), watch)
         return part.model, StageForward(part.model, mesh, plan, part.holding, self._status.mark)
 
     def _watch(self, request: int, reports: bool) -> Watch:

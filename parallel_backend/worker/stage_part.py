@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -11,10 +13,12 @@ from ..comm.meter import Meter
 from ..models import FAMILIES
 from ..models.family import Model, ModelSpec, Stage
 from ..plan import ResolvedPlan
+from ..weights.adapters import AdapterSet
 from ..weights.checkpoint import read_header
 from ..weights.holding import Holding, Replicated, Sharded
 from ..weights.loader import load_weights
 from ..weights.packing import shape_parameters
+from ..weights.patching import Keep, Patching
 from ..weights.reading import Neighbours, Watch
 from ..weights.storage import PLAIN
 
@@ -29,6 +33,7 @@ class StagePart:
         sharded: whether all ranks share each block's weights.
         meter: counts the gathers of shards.
         neighbours, watch: with whom it is loaded, and who looks on.
+        keep: what is kept of weights that adapters change.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class StagePart:
         meter: Meter,
         neighbours: Neighbours,
         watch: Watch,
+        keep: Keep,
     ) -> None:
         family = FAMILIES[spec.family]
         self._checkpoint, config = family.inspect(read_header(spec.path))
@@ -55,11 +61,20 @@ class StagePart:
         if sharded:
             everyone = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
             self.holding = Sharded(self.model.block_modules, everyone, meter)
+        self._patching = Patching(self.module, self._keys, self._load, keep)
 
     def fill(self) -> None:
         """Load the stage's weights by byte range."""
         self.module.to_empty(device=self._device)
-        load_weights(self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch)
+        self._load()
+
+    def adapt(self, adapters: AdapterSet, watch: Watch) -> None:
+        """Make the weights those of the file with `adapters` in them. A collective."""
+        self._watch = replace(watch, stop=lambda: False)  # weights restored by half would be nobody's
+        self._patching.merge(adapters)
+
+    def _load(self, only: Collection[str] | None = None) -> None:
+        load_weights(self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch, only)
 
 
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:

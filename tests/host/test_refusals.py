@@ -108,10 +108,10 @@ MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
         "changed positions (ScaleROPE)",
     ),
     "FluxKVCache": ("FluxKVCache", {}, "Replacing diffusion_model.params.default_ref_method"),
-    "LoraLoaderModelOnly": (
-        "LoraLoaderModelOnly",
+    "LoraLoaderBypassModelOnly": (
+        "LoraLoaderBypassModelOnly",
         {"lora_name": "tiny-lora.safetensors", "strength_model": 1.0},
-        "Applying a LoRA or merging models",
+        "Applying a LoRA in bypass mode",
     ),
 }
 
@@ -177,6 +177,52 @@ def test_lora_hooks_on_conditioning_are_refused(refusal, lora):
     assert refusal(graph) == f"Applying LoRA hooks cannot be done with a parallel MODEL: {WAY_OUT}"
 
 
+LAYER = "diffusion_model.single_blocks.0.linear2"
+LORAS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "a LoRA of another model": (
+        {f"{LAYER}.lora_down.weight": (2, 64), f"{LAYER}.lora_up.weight": (96, 2)},
+        "an adapter changes [96, 64] values of single_blocks.0.linear2.weight, which has [512, 2560]: choose a LoRA that "
+        "was made for this model.",
+    ),
+    "factors that do not fit": (
+        {f"{LAYER}.lora_down.weight": (2, 2560), f"{LAYER}.lora_up.weight": (512, 3)},
+        "an adapter's factors of [512, 3] and [2, 2560] do not fit each other: choose another LoRA.",
+    ),
+    "OFT blocks that do not fit": (
+        {f"{LAYER}.oft_blocks": (3, 32, 32)},
+        "an adapter changes [96, 2560] values of single_blocks.0.linear2.weight, which has [512, 2560]: choose a LoRA "
+        "that was made for this model.",
+    ),
+    "BOFT": (
+        {f"{LAYER}.oft_blocks": (2, 16, 32, 32)},
+        f"an adapter of the type boft cannot be applied to a parallel MODEL: {WAY_OUT}",
+    ),
+    "a LoRA that enlarges img_in": (
+        {
+            "img_in.lora_A.weight": (2, 128),
+            "img_in.lora_B.weight": (512, 2),
+            "single_blocks.0.norm.key_norm.scale": (128,),
+        },
+        "a LoRA that enlarges a weight (FLUX.1 Canny and Depth LoRAs do) cannot be applied to a parallel MODEL: "
+        f"{WAY_OUT}",
+    ),
+    "Tucker": (
+        {f"{LAYER}.hada_{part}": (2, 2) for part in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
+        "a Tucker-decomposed adapter, which is made for convolutions, cannot be applied to a parallel MODEL: "
+        f"{WAY_OUT}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "expected"), LORAS.values(), ids=LORAS)
+def test_a_lora_that_cannot_be_applied_is_refused_by_name(comfyui, refusal, shapes, expected):
+    tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
+    name = f"wrong-{next(SEEDS)}.safetensors"  # the stock node keeps the last file it read
+    save_file(tensors, comfyui.base_dir / "models" / "loras" / name)
+    graph = insert_after_model(on_one_worker(small()), "LoraLoaderModelOnly", lora_name=name, strength_model=1.0)
+    assert refusal(graph) == expected
+
+
 @pytest.mark.parametrize("side", ["model1", "model2"])
 @pytest.mark.parametrize("kind", ["ModelMergeSimple", "ModelMergeSubtract", "ModelMergeAdd"])
 def test_merging_is_refused_on_either_side(refusal, kind, side):
@@ -184,8 +230,7 @@ def test_merging_is_refused_on_either_side(refusal, kind, side):
     ratio = {"ModelMergeSimple": {"ratio": 0.5}, "ModelMergeSubtract": {"multiplier": 1.0}}.get(kind, {})
     graph = insert_after(on_one_worker(small()), "model", kind, side, **{other: ["stock", 0]}, **ratio)
     graph["stock"] = node("UNETLoader", unet_name="tiny-dev.safetensors", weight_dtype="default")
-    what = {"model1": "Applying a LoRA or merging models", "model2": "Merging models"}[side]
-    assert refusal(graph) == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
+    assert refusal(graph) == f"Merging models cannot be done with a parallel MODEL: {WAY_OUT}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""From the weight patches that ComfyUI records on a MODEL (LoRA and its kin) to adapters as the workers know them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import comfy.utils
+import comfy.weight_adapter as kinds
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.weights.adapters import Adapter, AdapterSet, Recipe, content_id
+from ...parallel_backend.wire.frames import DTYPES
+from .unsupported import WAY_OUT
+
+PREFIX = "diffusion_model."
+FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
+
+Patch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callable[..., Any] | None]
+"""As ComfyUI records it: strength, the adapter or (type, values), factor on the weight itself, offset, function."""
+
+
+class AdapterReader:
+    """Translates patches and names tensors by content; each tensor is hashed once."""
+
+    def __init__(self, sizes: Mapping[str, Sequence[int]], file_name: Callable[[str], str]) -> None:
+        """`sizes` of the model's tensors by the key map's name, which `file_name` gives for ComfyUI's."""
+        self._sizes = sizes
+        self._file_name = file_name
+        self._ids = WeakIdKeyDictionary()
+        self._last: tuple[object, AdapterSet] | None = None
+
+    def read(self, patches: Mapping[str, Sequence[Patch]], version: object) -> AdapterSet:
+        """What a ModelPatcher's `patches` do. `version` changes whenever they do.
+
+        Raises:
+            Refused: for what the workers cannot apply, by name.
+        """
+        if self._last is None or self._last[0] != version:
+            self._last = version, self._translate(patches)
+        return self._last[1]
+
+    def _translate(self, patches: Mapping[str, Sequence[Patch]]) -> AdapterSet:
+        recipe: Recipe = {}
+        tensors: dict[str, Tensor] = {}
+        for key, entries in patches.items():
+            name = self._file_name(key.removeprefix(PREFIX))
+            if not key.startswith(PREFIX) or name not in self._sizes:
+                raise _refused(f"a change of {key}")
+            recipe[name] = [self._adapter(name, entry, tensors) for entry in entries]
+        return AdapterSet(recipe, tensors)
+
+    def _adapter(self, name: str, patch: Patch, tensors: dict[str, Tensor]) -> Adapter:
+        strength, value, scale, offset, function = patch
+        kind, parts, alpha = _parts(value)
+        if function is not None and function not in FUNCTION_NAMES:
+            raise _refused(f"the function {getattr(function, '__name__', function)} on {name}")
+        size = list(self._sizes[name])
+        if offset is not None:
+            size[offset[0]] = offset[2]
+        columns = math.prod(size[1:])
+        for found in _shapes(kind, parts, columns):
+            if found != (size[0], columns):
+                raise Refused(
+                    f"an adapter changes {list(found)} values of {name}, which has {size}: choose a LoRA that was made "
+                    "for this model."
+                )
+        return Adapter(
+            kind=kind,  # type: ignore[arg-type]
+            tensors={part: self._add(tensor, tensors) for part, tensor in parts.items()},
+            strength=float(strength),
+            scale=float(scale),
+            alpha=None if alpha is None else float(alpha),
+            offset=None if offset is None else tuple(offset),
+            function=None if function is None else FUNCTION_NAMES[function],
+        )
+
+    def _add(self, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+        if tensor not in self._ids:
+            self._ids[tensor] = content_id(tensor)
+        name: str = self._ids[tensor]
+        tensors[name] = tensor if tensor.dtype in DTYPES.values() else tensor.float()
+        return name
+
+
+def _refused(what: str) -> Refused:
+    return Refused(f"{what} cannot be applied to a parallel MODEL: {WAY_OUT}.")
+
+
+def _parts(value: Any) -> tuple[str, dict[str, Tensor], float | None]:
+    """Kind, tensors by part, and alpha."""
+    if isinstance(value, kinds.WeightAdapterBase):
+        kind, parts, alpha = _adapter_parts(value)
+        return kind, {part: tensor for part, tensor in parts.items() if tensor is not None}, alpha
+    name, values = value if len(value) == 2 else ("diff", value)
+    if name not in ("diff", "set"):
+        raise _refused(f"a patch of the type {name}")
+    if len(values) > 1 and values[1].get("pad_weight"):
+        raise _refused("a LoRA that enlarges a weight (FLUX.1 Canny and Depth LoRAs do)")
+    return name, {"value": values[0]}, None
+
+
+def _adapter_parts(adapter: kinds.WeightAdapterBase) -> tuple[str, dict[str, Tensor | None], float | None]:
+    v = adapter.weights
+    match adapter:
+        case kinds.LoRAAdapter():
+            up, down, alpha, middle, dora, reshaped = v
+            if reshaped is not None:
+                raise _refused("a LoRA that enlarges a weight (FLUX.1 Canny and Depth LoRAs do)")
+            _refuse_tucker(middle)
+            return "lora", {"up": up, "down": down, "dora_scale": dora}, alpha
+        case kinds.LoHaAdapter():
+            w1_a, w1_b, alpha, w2_a, w2_b, t1, t2, dora = v
+            _refuse_tucker(t1, t2)
+            return "loha", {"w1_a": w1_a, "w1_b": w1_b, "w2_a": w2_a, "w2_b": w2_b, "dora_scale": dora}, alpha
+        case kinds.LoKrAdapter():
+            w1, w2, alpha, w1_a, w1_b, w2_a, w2_b, t2, dora = v
+            _refuse_tucker(t2)
+            first = {"w1": w1} if w1 is not None else {"w1_a": w1_a, "w1_b": w1_b}
+            second = {"w2": w2} if w2 is not None else {"w2_a": w2_a, "w2_b": w2_b}
+            return "lokr", first | second | {"dora_scale": dora}, alpha
+        case kinds.GLoRAAdapter():
+            a1, a2, b1, b2, alpha, dora = v
+            if b2.shape[0] != b1.shape[1]:  # LyCORIS' older layout, its factors the other way round
+                a1, a2, b1, b2 = a2, a1, b2, b1
+            return "glora", {"a1": a1, "a2": a2, "b1": b1, "b2": b2, "dora_scale": dora}, alpha
+        case kinds.OFTAdapter():
+            blocks, _, constraint, dora = v
+            if dora is not None:
+                raise _refused("DoRA on an OFT adapter")
+            return "oft", {"blocks": blocks}, constraint
+    raise _refused(f"an adapter of the type {adapter.name}")
+
+
+def _refuse_tucker(*cores: Tensor | None) -> None:
+    if any(core is not None for core in cores):
+        raise _refused("a Tucker-decomposed adapter, which is made for convolutions,")
+
+
+def _shapes(kind: str, parts: Mapping[str, Tensor], columns: int) -> Iterator[tuple[int, int]]:
+    """Rows and columns of what an adapter's factors give; each must be those of the weight, which has `columns`."""
+
+    def product(left: str, right: str) -> tuple[int, int]:
+        a, b = parts[left], parts[right]
+        if math.prod(a.shape[1:]) != b.shape[0]:
+            raise Refused(
+                f"an adapter's factors of {list(a.shape)} and {list(b.shape)} do not fit each other: choose another LoRA."
+            )
+        return a.shape[0], math.prod(b.shape[1:])
+
+    match kind:
+        case "lora":
+            yield product("up", "down")
+        case "loha":
+            yield product("w1_a", "w1_b")
+            yield product("w2_a", "w2_b")
+        case "lokr":
+            w1, w2 = (tuple(parts[w].shape) if w in parts else product(f"{w}_a", f"{w}_b") for w in ("w1", "w2"))
+            yield w1[0] * w2[0], w1[1] * math.prod(w2[1:])
+        case "glora":
+            yield product("b1", "b2")
+            inner = product("a1", "a2")
+            if inner != (columns, columns):
+                yield inner
+        case "oft":
+            yield math.prod(parts["blocks"].shape[:2]), columns
+        case _:
+            value = parts["value"]
+            yield value.shape[0], math.prod(value.shape[1:])

@@ -1,0 +1,54 @@
+"""What the workers of a group know of adapters, so that each tensor is sent once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..weights.adapters import AdapterSet
+from ..wire.messages import RECIPE, Adapters
+
+FRAME_BYTES = 256 << 20
+"""About how many bytes of tensors go in one frame."""
+
+SPARE_BYTES = 1 << 30
+"""Bytes of tensors that every worker keeps besides those in use, for adapters that come back."""
+
+
+class KnownAdapters:
+    """Mirrors the workers' AdapterStore; the least recently used tensors are forgotten first."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}  # from the least to the most recently used
+        self._recipe = ""
+
+    def news(self, adapters: AdapterSet) -> Iterator[tuple[Adapters, dict[str, Tensor]]]:
+        """What the workers must be told before a request that names these adapters."""
+        if not adapters.id or adapters.id == self._recipe:
+            return
+        forget = self._forget(set(adapters.tensors))
+        batch: dict[str, Tensor] = {}
+        for name, tensor in adapters.tensors.items():
+            if name not in self._sizes:
+                batch[name] = tensor
+                if sum(t.nbytes for t in batch.values()) >= FRAME_BYTES:
+                    yield Adapters(forget), batch
+                    forget, batch = [], {}
+            self._sizes[name] = self._sizes.pop(name, tensor.nbytes)
+        recipe = torch.frombuffer(bytearray(adapters.encoded), dtype=torch.uint8)
+        yield Adapters(forget), batch | {RECIPE: recipe}
+        self._recipe = adapters.id
+
+    def _forget(self, used: set[str]) -> list[str]:
+        spare = {name: size for name, size in self._sizes.items() if name not in used}
+        forget: list[str] = []
+        over = sum(spare.values()) - SPARE_BYTES
+        for name, size in spare.items():
+            if over <= 0:
+                break
+            forget.append(name)
+            over -= size
+            del self._sizes[name]
+        return forget

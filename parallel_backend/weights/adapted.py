@@ -1,0 +1,54 @@
+"""Adapters on a weight that stays quantised: applied to its values each time they are expanded.
+
+Quantising the changed weight anew would lose most of a small change, and could not be undone. ComfyUI does the same for
+weights that it casts as they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from .adapters import Adapter, Values, apply
+
+
+@dataclass(frozen=True)
+class AdaptedRows:
+    """Adapters of a file's tensor of `size`, of which a weight has `rows` from its row `offset` on.
+
+    `column_norms` as in `apply`.
+    """
+
+    offset: int
+    rows: slice
+    size: Sequence[int]
+    adapters: Sequence[Adapter]
+    column_norms: Mapping[int, Tensor]
+
+
+class Adapted(nn.Module):
+    """From a weight's values (fp32) to changed ones. Its tensors are buffers and so move with the layer.
+
+    Args:
+        values: the adapters' tensors, on the weight's device.
+    """
+
+    def __init__(self, runs: Sequence[AdaptedRows], values: Values) -> None:
+        super().__init__()
+        self._runs = runs
+        for name in {name for run in runs for adapter in run.adapters for name in adapter.tensors.values()}:
+            self.register_buffer(name, values[name], persistent=False)
+        for number, run in enumerate(runs):
+            for place, norms in run.column_norms.items():
+                self.register_buffer(f"norms {number} {place}", norms, persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Changes a weight in place and returns it."""
+        buffers = dict(self.named_buffers())
+        for number, run in enumerate(self._runs):
+            norms = {place: buffers[f"norms {number} {place}"] for place in run.column_norms}
+            part = weight[run.offset : run.offset + run.rows.stop - run.rows.start]
+            apply(run.adapters, buffers, part, run.rows, run.size, norms)
+        return weight

@@ -1,0 +1,260 @@
+"""LoRA and its kin: what changes which tensor, as plain data, and the arithmetic on rows of that tensor.
+
+Numerically as ComfyUI 0.30 (comfy/lora.py and comfy/weight_adapter): in fp32, one adapter after the other. Every kind but
+OFT and column-wise DoRA computes any rows of a tensor without the others, so a rank computes what it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..errors import Refused
+
+Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
+"""LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
+itself, and the new value itself."""
+
+
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One change of one tensor.
+
+    `tensors` maps the parts of its kind to the ids of their values; with `dora_scale` among them the result's norms are
+    set to it (DoRA, arXiv 2402.09353). `alpha` as in the file; `scale` multiplies the tensor itself beforehand. `offset`
+    (dim, start, length) names the part of the tensor that is meant; `function` is one of FUNCTIONS, applied to the
+    difference.
+    """
+
+    kind: Kind
+    tensors: dict[str, str]
+    strength: float
+    scale: float = 1.0
+    alpha: float | None = None
+    offset: tuple[int, int, int] | None = None
+    function: str | None = None
+
+
+OTHER_ROWS = (
+    "this adapter mixes rows that different layers hold, which cannot be done while they stay quantised: use a file that is "
+    "not quantised, or Load Diffusion Model."
+)
+
+Recipe = dict[str, list[Adapter]]
+"""The key map's tensor name -> its changes, in order."""
+
+Values = Mapping[str, Tensor]
+"""Tensors by id."""
+
+
+@dataclass(frozen=True)
+class AdapterSet:
+    """All changes to a model, with the tensors they need by id."""
+
+    recipe: Recipe
+    tensors: Values
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The recipe as msgpack."""
+        return msgspec.msgpack.encode(self.recipe)
+
+    @cached_property
+    def id(self) -> str:
+        """Equal for equal changes, strengths included; empty for none."""
+        return hashlib.blake2b(self.encoded, digest_size=16).hexdigest() if self.recipe else ""
+
+
+NONE = AdapterSet({}, {})
+
+
+def decode_recipe(data: bytes) -> Recipe:
+    """The recipe that `AdapterSet.encoded` holds; raises msgspec.ValidationError where it is none."""
+    return msgspec.msgpack.decode(data, type=Recipe)
+
+
+def content_id(tensor: Tensor) -> str:
+    """An id that equal tensors share."""
+    data = tensor.detach().to("cpu").contiguous()
+    digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=16)
+    digest.update(data.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _swapped_halves(rows: slice, size: int) -> Iterator[slice]:
+    """Where rows of (second half, first half) come from."""
+    half = size // 2
+    for start, stop, shift in ((0, size - half, half), (size - half, size, half - size)):
+        begin, end = max(rows.start, start), min(rows.stop, stop)
+        if begin < end:
+            yield slice(begin + shift, end + shift)
+
+
+FUNCTIONS: Mapping[str, Callable[[slice, int], Iterator[slice]]] = {"swap_scale_shift": _swapped_halves}
+"""ComfyUI's functions on differences, all of which move rows: the runs of rows that rows of the result come from."""
+
+
+def needs_all_rows(adapter: Adapter, values: Values, size: Sequence[int]) -> bool:
+    """Whether rows of a tensor of `size` cannot be computed without the others."""
+    mixes = adapter.kind == "oft" or (adapter.kind == "glora" and adapter.function is not None)
+    return mixes or has_column_norms(adapter, values, size)
+
+
+def has_column_norms(adapter: Adapter, values: Values, size: Sequence[int]) -> bool:
+    """Whether it is DoRA whose norms are those of columns, which span all rows."""
+    scale = adapter.tensors.get("dora_scale")
+    return scale is not None and values[scale].shape[0] != _region_size(adapter, size)[0]
+
+
+def apply(
+    adapters: Sequence[Adapter],
+    values: Values,
+    weight: Tensor,
+    rows: slice,
+    size: Sequence[int],
+    column_norms: dict[int, Tensor] | None = None,
+) -> None:
+    """Change rows of a tensor in place.
+
+    Args:
+        values: the adapters' tensors, on the weight's device.
+        weight: the rows, fp32.
+        rows: which rows of the tensor they are; all of them where an adapter `needs_all_rows`.
+        size: of the whole tensor.
+        column_norms: by an adapter's place, the norms that DoRA found in all rows; found ones are added.
+    """
+    norms = {} if column_norms is None else column_norms
+    for place, adapter in enumerate(adapters):
+        region, mine = weight, rows
+        if adapter.offset is not None:
+            dim, start, length = adapter.offset
+            if dim == 0:
+                begin, end = max(rows.start, start), max(rows.start, min(rows.stop, start + length))
+                region = weight[begin - rows.start : end - rows.start]
+                mine = slice(begin - start, end - start)
+            else:
+                region = weight.narrow(dim, start, length)
+        if region.numel():
+            parts = {part: values[name].float() for part, name in adapter.tensors.items()}
+            found = _change(adapter, parts, region, mine, _region_size(adapter, size), norms.get(place))
+            if found is not None:
+                norms[place] = found
+
+
+def _region_size(adapter: Adapter, size: Sequence[int]) -> tuple[int, ...]:
+    if adapter.offset is None:
+        return tuple(size)
+    dim, _, length = adapter.offset
+    return (*size[:dim], length, *size[dim + 1 :])
+
+
+def _change(
+    adapter: Adapter,
+    parts: Mapping[str, Tensor],
+    weight: Tensor,
+    rows: slice,
+    size: Sequence[int],
+    column_norms: Tensor | None,
+) -> Tensor | None:
+    """Change rows of the part of a tensor that an adapter means; returns the column norms, if there are any."""
+    if adapter.scale != 1.0:
+        weight *= adapter.scale
+    if adapter.kind == "set":
+        weight.copy_(parts["value"][rows])
+        return None
+    runs = [rows] if adapter.function is None else FUNCTIONS[adapter.function](rows, size[0])
+    difference, alpha = _difference(adapter, parts, weight, rows, list(runs))
+    difference = difference.reshape(weight.shape)
+    if "dora_scale" in parts:
+        changed, norms = weight + difference * alpha, parts["dora_scale"]
+        if norms.shape[0] == size[0]:
+            norms = norms[rows].reshape(-1, *[1] * (weight.dim() - 1))
+            found = weight.flatten(1).norm(dim=1).view_as(norms)  # of the weight before: so does ComfyUI
+        else:
+            column_norms = _column_norms(changed, rows, size) if column_norms is None else column_norms
+            found = column_norms
+        changed *= norms / (found + torch.finfo(weight.dtype).eps)
+        weight += adapter.strength * (changed - weight)
+    else:
+        weight += (adapter.strength * alpha) * difference
+    return column_norms
+
+
+def _difference(
+    adapter: Adapter, parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]
+) -> tuple[Tensor, float]:
+    """The difference's rows of the given runs, joined, and the factor that alpha gives."""
+    match adapter.kind:
+        case "lora":
+            up, down = parts["up"].flatten(1), parts["down"].flatten(1)
+            return torch.cat([up[run] @ down for run in runs]), _over(adapter.alpha, down.shape[0])
+        case "loha":
+            joined = [(parts["w1_a"][run] @ parts["w1_b"]) * (parts["w2_a"][run] @ parts["w2_b"]) for run in runs]
+            return torch.cat(joined), _over(adapter.alpha, parts["w1_b"].shape[0])
+        case "lokr":
+            w1 = parts["w1"] if "w1" in parts else parts["w1_a"] @ parts["w1_b"]
+            w2 = parts["w2"] if "w2" in parts else parts["w2_a"] @ parts["w2_b"]
+            ranks = [parts[name].shape[0] for name in ("w2_b", "w1_b") if name in parts]
+            alpha = _over(adapter.alpha, ranks[0]) if ranks else 1.0
+            return torch.cat([_kronecker_rows(w1, w2, run) for run in runs]), alpha
+        case "glora":
+            return _glora(parts, weight, rows, runs), _over(adapter.alpha, parts["a2"].shape[0])
+        case "oft":
+            turned = adapter.strength * _oft(parts["blocks"], adapter.alpha or 0.0, weight, rows)
+            return _among(turned, rows, runs), 1.0
+        case _:
+            assert adapter.kind == "diff"
+            return torch.cat([parts["value"][run] for run in runs]), 1.0
+
+
+def _over(alpha: float | None, rank: int) -> float:
+    return 1.0 if alpha is None else alpha / rank
+
+
+def _kronecker_rows(w1: Tensor, w2: Tensor, rows: slice) -> Tensor:
+    height = w2.shape[0]
+    first = rows.start // height
+    blocks = torch.kron(w1[first : math.ceil(rows.stop / height)], w2.flatten(1))
+    return blocks[rows.start - first * height : rows.stop - first * height]
+
+
+def _glora(parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
+    """W a1 a2 + b1 b2."""
+    a1, a2, b1, b2 = (parts[name].flatten(1) for name in ("a1", "a2", "b1", "b2"))
+    return torch.cat([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1), rows, runs) @ a1) @ a2
+
+
+def _among(values: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
+    """The given runs of rows out of `values`, which are the rows `rows`. Raises Refused for others."""
+    if any(run.start < rows.start or run.stop > rows.stop for run in runs):
+        raise Refused(OTHER_ROWS)
+    return torch.cat([values[run.start - rows.start : run.stop - rows.start] for run in runs])
+
+
+def _oft(blocks: Tensor, constraint: float, weight: Tensor, rows: slice) -> Tensor:
+    """(R - 1) W with R the Cayley transform of the blocks' skew-symmetric parts, as LyCORIS defines it."""
+    size = blocks.shape[1]
+    if rows.start % size or rows.stop % size:
+        raise Refused(OTHER_ROWS)
+    one = torch.eye(size, device=blocks.device)
+    skew = blocks - blocks.transpose(1, 2)
+    if constraint > 0:
+        norm = skew.norm() + 1e-8
+        if norm > constraint:
+            skew = skew * constraint / norm
+    skew = skew[rows.start // size : rows.stop // size]
+    turn = (one + skew) @ (one - skew).inverse()
+    turned = torch.einsum("k n m, k n i -> k m i", turn - one, weight.reshape(-1, size, weight[0].numel()))
+    return turned.reshape(weight.shape)
+
+
+def _column_norms(weight: Tensor, rows: slice, size: Sequence[int]) -> Tensor:
+    assert rows == slice(0, size[0]), "column norms need all rows"
+    return weight.transpose(0, 1).flatten(1).norm(dim=1).view(1, -1, *[1] * (weight.dim() - 2))
