@@ -46,7 +46,7 @@ class Adapted(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Changes a weight in place and returns it."""
-        buffers = dict(self.named_buffers())
+        buffers = dict(self.named_buffers(remove_duplicate=False))  # runs may share norms
         for number, run in enumerate(self._runs):
             norms = {place: buffers[f"norms {number} {place}"] for place in run.column_norms}
             part = weight[run.offset : run.offset + run.rows.stop - run.rows.start]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
+from tests.tiny_flux import flux_tensors
 from tests.tiny_lora import SCHEMES, save_adapter
 
 TOLERANCE = 1e-5
@@ -31,11 +33,15 @@ def _files(comfyui: ComfyUI) -> None:
     folder = comfyui.base_dir / "models" / "loras"
     for seed, scheme in enumerate(SCHEMES):
         save_adapter(folder / f"{scheme}.safetensors", scheme, seed)
+    models = comfyui.base_dir / "models" / "diffusion_models"
+    quantised = flux_tensors(dtype=torch.float8_e4m3fn, seed=4)
+    save_file(quantised, models / "tiny-fp8.safetensors")
+    save_file({name: tensor.float() for name, tensor in quantised.items()}, models / "tiny-expanded.safetensors")
 
 
-def job(*adapters: tuple[str, float], **settings: Any) -> Graph:
+def job(*adapters: tuple[str, float], model: str = "tiny-schnell", **settings: Any) -> Graph:
     """A small job with adapters stacked on the MODEL, the last one first in the graph."""
-    graph = ksampler_graph("tiny-schnell", **{"width": 72, "height": 104, "steps": 3, "cfg": 2.0} | settings)
+    graph = ksampler_graph(model, **{"width": 72, "height": 104, "steps": 3, "cfg": 2.0} | settings)
     for scheme, strength in adapters:
         name = f"{scheme}.safetensors"
         graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name=name, strength_model=strength)
@@ -62,6 +68,16 @@ def test_an_adapter_does_what_it_does_on_the_stock_loader(
 def test_stacked_adapters(latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]) -> None:
     graph = job(*stack)
     assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("scheme", ["lora-peft", "loha", "lokr-whole", "dora-rows", "dora-columns-of-parts", "oft"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_adapters_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any], scheme: str) -> None:
+    """As on the stock loader with the same values in fp32."""
+    stack = ((scheme, 0.7), ("lora-kohya", -0.3))
+    ours, stock = job(*stack, model="tiny-fp8"), job(*stack, model="tiny-expanded")
+    assert relative_error(latent_of(stock), latent_of(job(model="tiny-expanded"))) > DIFFERENT
+    assert relative_error(latent_of(parallel(ours, **plan)), latent_of(stock)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("sampler", ["uni_pc", "euler"], ids=["step by step", "in the loop"])
