@@ -42,9 +42,10 @@ def load_weights(
     for name, child in module.named_modules():
         for key, parameter in child.named_parameters(recurse=False):
             scale = isinstance(child, PackedLinear) and key == "weight_scale"
-            if only is not None and f"{name}.{key}" not in only:
+            full_name = f"{name}.{key}" if name else key
+            if only is not None and full_name not in only:
                 continue
-            source = f"{name}.weight" if scale else f"{name}.{key}" if name else key
+            source = f"{name}.weight" if scale else full_name
             local, held = local_rows(parameter)
             for entry, rows, into in _rows(checkpoint, keys[source], held, local):
                 if scale:

@@ -90,6 +90,7 @@ def _serve(world: World, engine: Engine, link: Link, status: Status) -> None:
         frame = world.relay(link.next() if world.rank == 0 else None)
         match frame.message:
             case Join(generation=generation):
+                engine.forget()
                 link.send(Ready(generation))
             case Shutdown():
                 world.close()

@@ -158,6 +158,10 @@ class Engine:
         free = self._holder.free()
         return Shortage(asked_bytes(error), free, self._holder.wanted, self._held_models())
 
+    def forget(self) -> None:
+        """Drop the adapters that a host has sent: another one does not know of them."""
+        self._adapters = AdapterStore()
+
     def _sample(self, message: Sample, tensors: Mapping[str, Tensor]) -> None:
         mesh = self._mesh(message.plan)
         try:
