@@ -26,10 +26,9 @@ Patch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callabl
 class AdapterReader:
     """Translates patches and names tensors by content; each tensor is hashed once."""
 
-    def __init__(self, sizes: Mapping[str, Sequence[int]], file_name: Callable[[str], str]) -> None:
-        """`sizes` of the model's tensors by the key map's name, which `file_name` gives for ComfyUI's."""
+    def __init__(self, sizes: Mapping[str, Sequence[int]]) -> None:
+        """`sizes` of the model's tensors by ComfyUI's names."""
         self._sizes = sizes
-        self._file_name = file_name
         self._ids = WeakIdKeyDictionary()
         self._last: tuple[object, AdapterSet] | None = None
 
@@ -47,7 +46,7 @@ class AdapterReader:
         recipe: Recipe = {}
         tensors: dict[str, Tensor] = {}
         for key, entries in patches.items():
-            name = self._file_name(key.removeprefix(PREFIX))
+            name = key.removeprefix(PREFIX)
             if not key.startswith(PREFIX) or name not in self._sizes:
                 raise _refused(f"a change of {key}")
             recipe[name] = [self._adapter(name, entry, tensors) for entry in entries]

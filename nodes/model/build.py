@@ -60,7 +60,7 @@ def load_model(
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
-    reader = AdapterReader(tensor_sizes(family.keys(config)), family.file_name)
+    reader = AdapterReader(tensor_sizes(family.comfyui_keys(config)))
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
     model = SKELETONS[family_name](model_config, tensors, config)
     model.diffusion_model = DiffusionProxy(model, remote)

@@ -232,6 +232,10 @@ class CogVideoXFamily:
             learned_positions=config.learned_positions,
         )
 
+    def comfyui_keys(self, config: CogVideoXConfig) -> KeyMap:
+        """ComfyUI's names are those of the key map."""
+        return self.keys(config)
+
     def build(self, config: CogVideoXConfig, stage: Stage) -> CogVideoXModel:
         """One stage of the model on the meta device."""
         return CogVideoXModel(config, stage)

@@ -157,9 +157,6 @@ class Family(Protocol):
             Refused: the file holds no model of this family, or lacks tensors.
         """
 
-    def file_name(self, name: str) -> str:
-        """The key map's name of the tensor that ComfyUI's model calls `name`."""
-
     def shape(self, config: Any) -> ModelShape:
         """Its size and limits, for the choice of a plan."""
 
@@ -181,6 +178,9 @@ class Family(Protocol):
 
     def keys(self, config: Any) -> KeyMap:
         """Which rows of the file make each parameter."""
+
+    def comfyui_keys(self, config: Any) -> KeyMap:
+        """The key map in the names of ComfyUI's model whatever the file's are: adapters come in them."""
 
     def build(self, config: Any, stage: Stage) -> Model:
         """One stage of the model on the meta device; parameters of other stages do not exist."""

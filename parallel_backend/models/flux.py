@@ -20,7 +20,7 @@ from ..layout import TokenLayout, cut, length
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
 from ..weights.flux_keys import DIFFUSERS_NAMES, HEAD_DIM, TIME_FEATURES, flux_keys
-from ..weights.keymap import KeyMap, under_map_names
+from ..weights.keymap import KeyMap, renamed, under_map_names
 from ..weights.layers import rms_norm, use_cast_linears
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
@@ -86,10 +86,6 @@ class FluxFamily:
         check_tensors(part, self.keys(config), "FLUX.1", config.hidden)
         return part, config
 
-    def file_name(self, name: str) -> str:
-        """ComfyUI's names are Black Forest Labs', but for the norms' scales."""
-        return _original_name(name)
-
     def shape(self, config: FluxConfig) -> ModelShape:
         """Parameters by the sizes of diffusers' modules, biases and norms left out."""
         square = config.hidden**2
@@ -154,6 +150,12 @@ class FluxFamily:
     def keys(self, config: FluxConfig) -> KeyMap:
         """Which rows of which tensors make each parameter."""
         return flux_keys(**asdict(config))
+
+    def comfyui_keys(self, config: FluxConfig) -> KeyMap:
+        """ComfyUI's names are Black Forest Labs', but for the norms' scales."""
+        return renamed(
+            self.keys(config), lambda name: name.removesuffix(".scale") + ".weight" * name.endswith(".scale")
+        )
 
     def build(self, config: FluxConfig, stage: Stage) -> FluxModel:
         """One stage of the model on the meta device."""

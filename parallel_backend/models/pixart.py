@@ -151,6 +151,10 @@ class PixArtFamily:
         """Which rows of which tensors make each parameter."""
         return pixart_keys(**asdict(config))
 
+    def comfyui_keys(self, config: PixArtConfig) -> KeyMap:
+        """ComfyUI's names are the original ones."""
+        return pixart_keys(**asdict(config) | {"original_names": True})
+
     def build(self, config: PixArtConfig, stage: Stage) -> PixArtModel:
         """One stage of the model on the meta device."""
         return PixArtModel(config, stage)

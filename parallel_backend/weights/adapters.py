@@ -48,7 +48,7 @@ OTHER_ROWS = (
 )
 
 Recipe = dict[str, list[Adapter]]
-"""The key map's tensor name -> its changes, in order."""
+"""A tensor, by its name in ComfyUI's model -> its changes, in order."""
 
 Values = Mapping[str, Tensor]
 """Tensors by id."""

@@ -50,7 +50,7 @@ class Patching:
     """The weights of one loaded module and the adapters in them.
 
     Args:
-        keys: the module's key map.
+        keys: the module's key map, in the names that adapters use.
         reload: fills the named parameters from the file again; called on all ranks alike.
     """
 

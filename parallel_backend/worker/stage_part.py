@@ -61,7 +61,7 @@ class StagePart:
         if sharded:
             everyone = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
             self.holding = Sharded(self.model.block_modules, everyone, meter)
-        self._patching = Patching(self.module, self._keys, self._load, keep)
+        self._patching = Patching(self.module, family.comfyui_keys(config), self._load, keep)
 
     def fill(self) -> None:
         """Load the stage's weights by byte range."""
