@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .conditioning import LoadConditioning, SaveConditioning
+from .doctor import add_route
 from .load_cogvideox import LoadParallelCogVideoX
 from .load_flux import LoadParallelFlux
 from .load_pixart import LoadParallelPixArt
@@ -16,7 +17,11 @@ from .video_decode import CogVideoParallelDecode
 
 
 class ParallelExtension(ComfyExtension):
-    """The pack's nodes."""
+    """The pack's nodes, and the doctor's route."""
+
+    async def on_load(self) -> None:
+        """Add the route."""
+        add_route()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All nodes, in the order of a graph; samplers of our own join ComfyUI's lists."""

@@ -198,16 +198,15 @@ class Backend:
             measure_blocks=lambda plan: self._block_times(question.spec, plan, compute_dtype, example, interrupted),
         )
 
+    def measure(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
+        """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
+        request = MeasureMachine(next(self._requests), _side_by_side(plan))
+        message = self._ask(request, {}, interrupted).frame.message
+        assert isinstance(message, MachineMeasured)
+        return message.machine
+
     def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
-        """How fast a plan's devices and their links are."""
-
-        def measure() -> Machine:
-            request = MeasureMachine(next(self._requests), _side_by_side(plan))
-            message = self._ask(request, {}, interrupted).frame.message
-            assert isinstance(message, MachineMeasured)
-            return message.machine
-
-        return cached(machine_key(plan.devices), Machine, measure)
+        return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, interrupted))
 
     def _block_times(
         self,

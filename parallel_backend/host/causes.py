@@ -92,7 +92,7 @@ CAUSES = (
     ),
     Cause(
         "folder removed",
-        r"FileNotFoundError[^\n]*(?:\n[^\n]*)?comfyui-parallel-|self\._socket\.connect[\s\S]*FileNotFoundError",
+        r"No such file or directory[^\n]*comfyui-parallel-",
         "The workers' folder in the temporary folder was removed while they started: exclude comfyui-parallel-* from whatever "
         "cleans it, or set TMPDIR to another folder.",
     ),

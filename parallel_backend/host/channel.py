@@ -97,10 +97,14 @@ class Channel:
 
 
 class LocalChannel(Channel):
-    """Workers on this machine: a Unix socket that accepts one connection a rank."""
+    """Workers on this machine: a Unix socket that accepts one connection a rank.
 
-    def __init__(self, path: Path, generation: int) -> None:
+    Sending waits `patience` seconds at most for a worker that does not read, being stopped, and then raises TimeoutError.
+    """
+
+    def __init__(self, path: Path, generation: int, patience: float) -> None:
         super().__init__(generation)
+        self._patience = patience
         self._connections: dict[int, socket.socket] = {}
         self._closing = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -125,6 +129,7 @@ class LocalChannel(Channel):
                 for key, _ in selector.select(timeout=0.1):
                     if key.fileobj is self._listener:
                         connection, _ = self._listener.accept()
+                        connection.settimeout(self._patience)
                         selector.register(connection, selectors.EVENT_READ, _Peer(connection))
                     elif not self._receive(key.data):
                         selector.unregister(key.fileobj)

@@ -94,10 +94,10 @@ def _from_report(
         return WorkerOutOfMemory(f"{where} ran out of memory{when}: {_short(report.shortage, plan)} {AFTERWARDS}")
     if not report.trace:
         return WorkerFailed(f"{where} failed{when}: {report.reason} {AFTERWARDS}")
-    trace = "\n".join(report.trace.strip().splitlines()[-8:])
-    tail = launched.log_tail(report.rank)
+    tail = launched.log_tail(report.rank)  # where there is one, it has the trace
+    trace = "" if tail else "\n" + "\n".join(report.trace.strip().splitlines()[-8:])
     remedy = _remedy(f"{report.reason}\n{tail}")
-    return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}\n{trace}{_said(tail)}")
+    return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}{trace}{_said(tail)}")
 
 
 def _from_end(

@@ -162,7 +162,7 @@ class WorkerGroup:
             with contextlib.ExitStack() as undo:
                 directory = make_directory()
                 undo.callback(shutil.rmtree, directory, ignore_errors=True)
-                self._channel = LocalChannel(socket_path(directory), generation)
+                self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
                 self._launched = launch(server, directory, self.devices, generation)
                 undo.pop_all()
@@ -304,6 +304,8 @@ class WorkerGroup:
     def _send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
         try:
             self._channel.send(0, message, tensors)
+        except TimeoutError:
+            raise diagnosis.silent(0, self.devices, self._channel.heard.get(0), self._deadlines.silence) from None
         except OSError:
             pass  # the Disconnected event that follows tells why
 

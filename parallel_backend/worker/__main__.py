@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -63,8 +64,9 @@ def main(arguments: Sequence[str]) -> int:
             trace="" if told else traceback.format_exc(),
             at=time.time(),
         )
-        print(failed.trace or reason, file=sys.stderr, flush=True)
         link.send(failed)
+        with contextlib.suppress(OSError):  # the disk with the log may be full
+            print(failed.trace or reason, file=sys.stderr, flush=True)
         time.sleep(home.linger)
         return 1
     return 0

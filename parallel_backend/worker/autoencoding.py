@@ -63,6 +63,7 @@ class Autoencoding:
         Raises:
             Cancelled: between two pieces.
         """
+        self._status.enter("decoding")
         axis = self._everyone(message.plan.transport)
         for item in range(latent.shape[0]):
             start = 0
@@ -88,6 +89,7 @@ class Autoencoding:
         Raises:
             Cancelled: between two pieces.
         """
+        self._status.enter("encoding")
         axis = self._everyone(message.plan.transport)
         items = []
         for item in range(pixels.shape[0]):

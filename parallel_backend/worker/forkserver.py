@@ -6,6 +6,7 @@ when the host's end closes, which the kernel does however the host ends, and its
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -111,10 +112,12 @@ class ForkServer:
             torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
             code = main(())
         except BaseException:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):  # the disk with the log may be full
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(code)
 
     def _reap(self, pidfd: int) -> None:

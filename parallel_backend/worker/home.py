@@ -65,7 +65,10 @@ def _to_parent(home: Launched, world_size: int) -> Home:
         leave()
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(home.socket)
+    try:
+        connection.connect(home.socket)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, home.socket) from None  # connect() does not name it
     threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
     return Home(connection, home.generation, lambda: FileStore(home.rendezvous, world_size), leave, linger=0)
 

@@ -12,14 +12,17 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor
 
 from parallel_backend.errors import Cancelled, WorkerFailed
 from parallel_backend.host import Backend
-from parallel_backend.plan import ResolvedPlan
+from parallel_backend.models.family import ModelSpec
+from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.worker.environment import FAULT_FILE
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.plans import cpu_plan
 from tests.tiny_flux import save_flux
+from tests.tiny_vae import save_image_vae
 
 STEPS = 3
 
@@ -31,8 +34,10 @@ PHASES = {
     "loading the model": 0,
     "sampling, first step": 1,
     "sampling, last step": STEPS,
+    "decoding": None,
 }
-"""The phases of a denoise and the step at which a fault strikes in them (0: there are none)."""
+"""The phases of a denoise, and the decoding of its result, with the step at which a fault strikes in them (0: there are none, and
+the workers have just been started)."""
 
 DEATHS = {
     "kill": "was killed by SIGKILL",
@@ -45,6 +50,8 @@ DEATHS = {
 
 BOUND = 10
 """Seconds from a death, or an exception, to the error; about two on a quiet machine."""
+
+LATENT = torch.linspace(-1, 1, 16 * 8 * 8).view(1, 16, 8, 8)
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 
@@ -74,13 +81,13 @@ class Case:
     def place(self) -> str:
         """How messages name the phase and step."""
         phase, step = self.phase.partition(",")[0], PHASES[self.phase]
-        return phase + (f", step {step}" if step else "")
+        return f"{phase}, step {step}" if step else phase
 
     @property
     def text(self) -> str:
         """As the worker reads it."""
         phase = self.phase.partition(",")[0]
-        return f"rank={self.rank},phase={phase},step={PHASES[self.phase]},kind={self.kind}"
+        return f"rank={self.rank},phase={phase},step={PHASES[self.phase] or 0},kind={self.kind}"
 
     @property
     def fresh(self) -> bool:
@@ -104,7 +111,10 @@ class Bench:
         self.backend = Backend()
         self.run = Runner(self.backend)
         self.job = Job(save_flux(folder / "tiny.safetensors"), sigmas(STEPS), height=8, width=8)
+        vae = save_image_vae(folder / "vae.safetensors")
+        self.vae = ModelSpec("image vae", str(vae), 0, vae.stat().st_size, "float32")
         self.right = {workers: self.run(self.job, plan) for workers, plan in PLANS.items()}
+        self.picture = {workers: self.decode(workers) for workers in PLANS}
         self._shared_memory = set(os.listdir("/dev/shm"))
 
     def close(self) -> None:
@@ -119,8 +129,8 @@ class Bench:
         for server in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
                 if "parallel_backend.worker.forkserver" in server.cmdline():
-                    ranks |= {w.name(): w for w in server.children() if w.status() != psutil.STATUS_ZOMBIE}
-        return [ranks[name] for name in sorted(ranks)]
+                    ranks |= {(w.name(), w.pid): w for w in server.children() if w.status() != psutil.STATUS_ZOMBIE}
+        return [ranks[key] for key in sorted(ranks)]
 
     def end_workers(self) -> None:
         """As if nothing had ever been run."""
@@ -130,6 +140,27 @@ class Bench:
         while self.workers():
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+    def decode(self, workers: int, interrupted: Callable[[], bool] = lambda: False, latent: Tensor = LATENT) -> Tensor:
+        """A latent's picture."""
+        pieces: list[Tensor] = []
+        self.backend.decode(
+            self.vae,
+            ParallelPlan(devices=f"cpu:{workers}"),
+            "",
+            latent,
+            lambda item, start, pixels: pieces.append(pixels.clone()),
+            lambda done, total: None,
+            interrupted,
+        )
+        return torch.cat(pieces)
+
+    def assert_result(self, case: Case, interrupted: Callable[[], bool]) -> None:
+        """Do what the case is about; its result, if there is one, is as before."""
+        if case.phase == "decoding":
+            assert torch.equal(self.decode(case.workers, interrupted), self.picture[case.workers])
+        else:
+            assert torch.equal(self.run(self.job, case.plan, interrupted=interrupted), self.right[case.workers])
 
     def prepare(self, case: Case) -> None:
         """Arm a fault: workers that have the model, or none."""
@@ -152,9 +183,8 @@ class Bench:
         """What a run with this fault ends in ("" for a result), and how many seconds after the fault struck."""
         self.prepare(case)
         try:
-            result = self.run(self.job, case.plan, interrupted=interrupted)
+            self.assert_result(case, interrupted)
             message = ""
-            assert torch.equal(result, self.right[case.workers])
         except WorkerFailed as failure:
             message = str(failure)
         except Cancelled:
@@ -165,24 +195,24 @@ class Bench:
         assert self.struck(), f"{case} did not strike"
         return message, ended - self._struck.stat().st_ctime
 
-    def assert_nothing_left(self) -> None:
-        """No worker, no folder with socket and logs, no shared memory."""
-        assert not self.workers()
-        assert not list(self.temporary.iterdir())
+    def assert_nothing_left(self, others: int = 0) -> None:
+        """No worker but `others` of another backend, no folder with socket and logs, no shared memory."""
+        assert len(self.workers()) == others
+        assert len(list(self.temporary.glob("comfyui-parallel-*"))) == bool(others)
         assert set(os.listdir("/dev/shm")) <= self._shared_memory
 
     def assert_right(self, workers: int) -> None:
         """An ordinary run gives the very same latent as before."""
         assert torch.equal(self.run(self.job, PLANS[workers]), self.right[workers])
 
-    def assert_dies(self, case: Case) -> float:
+    def assert_dies(self, case: Case, others: int = 0) -> float:
         """A death is one clear error, nothing is left, and the next run is right. Returns the seconds to the error."""
         message, seconds = self.outcome(case)
         said = f"{case.worker} {DEATHS[case.kind]} while {case.place}. "
         assert message.startswith(said), f"{message!r} instead of {said!r}"
         assert AFTERWARDS in message
         assert seconds <= BOUND
-        self.assert_nothing_left()
+        self.assert_nothing_left(others)
         self.assert_right(case.workers)
         return seconds
 

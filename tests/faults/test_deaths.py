@@ -15,7 +15,7 @@ ONE_OF_EACH = [
 ]
 """Each rank in each phase once, the ways of dying taking turns."""
 
-LOADING, FIRST, LAST = "loading the model", "sampling, first step", "sampling, last step"
+LOADING, FIRST, LAST, DECODING = "loading the model", "sampling, first step", "sampling, last step", "decoding"
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
@@ -23,7 +23,7 @@ def test_a_death_is_one_clear_error(bench, case):
     bench.assert_dies(case)
 
 
-@pytest.mark.parametrize("phase", [LOADING, FIRST, LAST])
+@pytest.mark.parametrize("phase", [LOADING, FIRST, LAST, DECODING])
 @pytest.mark.parametrize(("workers", "rank"), [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
 def test_an_exception_is_named_with_rank_phase_and_step(bench, workers, rank, phase):
     case = Case(workers, rank, phase, "raise")

@@ -1,0 +1,12 @@
+"""The doctor: looks at the machine and says of each thing that the workers need whether it is all right, or what to do."""
+
+from .checks import examine
+from .facts import Facts, look
+from .findings import Finding, Status
+
+__all__ = ["Facts", "Finding", "Status", "diagnose", "examine", "look"]
+
+
+def diagnose() -> list[Finding]:
+    """All findings about this machine. Workers are started, measured and ended; it takes about half a minute."""
+    return examine(look())

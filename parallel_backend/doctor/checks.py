@@ -1,0 +1,177 @@
+"""From facts to findings. Every check is told the facts and looks at nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..host.causes import CAUSES, known_cause
+from ..host.versions import REMEDY, in_range, supported
+from .facts import Facts, Measured
+from .findings import Finding, Status
+
+GIB = 1 << 30
+OLDEST_TORCH = (2, 4)
+OLDEST_FLASH_ATTN = (2, 6)
+SHARED_MEMORY_PER_GPU = 64 << 20
+"""NCCL takes some 10 MB a channel and pair where P2P is missing."""
+
+LEAST_TEMPORARY = 64 << 20
+LEAST_OPEN_FILES = 1024
+SLOW_LINK = 5e9
+"""Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
+
+_REMEDIES = {cause.name: cause.remedy for cause in CAUSES}
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """One finding a line, in the order in which things depend on each other."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def _devices(facts: Facts) -> Iterator[Finding]:
+    for index, gpu in enumerate(facts.gpus):
+        text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {gpu.free / GIB:.1f} GiB free"
+        yield Finding(f"cuda:{index}", Status.OK, text)
+    if facts.gpus:
+        return
+    if facts.nvidia_devices:
+        cause = known_cause(facts.cuda_error)
+        remedy = cause.remedy if cause else "Look whether nvidia-smi works, and what CUDA_VISIBLE_DEVICES says."
+        text = f"the driver shows {facts.nvidia_devices}, and torch can use none: {facts.cuda_error}"
+        yield Finding("GPUs", Status.FAILURE, text, remedy)
+    else:
+        text = "none: workers run on the CPU (devices cpu:2), which is for trying it only"
+        yield Finding("GPUs", Status.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all.")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    text = f"{facts.memory / GIB:.1f} GiB, {facts.memory_free / GIB:.1f} GiB free"
+    low = facts.memory_free < 2 * GIB
+    yield Finding("memory", Status.WARNING if low else Status.OK, text, _REMEDIES["host memory"] if low else "")
+
+
+def _peers(facts: Facts) -> Iterator[Finding]:
+    count = len(facts.gpus)
+    if count < 2:
+        return
+    rows = ["from\\to  " + "  ".join(str(b) for b in range(count))]
+    for a in range(count):
+        cells = ("-" if a == b else "x" if (a, b) in facts.peers else "." for b in range(count))
+        rows.append(f"{a:>7}  " + "  ".join(cells))
+    everyone = len(facts.peers) == count * (count - 1)
+    text = (
+        ("every GPU reaches every other" if everyone else "some GPUs do not reach each other") + "\n" + "\n".join(rows)
+    )
+    yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else _REMEDIES["P2P"])
+
+
+def _nccl(facts: Facts) -> Iterator[Finding]:
+    if facts.nccl:
+        yield Finding("NCCL", Status.OK, facts.nccl)
+    elif facts.gpus:
+        status = Status.FAILURE if len(facts.gpus) > 1 else Status.WARNING
+        yield Finding("NCCL", status, "this torch has none", _REMEDIES["NCCL missing"])
+    else:
+        yield Finding("NCCL", Status.OK, "this torch has none, and without GPUs none is needed")
+
+
+def _shared_memory(facts: Facts) -> Iterator[Finding]:
+    space, needed = facts.shared_memory, SHARED_MEMORY_PER_GPU * len(facts.gpus)
+    text = f"{space.path}: {space.size / GIB:.2f} GiB, {space.free / GIB:.2f} GiB free"
+    low = len(facts.gpus) > 1 and space.free < needed
+    remedy = _REMEDIES["shared memory"] if low else ""
+    yield Finding("shared memory", Status.WARNING if low else Status.OK, text, remedy)
+
+
+def _temporary(facts: Facts) -> Iterator[Finding]:
+    space = facts.temporary
+    text = f"{space.path}: {space.free / GIB:.2f} GiB free"
+    low = space.free < LEAST_TEMPORARY
+    yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, _REMEDIES["disk full"] if low else "")
+
+
+def _open_files(facts: Facts) -> Iterator[Finding]:
+    low = 0 <= facts.open_files < LEAST_OPEN_FILES
+    text = "no limit" if facts.open_files < 0 else f"{facts.open_files} at most"
+    remedy = _REMEDIES["too many files"] if low else ""
+    yield Finding("open files", Status.WARNING if low else Status.OK, text, remedy)
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    torch = facts.versions.get("torch", "")
+    old = _parts(torch) < OLDEST_TORCH
+    built = f" for CUDA {facts.cuda_version}" if facts.cuda_version else " without CUDA"
+    text = f"{torch}{built}; {_dotted(OLDEST_TORCH)} or newer is supported"
+    yield Finding("torch", Status.FAILURE if old else Status.OK, text, "Update ComfyUI's torch." if old else "")
+
+    diffusers = facts.versions.get("diffusers", "")
+    good = bool(diffusers) and in_range(diffusers)
+    text = f"{diffusers or 'not installed'}; {supported()} is supported"
+    remedy = "" if good else f"{REMEDY[0].upper()}{REMEDY[1:]}."
+    yield Finding("diffusers", Status.OK if good else Status.FAILURE, text, remedy)
+
+    flash = facts.versions.get("flash-attn", "")
+    if not flash:
+        yield Finding("flash-attn", Status.OK, "not installed: torch's own attention is used")
+    elif _parts(flash) < OLDEST_FLASH_ATTN:
+        text = f"{flash}; {_dotted(OLDEST_FLASH_ATTN)} or newer is supported"
+        yield Finding("flash-attn", Status.WARNING, text, _REMEDIES["flash-attn"])
+    else:
+        yield Finding("flash-attn", Status.OK, flash)
+
+
+def _allocator(facts: Facts) -> Iterator[Finding]:
+    if "cudaMallocAsync" in facts.allocator:
+        text = "ComfyUI uses cudaMallocAsync; the workers leave it out, because it does not go with NCCL"
+    else:
+        text = facts.allocator or "torch's own"
+    yield Finding("allocator", Status.OK, text)
+
+
+def _links(facts: Facts) -> Iterator[Finding]:
+    for measured in facts.measured:
+        yield _link(measured)
+
+
+def _link(measured: Measured) -> Finding:
+    first, last, count = measured.devices[0], measured.devices[-1], len(measured.devices)
+    name = f"{count} workers, {first}" if first == last else f"{count} workers, {first} to {last}"
+    machine = measured.machine
+    if machine is None:
+        cause = known_cause(measured.error)
+        return Finding(name, Status.FAILURE, measured.error, cause.remedy if cause else "The text above is their log.")
+    text = f"started, and compute {machine.matmul / 1e12:.3g} TFLOP/s each"
+    if count > 1:
+        kind = "NCCL" if first.startswith("cuda") else "gloo"
+        text += f"; all-to-all through {kind}: {machine.link_bandwidth / 1e9:.3g} GB/s out of each"
+        text += f", {machine.link_latency * 1e6:.0f} µs at least"
+    slow = first.startswith("cuda") and count > 1 and machine.link_bandwidth < SLOW_LINK
+    remedy = (
+        "These links are slow: prefer pipefusion and cfg to ulysses and ring, or leave devices to one GPU."
+        if slow
+        else ""
+    )
+    return Finding(name, Status.WARNING if slow else Status.OK, text, remedy)
+
+
+CHECKS = (
+    _packages,
+    _devices,
+    _memory,
+    _nccl,
+    _peers,
+    _shared_memory,
+    _temporary,
+    _open_files,
+    _allocator,
+    _links,
+)
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    parts = text.split("+")[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+def _dotted(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))

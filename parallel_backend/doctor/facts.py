@@ -1,0 +1,157 @@
+"""What the doctor looks at: everything that is asked of the machine is asked here."""
+
+from __future__ import annotations
+
+import glob
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+import torch
+
+from ..errors import Refused, WorkerFailed
+from ..host import Backend, Deadlines
+from ..plan import ParallelPlan
+from ..plan.measure import Machine
+from ..plan.resolve import in_rows
+
+CPU_PAIR = ("cpu", "cpu")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees; memory in bytes."""
+
+    name: str
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bytes of a file system."""
+
+    path: str
+    size: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What workers found on some devices, or why they could not."""
+
+    devices: tuple[str, ...]
+    machine: Machine | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A machine.
+
+    `nvidia_devices` are the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
+    of GPUs that reach each other's memory. `versions` has the installed packages. `allocator` is ComfyUI's setting.
+    """
+
+    gpus: tuple[Gpu, ...]
+    nvidia_devices: int
+    cuda_error: str
+    cuda_version: str
+    peers: frozenset[tuple[int, int]]
+    nccl: str
+    memory: int
+    memory_free: int
+    shared_memory: Space
+    temporary: Space
+    open_files: int
+    versions: dict[str, str]
+    allocator: str
+    measured: tuple[Measured, ...]
+
+
+def look() -> Facts:
+    """Look at this machine; the workers are ended again."""
+    gpus, error = _gpus()
+    memory = psutil.virtual_memory()
+    return Facts(
+        gpus=gpus,
+        nvidia_devices=len(glob.glob("/dev/nvidia[0-9]*")),
+        cuda_error=error,
+        cuda_version=torch.version.cuda or "",
+        peers=_peers(len(gpus)),
+        nccl=_nccl(),
+        memory=memory.total,
+        memory_free=memory.available,
+        shared_memory=_space("/dev/shm"),
+        temporary=_space(tempfile.gettempdir()),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        versions=_versions("torch", "diffusers", "flash-attn"),
+        allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
+        measured=_measure(len(gpus)),
+    )
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
+    if torch.version.cuda is None:
+        return (), "this torch was built without CUDA"
+    try:
+        torch.cuda.init()
+        found = []
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            found.append(Gpu(torch.cuda.get_device_name(index), total, free))
+        return tuple(found), ""
+    except (RuntimeError, AssertionError) as error:
+        return (), str(error).splitlines()[0]
+
+
+def _peers(gpus: int) -> frozenset[tuple[int, int]]:
+    pairs = ((a, b) for a in range(gpus) for b in range(gpus) if a != b)
+    return frozenset(pair for pair in pairs if torch.cuda.can_device_access_peer(*pair))
+
+
+def _nccl() -> str:
+    if not torch.distributed.is_nccl_available():
+        return ""
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _space(path: str) -> Space:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return Space(path, 0, 0)
+    return Space(path, usage.total, usage.free)
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+def _measure(gpus: int) -> tuple[Measured, ...]:
+    """Two workers on the CPU, which talk through gloo, and one on each GPU, which talk through NCCL."""
+    backend = Backend(Deadlines(silence=30, stall=60))
+    try:
+        groups = [CPU_PAIR, *([tuple(f"cuda:{index}" for index in range(gpus))] if gpus else [])]
+        return tuple(_measured(backend, devices) for devices in groups)
+    finally:
+        backend.close()
+
+
+def _measured(backend: Backend, devices: Sequence[str]) -> Measured:
+    plan = in_rows(ParallelPlan(), tuple(devices))
+    try:
+        return Measured(tuple(devices), backend.measure(plan, lambda: False))
+    except (WorkerFailed, Refused) as error:
+        return Measured(tuple(devices), None, str(error))

@@ -1,0 +1,130 @@
+"""The doctor: this machine as it is, and machines with each known fault, faked where the doctor looks."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend.doctor import Facts, Finding, Status, examine
+from parallel_backend.doctor.facts import Gpu, Measured, Space
+from parallel_backend.doctor.findings import failed, table
+from parallel_backend.plan.measure import Machine
+
+GIB = 1 << 30
+PAIR = ("cuda:0", "cuda:1")
+FAST = Machine(
+    matmul=4e14,
+    attention=4e14,
+    bandwidth=2e12,
+    launch=3e-6,
+    memory=80e9,
+    context=5e8,
+    ranks=2,
+    link_bandwidth=2e10,
+    link_latency=2e-5,
+)
+
+GOOD = Facts(
+    gpus=(Gpu("NVIDIA H100", 80 * GIB, 79 * GIB),) * 2,
+    nvidia_devices=2,
+    cuda_error="",
+    cuda_version="13.0",
+    peers=frozenset({(0, 1), (1, 0)}),
+    nccl="2.28.9",
+    memory=128 * GIB,
+    memory_free=100 * GIB,
+    shared_memory=Space("/dev/shm", 64 * GIB, 64 * GIB),
+    temporary=Space("/tmp", 64 * GIB, 64 * GIB),
+    open_files=65536,
+    versions={"torch": "2.11.0+cu130", "diffusers": "0.42.1", "flash-attn": "2.8.3"},
+    allocator="",
+    measured=(Measured(("cpu", "cpu"), FAST), Measured(PAIR, FAST)),
+)
+
+OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
+NO_P2P = (
+    "Worker 0 of 2 (cuda:0) failed: RuntimeError: CUDA error: peer access is not supported between these two devices"
+)
+NO_SPACE = "Worker 1 of 2 (cuda:1) failed\nNCCL WARN Error while creating shared memory segment /dev/shm/nccl-KW (size 5967872)"
+WRONG_NCCL = "Worker 0 left with exit code 1\nlibtorch_cuda.so: undefined symbol: ncclCommRegister"
+SLOW = msgspec.structs.replace(FAST, link_bandwidth=1e9)
+
+FAULTS = [
+    ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", Status.FAILURE, "update the driver"),
+    ({"gpus": (), "nvidia_devices": 0}, "GPUs", Status.WARNING, "--gpus all"),
+    ({"peers": frozenset({(0, 1)})}, "P2P", Status.WARNING, "NCCL_P2P_DISABLE=1"),
+    ({"nccl": ""}, "NCCL", Status.FAILURE, "install torch for CUDA"),
+    ({"shared_memory": Space("/dev/shm", 64 << 20, 64 << 20)}, "shared memory", Status.WARNING, "--shm-size=1g"),
+    ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", Status.FAILURE, "set TMPDIR"),
+    ({"memory_free": GIB}, "memory", Status.WARNING, "close other programs"),
+    ({"open_files": 256}, "open files", Status.WARNING, "ulimit -n"),
+    ({"versions": GOOD.versions | {"torch": "2.1.0"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
+    ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", Status.FAILURE, "pip install -r"),
+    ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.FAILURE, "pip install -r"),
+    ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
+    (
+        {"measured": (Measured(PAIR, None, NO_P2P),)},
+        "2 workers, cuda:0 to cuda:1",
+        Status.FAILURE,
+        "NCCL_P2P_DISABLE=1",
+    ),
+    ({"measured": (Measured(PAIR, None, NO_SPACE),)}, "2 workers, cuda:0 to cuda:1", Status.FAILURE, "--shm-size=1g"),
+    (
+        {"measured": (Measured(PAIR, None, WRONG_NCCL),)},
+        "2 workers, cuda:0 to cuda:1",
+        Status.FAILURE,
+        "LD_LIBRARY_PATH",
+    ),
+    ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "prefer pipefusion"),
+]
+
+
+def test_a_good_machine_is_all_right():
+    findings = examine(GOOD)
+    assert {finding.status for finding in findings} == {Status.OK}
+    assert not any(finding.remedy for finding in findings)
+    assert not failed(findings)
+
+
+@pytest.mark.parametrize(("change", "name", "status", "remedy"), FAULTS)
+def test_each_fault_is_found_and_has_a_remedy(change, name, status, remedy):
+    findings = examine(dataclasses.replace(GOOD, **change))
+    (wrong,) = [finding for finding in findings if finding.status is not Status.OK]
+    assert (wrong.name, wrong.status) == (name, status)
+    assert remedy in wrong.remedy
+    assert failed(findings) == (status is Status.FAILURE)
+    assert remedy in table(findings)
+
+
+def test_cudamallocasync_is_said_to_be_left_out():
+    findings = examine(dataclasses.replace(GOOD, allocator="backend:cudaMallocAsync"))
+    assert any("the workers leave it out" in finding.text for finding in findings)
+
+
+def test_this_machine():
+    ran = subprocess.run(
+        [sys.executable, "-m", "parallel_backend.doctor", "--json"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        timeout=300,
+    )
+    findings = {finding.name: finding for finding in msgspec.json.decode(ran.stdout, type=list[Finding])}
+    assert ran.returncode == failed(list(findings.values()))
+    assert findings["torch"].text.startswith(torch.__version__.split("+")[0])
+    assert findings["2 workers, cpu"].status is Status.OK
+    assert "all-to-all through gloo" in findings["2 workers, cpu"].text
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no GPU")
+def test_the_gpus_of_this_machine():
+    from parallel_backend.doctor.facts import look
+
+    facts = look()
+    assert len(facts.gpus) == torch.cuda.device_count()
+    assert all(measured.machine is not None for measured in facts.measured)

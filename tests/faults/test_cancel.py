@@ -1,0 +1,61 @@
+"""Cancel in every phase, twice in a row, and together with a death."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from parallel_backend.worker.faults import LATE_SECONDS
+from tests.faults.bench import AFTERWARDS, DEATHS, PHASES, Bench, Case
+
+BOUND = LATE_SECONDS + 5
+"""Seconds: the worker is held up in its phase, and leaves it at the next step boundary."""
+
+
+def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
+    """The user presses Cancel a moment after the fault has struck."""
+    at: list[float] = []
+
+    def interrupted() -> bool:
+        if not at and bench.struck():
+            at.append(time.monotonic())
+        return bool(at) and time.monotonic() - at[0] >= seconds
+
+    return interrupted
+
+
+@pytest.mark.parametrize("phase", list(PHASES))
+@pytest.mark.parametrize("workers", [2, 4])
+def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
+    for rank in (0, workers - 1):
+        case = Case(workers, rank, phase, "late")
+        ended, seconds = bench.outcome(case, once_struck(bench))
+        assert ended in ("cancelled", "") if phase in ("sampling, last step", "decoding") else ended == "cancelled"
+        assert seconds <= BOUND
+    bench.assert_right(workers)
+
+
+@pytest.mark.parametrize("kind", list(DEATHS))
+@pytest.mark.parametrize("phase", ["joining the other workers", "loading the model", "sampling, first step"])
+def test_cancel_together_with_a_death(bench, phase, kind):
+    case = Case(2, 1, phase, kind)
+    ended, seconds = bench.outcome(case, once_struck(bench, 0))
+    assert ended == "cancelled" or AFTERWARDS in ended
+    assert seconds <= BOUND
+    bench.assert_right(2)
+
+
+def test_cancel_of_a_run_whose_worker_hangs_ends_the_workers(bench):
+    bench.end_workers()
+    ordinary = bench.backend.deadlines
+    bench.backend.deadlines = type(ordinary)(cancel=3)
+    try:
+        ended, seconds = bench.outcome(Case(2, 1, "sampling, first step", "hang"), once_struck(bench))
+    finally:
+        bench.backend.deadlines = ordinary
+    assert ended == "cancelled"
+    assert seconds <= 3 + 5
+    bench.assert_nothing_left()
+    bench.assert_right(2)

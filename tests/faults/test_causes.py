@@ -1,0 +1,181 @@
+"""Messages name known causes: real error texts, from public issue threads, get the remedy that helps."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parallel_backend.host import diagnosis
+from parallel_backend.host.causes import CAUSES, LOST_PEER, known_cause
+from parallel_backend.host.channel import Channel, Heard
+from parallel_backend.wire.messages import Failed, Pulse
+
+TEXTS = [
+    ("P2P", "RuntimeError: CUDA error: peer access is not supported between these two devices"),
+    (
+        "P2P",
+        "transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported between these two",
+    ),
+    (
+        "P2P",
+        "NotImplementedError: Using RTX 4000 series doesn't support faster communication broadband via P2P or IB. Please set "
+        '`NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1"`',
+    ),
+    (
+        "shared memory",
+        "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device\n"
+        "include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-recv-146-1-2-3 (size 9637888)",
+    ),
+    (
+        "shared memory",
+        "misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on "
+        "device (28)",
+    ),
+    (
+        "shared memory",
+        "misc/shmutils.cc:112 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-KWfVyt (size 5967872)",
+    ),
+    (
+        "NCCL mismatched",
+        "ImportError: /lib/python3.9/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister",
+    ),
+    ("NCCL missing", "ImportError: libnccl.so.2: cannot open shared object file: No such file or directory"),
+    ("NCCL missing", "RuntimeError: Distributed package doesn't have NCCL built in"),
+    (
+        "cudaMallocAsync",
+        "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what(): CUDA error: an illegal memory access "
+        "was encountered\nException raised from free_impl at /pytorch/c10/cuda/CUDAMallocAsyncAllocator.cpp:206",
+    ),
+    (
+        "cudaMallocAsync",
+        "RuntimeError: cudaMallocAsync does not yet support checkPoolLiveAllocations. If you need it, please file an issue",
+    ),
+    (
+        "driver too old",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by "
+        "downloading and installing a new version",
+    ),
+    (
+        "driver too old",
+        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+    ),
+    ("flash-attn", "RuntimeError: FlashAttention only supports Ampere GPUs or newer."),
+    (
+        "flash-attn",
+        "ImportError: flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+    ),
+    ("flash-attn", "ModuleNotFoundError: No module named 'flash_attn'"),
+    ("GPU not supported by torch", "CUDA error: no kernel image is available for execution on the device"),
+    (
+        "one GPU twice",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+    ),
+    ("GPU taken", "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    ("GPU failed", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ("no interface", "bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found"),
+    ("port", "The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."),
+    ("folder removed", "[Errno 2] No such file or directory: '/tmp/comfyui-parallel-4qx3/socket'"),
+    ("disk full", "torch.distributed.DistStoreError: No space left on device"),
+    ("too many files", "OSError: [Errno 24] Too many open files"),
+    ("host memory", "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ("permission", "PermissionError: [Errno 13] Permission denied: '/models/flux.safetensors'"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), TEXTS)
+def test_a_real_text_is_known(name, text):
+    cause = known_cause(f"Traceback (most recent call last):\n  ...\n{text}\n")
+    assert cause is not None
+    assert cause.name == name
+
+
+def test_every_cause_has_a_text():
+    assert {cause.name for cause in CAUSES} == {name for name, _ in TEXTS}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: a fault was injected",
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:41234",
+        "KeyError: 'double_blocks.0.img_attn.qkv.weight'",
+    ],
+)
+def test_other_texts_are_not(text):
+    assert known_cause(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:41234",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection reset by peer",
+        "NCCL error: remote process exited or there was a network error",
+        "[Errno 32] Broken pipe",
+    ],
+)
+def test_a_lost_peer_is_no_cause(text):
+    assert LOST_PEER.search(text)
+
+
+class Group:
+    """A failed group: exit codes, reports and log tails by rank."""
+
+    def __init__(self, codes: dict[int, int], reports: dict[int, str], logs: dict[int, str], workers: int = 3) -> None:
+        self.processes = [SimpleNamespace(returncode=codes.get(rank)) for rank in range(workers)]
+        self._logs = logs
+        self.devices = tuple(f"cuda:{rank}" for rank in range(workers))
+        self.channel = Channel(1)
+        self.channel.heard = {rank: Heard(Pulse("sampling", 4, 9), 0, 0) for rank in range(workers)}
+        self.reports = [
+            Failed(rank, f"cuda:{rank}", "sampling", 4, None, reason, "Traceback ...", at)
+            for at, (rank, reason) in enumerate(reports.items())
+        ]
+
+    def log_tail(self, rank: int, lines: int = 12) -> str:
+        return self._logs.get(rank, "")
+
+    def message(self) -> str:
+        launched: Any = self
+        return str(diagnosis.explain(launched, self.devices, self.channel, self.reports))
+
+
+LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
+
+
+def test_a_signal_comes_before_what_others_say_of_it():
+    group = Group({1: -signal.SIGSEGV, 2: -signal.SIGABRT}, {0: LOST}, {1: "Fatal Python error: Segmentation fault"})
+    assert re.match(r"Worker 1 of 3 \(cuda:1\) was killed by SIGSEGV while sampling, step 4\.", group.message())
+    assert "Fatal Python error" in group.message()
+
+
+def test_an_exit_without_a_word_comes_before_lost_connections():
+    assert Group({2: 0}, {0: LOST, 1: LOST}, {}).message().startswith("Worker 2 of 3 (cuda:2) left with exit code 0")
+
+
+def test_an_exception_comes_before_the_abort_of_those_who_lost_it():
+    group = Group({0: -signal.SIGABRT}, {2: LOST, 1: "ValueError: this one"}, {})
+    assert group.message().startswith("Worker 1 of 3 (cuda:1) failed while sampling, step 4: ValueError: this one.")
+
+
+def test_an_abort_comes_before_lost_connections():
+    group = Group({0: -signal.SIGABRT}, {2: LOST}, {0: "CUDAMallocAsyncAllocator.cpp:206"})
+    assert group.message().startswith("Worker 0 of 3 (cuda:0) was killed by SIGABRT while sampling, step 4. The memory")
+
+
+def test_a_report_gets_the_remedy_that_its_log_asks_for():
+    log = "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-KWfVyt (size 5967872)"
+    message = Group({}, {1: "DistBackendError: NCCL error, unhandled system error"}, {1: log}).message()
+    assert "start the container with --shm-size=1g" in message
+    assert message.endswith(log)
+
+
+def test_the_table_is_the_only_place_of_remedies():
+    text = Path(diagnosis.__file__).read_text()
+    assert not any(cause.remedy[:30] in text for cause in CAUSES)

@@ -1,0 +1,149 @@
+"""What the machine around the workers does to them: full disks, removed sockets, a second ComfyUI, a killed fork server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from parallel_backend.errors import WorkerFailed
+from parallel_backend.host import Backend
+from tests.engine.conftest import Runner
+from tests.faults.bench import AFTERWARDS, PLANS, Case
+
+REPO = Path(__file__).parents[2]
+
+ON_A_SMALL_DISK = """
+import sys, tempfile
+from pathlib import Path
+from parallel_backend.errors import WorkerFailed
+from parallel_backend.host import Backend
+from tests.engine.conftest import Job, Runner, sigmas
+from tests.faults.bench import PLANS
+
+def main(file, where):
+    tempfile.gettempdir()
+    job, run = Job(Path(file), sigmas(3), height=8, width=8), Runner(Backend())
+    first = run(job, PLANS[2])
+    run._backend._groups.clear()
+    filler = Path(where) / "filler"
+    with filler.open("wb", buffering=0) as out:
+        try:
+            while True:
+                out.write(bytes(4096))
+        except OSError:
+            pass
+    {middle}
+    filler.unlink()
+    assert (run(job, PLANS[2]) == first).all()
+    run.close()
+
+main(*sys.argv[1:])
+"""
+
+REFUSED = """
+    try:
+        run(job, PLANS[2])
+        raise SystemExit("no error")
+    except WorkerFailed as failure:
+        print(failure)
+    """
+
+
+def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> str:
+    """Run a script in a mount namespace of its own in which a folder is a disk of 1 MB, which gets full."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("namespaces are not permitted here")
+    script = ON_A_SMALL_DISK.replace("{middle}", middle.strip("\n ") or "pass")
+    command = 'mount -t tmpfs -o size=1m none "$1" && exec "$2" -c "$3" "$4" "$1"'
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command, "sh", mount, sys.executable, script, str(bench.job.path)],
+        env={**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": temporary},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_a_full_disk(bench, tmp_path):
+    said = on_a_small_disk(bench, str(tmp_path), str(tmp_path), REFUSED)
+    assert "No space left on device" in said
+    assert "The disk with the temporary folder is full" in said
+
+
+def test_a_full_shared_memory(bench, tmp_path):
+    """Sampling does not need it."""
+    on_a_small_disk(bench, "/dev/shm", str(tmp_path), "assert (run(job, PLANS[2]) == first).all()")
+
+
+def test_the_socket_removed_under_running_workers(bench):
+    bench.assert_right(2)
+    (directory,) = bench.temporary.glob("comfyui-parallel-*")
+    (directory / "socket").unlink()
+    bench.assert_right(2)
+
+
+def test_the_socket_removed_while_workers_start(bench):
+    bench.end_workers()
+    case = Case(2, 1, "starting", "late")
+    bench.prepare(case)
+
+    def remove() -> None:
+        while not bench.struck():
+            pass
+        for socket in bench.temporary.glob("comfyui-parallel-*/socket"):
+            socket.unlink()
+
+    remover = threading.Thread(target=remove, daemon=True)
+    remover.start()
+    with pytest.raises(WorkerFailed, match="folder was removed while they started") as raised:
+        bench.run(bench.job, case.plan)
+    assert AFTERWARDS in str(raised.value)
+    bench.assert_nothing_left()
+    bench.assert_right(2)
+
+
+def test_two_backends_side_by_side(bench):
+    other = Runner(Backend())
+    try:
+        results = []
+        thread = threading.Thread(target=lambda: results.append(other(bench.job, PLANS[2])))
+        thread.start()
+        bench.assert_right(2)
+        thread.join()
+        assert torch.equal(results[0], bench.right[2])
+        bench.assert_dies(Case(2, 0, "sampling, first step", "kill"), others=2)
+        assert torch.equal(other(bench.job, PLANS[2]), bench.right[2])
+    finally:
+        other.close()
+    bench.assert_right(2)
+
+
+def test_a_killed_fork_server(bench):
+    bench.assert_right(2)
+    (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    workers = bench.workers()
+    server.kill()
+    psutil.wait_procs(workers, timeout=5)
+    assert not any(worker.is_running() for worker in workers)
+    bench.assert_right(2)
+
+
+def test_no_temporary_folder(bench, tmp_path):
+    bench.end_workers()
+    ordinary, tempfile.tempdir = tempfile.tempdir, str(tmp_path / "missing")
+    try:
+        with pytest.raises(WorkerFailed, match=r"could not be started: .*missing"):
+            bench.run(bench.job, PLANS[2])
+    finally:
+        tempfile.tempdir = ordinary
+    bench.assert_right(2)

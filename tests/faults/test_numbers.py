@@ -1,0 +1,37 @@
+"""NaN is reported with its step, and the workers go on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.errors import NotFinite
+from tests.engine.conftest import Job, sigmas
+from tests.faults.bench import PLANS, STEPS
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_nan_in_the_weights(bench, tmp_path, workers):
+    tensors = load_file(bench.job.path)
+    tensors["final_layer.linear.bias"][0] = torch.nan
+    save_file(tensors, tmp_path / "damaged.safetensors")
+    job = Job(tmp_path / "damaged.safetensors", sigmas(STEPS), height=8, width=8)
+    bench.assert_right(workers)
+    before = bench.workers()
+    with pytest.raises(NotFinite, match=r"^Step 1 of 3: the model's output holds \d+ values of 1024 .* is damaged"):
+        bench.run(job, PLANS[workers])
+    bench.assert_right(workers)
+    assert bench.workers() == before
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_nan_from_a_later_step(bench, step):
+    broken = sigmas(STEPS)
+    broken[step] = torch.nan
+    job = dataclasses.replace(bench.job, sigmas=broken)
+    with pytest.raises(NotFinite, match=rf"^Step {min(step + 1, 3)} of 3: the model's output holds"):
+        bench.run(job, PLANS[2])
+    bench.assert_right(2)
