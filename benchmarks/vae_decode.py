@@ -5,17 +5,13 @@ Writes docs/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m be
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
@@ -24,6 +20,7 @@ from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
 from parallel_backend.vae.kl import KLAutoencoder, KLConfig
 from parallel_backend.vae.rows import slab_of
 from scripts.comfyui import REPO
+from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.tiny_vae import random_weights
 
@@ -63,19 +60,11 @@ def decode(subject: Subject, axis: Communicator) -> None:
         piece.whole()
 
 
-def peak(subject: Subject, axis: Communicator) -> int:
-    """Bytes allocated at the most while decoding: activations, what they are exchanged with, and pixels; no weights."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        decode(subject, axis)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    return max(int(event["args"]["Total Allocated"]) for event in events if event.get("name") == "[memory]")
-
-
 def measure(subject: Subject, ranks: int) -> tuple[list[int], list[int], float]:
-    """Each rank's peak and bytes sent, and the median seconds of a decode, the first of which is not counted."""
+    """Each rank's peak bytes and bytes sent, and the median seconds of a decode, the first of which is not counted.
+
+    The peak is activations, what they are exchanged with, and pixels; no weights.
+    """
 
     def work(rank: int) -> tuple[int, int, list[float]]:
         torch.set_grad_enabled(False)
@@ -90,7 +79,7 @@ def measure(subject: Subject, ranks: int) -> tuple[list[int], list[int], float]:
             decode(subject, axis)
             seconds.append(time.perf_counter() - started)
         sent = meter.sent["rows"] // ROUNDS
-        return peak(subject, axis), sent, seconds
+        return peak_bytes(lambda: decode(subject, axis)), sent, seconds
 
     results = run_ranks(ranks, work, timeout=600)
     slowest = [max(rank[2][round] for rank in results) for round in range(ROUNDS)]
@@ -103,8 +92,8 @@ def main() -> None:
         "# Decoding on several ranks",
         "",
         "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on CPUs (gloo, one "
-        "thread a rank); CogVideoX's with half its channels, FLUX's in full. *Peak*: bytes allocated at the most on the "
-        "rank that needs most, by torch's profiler, without weights; the first rank also gathers the pixels. *Share*: "
+        "thread a rank); CogVideoX's with half its channels, FLUX's in full. *Peak*: bytes of tensors alive at the "
+        "same time at the most, on the rank that needs most, without weights; the first rank also gathers the pixels. *Share*: "
         "against one rank. *Sent*: by the rank that sends most. Seconds are medians of "
         f"{ROUNDS} decodes; this machine has 2 cores, so more than 2 ranks are not faster here.",
     ]

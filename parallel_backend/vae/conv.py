@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +13,7 @@ from .rows import Slab
 def conv2d(conv: nn.Conv2d, x: Slab) -> Slab:
     """A 3x3 convolution with padding 1 of every frame, or a 1x1 one. A collective."""
     reach = conv.kernel_size[0] // 2
-    return x.with_values(_over_frames(conv, x.with_neighbours(reach, reach) if reach else x.values, (0, reach), x.rows))
+    return x.with_values(_over_frames(conv, x.with_neighbours(reach) if reach else x.values, (0, reach), x.rows))
 
 
 def halved(conv: nn.Conv2d, x: Slab) -> Slab:
@@ -57,12 +56,10 @@ class CausalConvolution:
         """
         conv: nn.Conv3d = causal.conv
         earlier = conv.kernel_size[0] - 1
-        wide = x.with_neighbours()
+        wide = x.with_neighbours(1, earlier)
         before = self._before.pop(causal, None)
-        single = before is None and wide.shape[2] == 1
-        if before is None:
-            before = wide[:, :, :1].expand(-1, -1, earlier, -1, -1)
-        wide = torch.cat((before, wide), dim=2)
+        single = before is None and x.values.shape[2] == 1
+        wide[:, :, :earlier] = wide[:, :, earlier : earlier + 1] if before is None else before
         if not (single and self._forgets):
             self._before[causal] = wide[:, :, -earlier:].clone()
         if not x.rows:

@@ -53,14 +53,44 @@ class Slab:
         Args:
             want: the rows that each rank wants, within the picture.
         """
+        out = self.values.new_empty(*self.values.shape[:-2], length(want[self.axis.rank]), self.values.shape[-1])
+        self._collect(want, out)
+        return out
+
+    def padded(self, want: Sequence[slice], earlier: int = 0) -> Tensor:
+        """As `fetch`; rows outside the picture may be wanted and are zero.
+
+        Args:
+            earlier: frames to leave room for before the first one; what they hold is left open.
+        """
+        wanted = want[self.axis.rank]
+        inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in want]
+        shape = list(self.values.shape)
+        shape[-2] = length(wanted)
+        if earlier:
+            shape[2] += earlier
+        out = self.values.new_empty(shape)
+        frames = out[:, :, earlier:] if earlier else out
+        top, count = inside[self.axis.rank].start - wanted.start, length(inside[self.axis.rank])
+        frames[..., :top, :] = 0
+        frames[..., top + count :, :] = 0
+        self._collect(inside, frames[..., top : top + count, :])
+        return out
+
+    def with_neighbours(self, reach: int, earlier: int = 0) -> Tensor:
+        """The local rows and `reach` rows on either side of them: `[..., rows + 2 * reach, width]`. Otherwise as `padded`."""
+        wide = [slice(run.start - reach, run.stop + reach) if length(run) else NOTHING for run in self.runs]
+        return self.padded(wide, earlier)
+
+    def _collect(self, want: Sequence[slice], out: Tensor) -> None:
+        """Write the rows that this rank wants into `out`."""
         me = self.axis.rank
         mine, wanted = self.runs[me], want[me]
         before, after = self.values.shape[:-2], self.values.shape[-1]
-        out = self.values.new_empty(*before, length(wanted), after)
         kept = _overlap(mine, wanted)
         out[..., _within(kept, wanted), :] = self.values[..., _within(kept, mine), :]
         if self.axis.size == 1:
-            return out
+            return
         row = before.numel() * after
         leaving = [_overlap(mine, run) if rank != me else NOTHING for rank, run in enumerate(want)]
         coming = [_overlap(run, wanted) if rank != me else NOTHING for rank, run in enumerate(self.runs)]
@@ -69,19 +99,6 @@ class Slab:
         received = self.axis.all_to_all(send, [row * length(run) for run in leaving], sizes)
         for run, piece in zip(coming, received.split(sizes), strict=True):
             out[..., _within(run, wanted), :] = piece.view(*before, length(run), after)
-        return out
-
-    def with_neighbours(self, above: int = 1, below: int = 1) -> Tensor:
-        """The local rows with their neighbours: `[..., above + rows + below, width]`, zero beyond the picture's edge."""
-        wide = [slice(run.start - above, run.stop + below) if length(run) else NOTHING for run in self.runs]
-        return self.padded(wide)
-
-    def padded(self, want: Sequence[slice]) -> Tensor:
-        """As `fetch`; rows outside the picture may be wanted and are zero."""
-        inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in want]
-        rows, wanted = self.fetch(inside), want[self.axis.rank]
-        top, bottom = inside[self.axis.rank].start - wanted.start, wanted.stop - inside[self.axis.rank].stop
-        return torch.nn.functional.pad(rows, (0, 0, top, bottom)) if top or bottom else rows
 
     def whole(self) -> Tensor:
         """The whole picture on the first rank, nothing on the others: `[..., height, width]`. A collective."""

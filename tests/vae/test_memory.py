@@ -1,0 +1,68 @@
+"""Activations fall as 1/N with the ranks, and low precision loses no more than the reference's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.kl import KLAutoencoder, KLConfig
+from parallel_backend.vae.rows import slab_of
+from tests.allocations import peak_bytes
+from tests.ranks import run_ranks
+from tests.tiny_vae import SMALL, random_weights
+
+CPU = torch.device("cpu")
+CASES = {
+    "CogVideoX, original": (CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16)), (1, 16, 3, 16, 5), "original"),
+    "CogVideoX, ComfyUI's": (CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16)), (1, 16, 3, 16, 5), "comfyui"),
+    "FLUX": (KLAutoencoder(KLConfig(32, 32, 16, False)), (1, 16, 16, 9), "original"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peak_falls_as_1_over_n(case: str) -> None:
+    autoencoder, shape, schedule = CASES[case]
+    autoencoder.module.to_empty(device=CPU).load_state_dict(random_weights(autoencoder.module, seed=0))
+    latent = torch.randn(shape)
+
+    def peaks(ranks: int) -> list[int]:
+        def work(rank: int) -> int:
+            torch.set_grad_enabled(False)
+            axis = Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
+            slab = slab_of(latent, axis)
+            return peak_bytes(lambda: [None for _ in autoencoder.decode(slab, schedule, lambda: None)])
+
+        return run_ranks(ranks, work)
+
+    (alone,) = peaks(1)
+    for ranks in (2, 4):
+        rows = shape[-2] // ranks
+        halo = (rows + 2) / rows  # of latent rows, the narrowest there are
+        assert max(peaks(ranks)) <= alone / ranks * halo
+
+
+def test_bf16_is_no_further_from_fp32_than_diffusers_is() -> None:
+    from diffusers import AutoencoderKLCogVideoX
+
+    ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
+    weights = random_weights(ours.module, seed=0)
+    ours.module.to_empty(device=CPU).load_state_dict(weights)
+    theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
+    theirs.load_state_dict(weights)
+    latent = torch.randn(1, 16, 3, 4, 5, generator=torch.Generator().manual_seed(1))
+
+    def decoded(rank: int) -> Tensor:
+        axis = Communicator("rows", dist.group.WORLD, CPU, False, Meter())
+        ours.module.bfloat16()
+        pieces = ours.decode(slab_of(latent.bfloat16(), axis), "original", lambda: None)
+        return torch.cat([piece.whole() for piece in pieces], dim=2).float()
+
+    with torch.no_grad():
+        exact = theirs.decode(latent).sample
+        error = (theirs.bfloat16().decode(latent.bfloat16()).sample.float() - exact).norm()
+        assert (run_ranks(2, decoded)[0] - exact).norm() <= 1.5 * error

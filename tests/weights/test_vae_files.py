@@ -1,0 +1,84 @@
+"""Which VAE a file holds: both namings, prefixes of full checkpoints, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parallel_backend.errors import Refused
+from parallel_backend.vae import AUTOENCODERS, recognise
+from parallel_backend.vae.cogvideox import CogVideoXConfig
+from parallel_backend.vae.kl import KLConfig
+from parallel_backend.weights.checkpoint import read_header
+from tests.tiny_vae import SMALL, cogvideox_vae_tensors, image_vae_tensors
+
+
+def header(path: Path, tensors: dict[str, Tensor], prefix: str = ""):
+    save_file({prefix + name: tensor.contiguous() for name, tensor in tensors.items()}, path / "vae.safetensors")
+    return read_header(path / "vae.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
+def test_kinds(tmp_path: Path, prefix: str) -> None:
+    name, _, config = recognise(header(tmp_path, cogvideox_vae_tensors(), prefix))
+    assert (name, config) == ("cogvideox vae", CogVideoXConfig(SMALL, 1, 16))
+    name, _, config = recognise(header(tmp_path, image_vae_tensors(channels=4, decoder=64, moments=True), prefix))
+    assert (name, config) == ("image vae", KLConfig(32, 64, 4, True))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_diffusers_names(tmp_path: Path, older: bool) -> None:
+    from diffusers import AutoencoderKL
+
+    theirs = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(32, 64, 128, 128),
+        layers_per_block=2,
+        latent_channels=16,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    tensors = theirs.state_dict()
+    if older:
+        renames = (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn"))
+        for new, old in renames:
+            tensors = {name.replace(f".{new}.", f".{old}."): tensor for name, tensor in tensors.items()}
+    name, part, config = recognise(header(tmp_path, tensors))
+    assert (name, config) == ("image vae", KLConfig(32, 32, 16, False))
+    keys = AUTOENCODERS[name].keys(config, part)
+    assert {piece.name for pieces in keys.values() for piece in pieces} == set(tensors)
+
+
+REFUSED = {
+    "no tensors of a FLUX.1, Stable Diffusion or CogVideoX VAE": {"decoder.conv1.weight": torch.zeros(8, 16, 3, 3, 3)},
+    "32 latent channels": {"decoder.conv_in.weight": torch.zeros(512, 32, 3, 3)},
+    "lacks the tensor 'encoder.conv_in.weight'": {"decoder.conv_in.weight": torch.zeros(128, 16, 3, 3)},
+    "lacks the tensor encoder.conv_in.bias": {
+        "decoder.conv_in.weight": torch.zeros(128, 16, 3, 3),
+        "encoder.conv_in.weight": torch.zeros(32, 3, 3, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_other_files_are_refused(tmp_path: Path, words: str) -> None:
+    with pytest.raises(Refused, match=words) as refusal:
+        recognise(header(tmp_path, REFUSED[words]))
+    assert str(refusal.value).startswith("vae.safetensors ") and str(refusal.value).endswith(".")
+
+
+def test_one_tensor_of_another_shape(tmp_path: Path) -> None:
+    tensors = cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": torch.zeros(7)}
+    with pytest.raises(Refused, match=r"with the shape \[7\] where \[32\] is needed"):
+        recognise(header(tmp_path, tensors))
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    tensors = cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": torch.zeros(32, dtype=torch.int8)}
+    with pytest.raises(Refused, match="choose a VAE file in fp32, fp16 or bf16"):
+        recognise(header(tmp_path, tensors))
