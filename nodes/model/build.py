@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import comfy.model_detection
 import comfy.model_management
 import comfy.utils
 import torch
@@ -47,7 +46,7 @@ def load_model(
     part, config = family.inspect(read_header(path))
     devices = check(backend.located(plan), torch.cuda.device_count(), family.shape(config).limits)
     tensors = part.meta_tensors()
-    model_config = comfy.model_detection.model_config_from_unet(tensors, "")
+    model_config = SKELETONS[family_name].describe(tensors, config)
     if model_config is None:
         raise Refused(f"{part.path.name} is not a model ComfyUI knows: choose another file.")
     device = comfy.model_management.get_torch_device()
@@ -62,7 +61,7 @@ def load_model(
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
     reader = AdapterReader(tensor_sizes(family.comfyui_keys(config)))
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
-    model = SKELETONS[family_name](model_config, tensors, config)
+    model = SKELETONS[family_name].make(model_config, tensors, config)
     model.diffusion_model = DiffusionProxy(model, remote)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import comfy.conds
 import comfy.latent_formats
 import comfy.model_base
+import comfy.model_detection
 import comfy.model_sampling
+import comfy.supported_models
 import torch
 from torch import Tensor
 
@@ -80,11 +83,28 @@ class PixArt(comfy.model_base.PixArt):
         return conds | {name: comfy.conds.CONDRegular(tensor) for name, tensor in given.items() if tensor is not None}
 
 
-def _flux(model_config: Any, tensors: Mapping[str, Tensor], _config: Any) -> Any:
+@dataclass(frozen=True)
+class Skeleton:
+    """How ComfyUI's model of a family is made.
+
+    `describe` makes its model_config from the file's meta tensors and the family's configuration (None if ComfyUI does
+    not know the model), `make` the model from these three.
+    """
+
+    describe: Callable[[Mapping[str, Tensor], Any], Any]
+    make: Callable[[Any, Mapping[str, Tensor], Any], Any]
+
+
+def _detect(tensors: Mapping[str, Tensor], _config: Any) -> Any:
+    return comfy.model_detection.model_config_from_unet(tensors, "")
+
+
+def _make(model_config: Any, tensors: Mapping[str, Tensor], _config: Any) -> Any:
     return model_config.get_model(tensors, "", device=META)
 
 
-def _cogvideox(model_config: Any, _tensors: Mapping[str, Tensor], config: CogVideoXConfig) -> Any:
+def _describe_cogvideox(tensors: Mapping[str, Tensor], config: CogVideoXConfig) -> Any:
+    model_config = _detect(tensors, config)
     formats = comfy.latent_formats
     model_config.latent_format = formats.CogVideoX1_5() if config.rotary else formats.CogVideoX()
     model_config.unet_config |= {
@@ -93,19 +113,30 @@ def _cogvideox(model_config: Any, _tensors: Mapping[str, Tensor], config: CogVid
         "use_learned_positional_embeddings": False,  # they would be made in this process's memory
         "use_rotary_positional_embeddings": True,
     }
-    return CogVideoX(model_config, config)
+    return model_config
 
 
-def _pixart(model_config: Any, tensors: Mapping[str, Tensor], config: PixArtConfig) -> Any:
-    model_config.unet_config |= {
-        "hidden_size": config.hidden,
-        "num_heads": HEADS,
-        "micro_condition": config.micro_conditions,
+def _describe_pixart(_tensors: Mapping[str, Tensor], config: PixArtConfig) -> Any:
+    """By hand, for files with diffusers' names too; what takes no picture's size is Sigma, as in ComfyUI."""
+    alpha, sigma = comfy.supported_models.PixArtAlpha, comfy.supported_models.PixArtSigma
+    kind = alpha if config.micro_conditions else sigma
+    return kind(
+        kind.unet_config
+        | {
+            "hidden_size": config.hidden,
+            "num_heads": HEADS,
+            "in_channels": config.channels,
+            "depth": config.layers,
+            "micro_condition": config.micro_conditions,
+        }
+    )
+
+
+SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
+    {
+        "flux": Skeleton(_detect, _make),
+        "cogvideox": Skeleton(_describe_cogvideox, lambda described, _, config: CogVideoX(described, config)),
+        "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),
     }
-    return PixArt(model_config, config)
-
-
-SKELETONS: Mapping[str, Callable[[Any, Mapping[str, Tensor], Any], Any]] = MappingProxyType(
-    {"flux": _flux, "cogvideox": _cogvideox, "pixart": _pixart}
 )
-"""By family: makes ComfyUI's model from its model_config, the file's meta tensors and the family's configuration."""
+"""By the family's name."""

@@ -84,6 +84,13 @@ class Runner:
         )
         return self.answer.frame.tensors["result"]
 
+    def forward(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan) -> Tensor:
+        """The output of one forward of any model, in fp32."""
+        status = os.stat(path)
+        spec = ModelSpec(family, str(path), status.st_mtime_ns, status.st_size, "float32")
+        answer = self._backend.forward(spec, plan, "float32", tensors, lambda done, total: None, lambda: False)
+        return answer.frame.tensors["result"]
+
     def __call__(
         self,
         job: Job,

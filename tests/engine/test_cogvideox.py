@@ -12,10 +12,12 @@ from unittest.mock import patch as replaced
 import pytest
 import torch
 from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, CogVideoXPipeline
+from safetensors.torch import load_file
 from torch import Tensor
 
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import DiffusionSettings, Prompt
+from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
 from tests.tiny_cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
@@ -36,11 +38,12 @@ class Video:
     height: int = 6
     width: int = 10
     text: int = 7
+    batch: int = 1
 
     @property
     def noise(self) -> Tensor:
-        """`[1, 16, latent frames, height, width]`."""
-        return draw(1, 16, self.frames, self.height, self.width, seed=1)
+        """`[batch, 16, latent frames, height, width]`."""
+        return draw(self.batch, 16, self.frames, self.height, self.width, seed=1)
 
     @property
     def prompts(self) -> tuple[Tensor, Tensor]:
@@ -86,8 +89,8 @@ def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
                 "scheduler": scheduler,
             }
             inputs: dict[str, Any] = {
-                "prompt_embeds": job.prompts[0],
-                "negative_prompt_embeds": job.prompts[1],
+                "prompt_embeds": job.prompts[0].repeat(job.batch, 1, 1),
+                "negative_prompt_embeds": job.prompts[1].repeat(job.batch, 1, 1),
                 "height": 8 * job.height,
                 "width": 8 * job.width,
                 "num_frames": 4 * job.frames - 3,
@@ -209,3 +212,80 @@ def test_tokens_and_heads_that_do_not_divide_on_eight_ranks(original: Original, 
     tokens = 3 * 3 * 5 + job.text
     assert tokens % 4
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+@each_plan([cpu_plan(data=2, ulysses=2), cpu_plan(data=2, cfg=2)])
+def test_a_batch_over_groups_equals_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+    job = Video("2b-odd", batch=3)
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+PIPED = [
+    cpu_plan(pipefusion=2, patches=3),
+    cpu_plan(cfg=2, pipefusion=2, patches=3),
+    cpu_plan(pipefusion=2, ulysses=2, patches=3),
+    cpu_plan(pipefusion=2, ring=2, patches=3),
+    cpu_plan(pipefusion=3, patches=3),
+]
+
+
+@each_plan(PIPED)
+@pytest.mark.parametrize("kind", ["2b-odd", "1.5-i2v"])
+def test_pipefusion_depends_on_patches_and_warm_up_alone(
+    original: Original, ours: Ours, kind: str, plan: ResolvedPlan
+) -> None:
+    for job in (Video(kind, "cogvideox_dpm"), Video(kind, frames=8, height=4)):  # patches of rows, patches of frames
+        result = ours(job, plan)
+        alone = cpu_plan(patches=plan.patches, warmup_steps=plan.warmup_steps)
+        assert relative_error(result, ours(job, alone)) <= TOLERANCE
+        assert relative_error(result, original(job)) > 10 * TOLERANCE
+
+
+@each_plan(
+    [cpu_plan(pipefusion=2), cpu_plan(cfg=2, pipefusion=2), cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4)]
+)
+def test_pipefusion_sends_what_its_formula_says(run: Runner, ours: Ours, plan: ResolvedPlan) -> None:
+    job = Video("2b", frames=4, height=8, width=8, text=8)
+    hidden, element, batch = 240, 4, 2 // plan.cfg
+    tokens = batch * (4 * 4 * 4 + job.text)
+    ours(job, plan)
+    assert run.answer is not None
+    ranks = plan.ring * plan.ulysses
+    share = tokens * hidden / ranks * element * STEPS
+    for report in run.answer.reports:
+        stage = report.rank // ranks % plan.pipefusion
+        per_block = share * plan.stages[stage]
+        assert report.sent.get("pipefusion", 0) == (0 if stage == plan.pipefusion - 1 else share)
+        assert report.sent.get("ulysses", 0) == 4 * (plan.ulysses - 1) / plan.ulysses * per_block
+        assert report.sent.get("ring", 0) == 2 * (plan.ring - 1) * per_block
+
+
+@pytest.mark.parametrize("workers", [2])
+@pytest.mark.parametrize("kind", ["1.5", "1.5-i2v"])
+@pytest.mark.parametrize("size", [(6, 10), (7, 9)])
+def test_a_forward_of_1_5_equals_comfyuis_own_model(
+    run: Runner, files: dict[str, Path], kind: str, size: tuple[int, int], workers: int
+) -> None:
+    channels = 32 if "i2v" in kind else 16
+    x = draw(2, channels, 4, *size, seed=1)
+    inputs = {"timestep": torch.tensor([999.0, 20.0]), "context": draw(2, 7, TEXT_WIDTH, seed=2)}
+    extra = {"ofs": torch.full((2,), 2.0)} if "i2v" in kind else {}
+    expected = comfyui_model(files[kind])(x, **inputs, **extra)
+    tensors = {"x": x[:, :16], **inputs, **extra} | ({"concat": x[:, 16:]} if "i2v" in kind else {})
+    result = run.forward("cogvideox", files[kind], tensors, cpu_plan(ulysses=workers))
+    assert relative_error(result, expected) <= TOLERANCE
+
+
+def comfyui_model(path: Path) -> Any:
+    """ComfyUI's own CogVideoX with the weights of a file, in fp32."""
+    comfy_on_path()
+    import comfy.model_detection
+
+    tensors = load_file(path)
+    config = comfy.model_detection.model_config_from_unet(tensors, "")
+    heads, width = tensors["blocks.0.q.weight"].shape[0], tensors["blocks.0.norm_q.weight"].shape[0]
+    config.unet_config |= {"num_attention_heads": heads // width, "attention_head_dim": width}
+    config.set_inference_dtype(torch.float32, None)
+    model = config.get_model(tensors)
+    model.load_model_weights(dict(tensors), "")
+    return model.diffusion_model.eval().requires_grad_(False)

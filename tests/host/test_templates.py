@@ -1,0 +1,106 @@
+"""The templates of CogVideoX and PixArt, queued through a real ComfyUI on tiny models of the same layout.
+
+Text encoders have no tiny size, so Load Conditioning stands in for them; all else is the template's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from scripts.comfyui import REPO, ComfyUI
+from tests.host.graphs import Graph, node
+from tests.tiny_cogvideox import TEXT_WIDTH, save_cogvideox
+from tests.tiny_models import draw
+from tests.tiny_pixart import save_pixart
+from tests.tiny_vae import save_cogvideox_vae, save_image_vae
+
+WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", "COMFY_DYNAMICCOMBO_V3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    """Tiny models under the templates' names, a picture and two prompts."""
+    models = comfyui.base_dir / "models"
+    save_cogvideox(models / "diffusion_models" / "cogvideox_5b.safetensors", "5b")
+    save_cogvideox(models / "diffusion_models" / "cogvideox_5b_i2v.safetensors", "5b-i2v")
+    save_pixart(models / "diffusion_models" / "pixart_alpha_1024.safetensors")
+    save_cogvideox_vae(models / "vae" / "cogvideox_vae.safetensors")
+    save_image_vae(models / "vae" / "pixart_alpha_vae.safetensors", channels=4, encoder=128, moments=True)
+    Image.new("RGB", (50, 40), (200, 80, 40)).save(comfyui.input_dir / "example.png")
+    for number in range(2):
+        save_file({"cond": draw(1, 7, TEXT_WIDTH, seed=number)}, comfyui.input_dir / f"template-{number}.safetensors")
+
+
+def tiny(comfyui: ComfyUI, template: str) -> Graph:
+    """A template as the page would queue it, small, on two workers and without a text encoder."""
+    graph = api_graph(comfyui, json.loads((REPO / "workflows" / f"{template}.json").read_text()))
+    texts = 0
+    for name, each in list(graph.items()):
+        kind, inputs = each["class_type"], each["inputs"]
+        inputs |= {
+            key: value for key, value in {"width": 64, "height": 48, "length": 9, "steps": 2}.items() if key in inputs
+        }
+        if kind == "CLIPTextEncode":
+            graph[name] = node("LoadConditioning", conditioning=f"template-{texts}.safetensors")
+            texts += 1
+        elif kind == "CLIPLoader":
+            del graph[name]
+        elif kind == "ParallelPlan":
+            inputs["devices"] = "cpu:2"
+    assert texts == 2
+    return graph
+
+
+def api_graph(comfyui: ComfyUI, page: dict[str, Any]) -> Graph:
+    """A graph of the page in the form in which it is queued."""
+    sources = {link[0]: [str(link[1]), link[2]] for link in page["links"]}
+    graph: Graph = {}
+    for each in page["nodes"]:
+        if each["type"] == "MarkdownNote":
+            continue
+        links = {slot["name"]: sources[slot["link"]] for slot in each["inputs"] if slot["link"] is not None}
+        values = dict(_widgets(comfyui.object_info(each["type"]), iter(each.get("widgets_values") or ())))
+        graph[str(each["id"])] = node(each["type"], **values, **links)
+    return graph
+
+
+def _widgets(info: dict[str, Any], values: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+    """The inputs that are widgets, with a node's values for them in order."""
+    for part in ("required", "optional"):
+        for name, (kind, *options) in info["input"].get(part, {}).items():
+            if not isinstance(kind, list) and kind not in WIDGETS:
+                continue
+            value = next(values, None)
+            if value is not None:
+                yield name, value
+            if options and options[0].get("control_after_generate"):
+                next(values)
+
+
+def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
+    run = comfyui.queue(graph, timeout=300).check()
+    (name,) = [name for name, each in graph.items() if each["class_type"] == kind]
+    (file,) = comfyui.files(run, name)
+    return file
+
+
+@pytest.mark.parametrize("template", ["cogvideox_parallel", "cogvideox_image_parallel"])
+def test_video_template_ends_in_a_playable_video(comfyui: ComfyUI, template: str) -> None:
+    with av.open(output(comfyui, tiny(comfyui, template), "SaveVideo")) as video:
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    assert len(frames) == 9
+    assert {frame.shape for frame in frames} == {(48, 64, 3)}
+    assert frames[0].std() > 0
+
+
+def test_pixart_template_ends_in_a_picture(comfyui: ComfyUI) -> None:
+    with Image.open(output(comfyui, tiny(comfyui, "pixart_parallel"), "SaveImage")) as picture:
+        assert picture.size == (64, 48)
+        assert len(picture.getcolors(64 * 48)) > 1
