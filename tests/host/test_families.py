@@ -172,7 +172,7 @@ def test_pixart_with_masks_equals_diffusers(latent_of: LatentOf) -> None:
         width=80,
         num_inference_steps=STEPS,
         guidance_scale=2.0,
-        latents=noise(1, 4, 8, 10),
+        latents=noise(1, 4, 8, 10) * (1 + scheduler.init_noise_sigma**-2) ** 0.5,  # ComfyUI's noise has this size
         output_type="latent",
         use_resolution_binning=False,
     ).images
