@@ -25,6 +25,7 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.cogvideox_keys import PATCH, cogvideox_keys, comfy_name
 from ..weights.keymap import KeyMap
 from ..weights.layers import use_cast_linears
+from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 from .functions import conv_as_linear, layer_norm, pad_circularly, rotate, sine_positions, sinusoids
 from .inspection import check_tensors, count_blocks, find_prefix, matrix
@@ -120,7 +121,7 @@ class CogVideoXFamily:
         prefix = find_prefix(checkpoint, PREFIXES, (*marks, "patch_embed.text_proj.weight"), least=2)
         if prefix is None:
             raise Refused(f"{name} has no CogVideoX tensors: choose a CogVideoX 2b, 5b or 1.5-5B file.")
-        part = checkpoint.select(prefix, comfy_name)
+        part = resolve_scales(checkpoint.select(prefix, comfy_name), prefix)
         try:
             config = _read_config(part)
         except KeyError as missing:

@@ -8,7 +8,7 @@ without a mask all of the text counts, and a latent of odd height or width is pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,14 +20,33 @@ from ..errors import Refused
 from ..layout import TokenLayout, cut, length
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
-from ..weights.keymap import KeyMap
+from ..weights.keymap import KeyMap, under_map_names
 from ..weights.layers import use_cast_linears
 from ..weights.pixart_keys import PATCH, TIME_FEATURES, pixart_keys
+from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 from .functions import conv_as_linear, pad_circularly, sine_positions, sinusoids
 from .inspection import check_tensors, count_blocks, find_prefix, matrix
 
 PREFIXES = ("", "model.diffusion_model.")
+ORIGINAL_NAMES = {
+    "mark": "t_block.1.weight",
+    "image": "x_embedder.proj.weight",
+    "text": "y_embedder.y_proj.fc1.weight",
+    "output": "final_layer.linear.weight",
+    "size": "csize_embedder.mlp.0.weight",
+    "blocks": "blocks",
+}
+DIFFUSERS_NAMES = {
+    "mark": "caption_projection.linear_1.weight",
+    "image": "pos_embed.proj.weight",
+    "text": "caption_projection.linear_1.weight",
+    "output": "proj_out.weight",
+    "size": "adaln_single.emb.resolution_embedder.linear_1.weight",
+    "blocks": "transformer_blocks",
+}
+"""What a file's tensors are called from which the shape of the model is read."""
+
 HEADS = 16
 """All published models have as many; a file does not tell."""
 
@@ -48,7 +67,6 @@ class PixArtConfig:
     out_channels: int
     text_width: int
     micro_conditions: bool
-    original_names: bool
 
     @property
     def head_dim(self) -> int:
@@ -79,16 +97,19 @@ class PixArtFamily:
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, PixArtConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no PixArt model."""
         name = checkpoint.path.name
-        prefix = find_prefix(checkpoint, PREFIXES, ("t_block.1.weight", "caption_projection.linear_1.weight"))
+        prefix = find_prefix(checkpoint, PREFIXES, (ORIGINAL_NAMES["mark"], DIFFUSERS_NAMES["mark"]))
         if prefix is None:
             raise Refused(f"{name} has no PixArt tensors: choose a PixArt-alpha or PixArt-Sigma file.")
-        part = checkpoint.select(prefix, lambda tensor: tensor)
+        part = resolve_scales(checkpoint.select(prefix, str), prefix)
         if any(".attn.sr." in tensor for tensor in part.entries):
             raise Refused(f"{name} compresses its keys and values, which is not supported: choose another PixArt file.")
+        original = ORIGINAL_NAMES["mark"] in part.entries
         try:
-            config = _read_config(part)
+            config = _read_config(part, ORIGINAL_NAMES if original else DIFFUSERS_NAMES)
         except KeyError as missing:
             raise Refused(f"{name} lacks the PixArt tensor {missing}: choose a complete PixArt file.") from None
+        if not original:
+            part = under_map_names(part, self.keys(config))
         check_tensors(part, self.keys(config), "PixArt", config.hidden)
         return part, config
 
@@ -160,33 +181,15 @@ class PixArtFamily:
         return PixArtModel(config, stage)
 
 
-def _read_config(part: Checkpoint) -> PixArtConfig:
-    original = "t_block.1.weight" in part.entries
-    names = (
-        (
-            "x_embedder.proj.weight",
-            "y_embedder.y_proj.fc1.weight",
-            "final_layer.linear.weight",
-            "csize_embedder.mlp.0.weight",
-        )
-        if original
-        else (
-            "pos_embed.proj.weight",
-            "caption_projection.linear_1.weight",
-            "proj_out.weight",
-            "adaln_single.emb.resolution_embedder.linear_1.weight",
-        )
-    )
-    proj, text, out, size = names
-    hidden, channels = part.entries[proj].shape[:2]
+def _read_config(part: Checkpoint, names: Mapping[str, str]) -> PixArtConfig:
+    hidden, channels = part.entries[names["image"]].shape[:2]
     return PixArtConfig(
         hidden=hidden,
-        layers=count_blocks(part, "blocks" if original else "transformer_blocks"),
+        layers=count_blocks(part, names["blocks"]),
         channels=channels,
-        out_channels=matrix(part, out)[0] // PATCH**2,
-        text_width=matrix(part, text)[1],
-        micro_conditions=size in part.entries,
-        original_names=original,
+        out_channels=matrix(part, names["output"])[0] // PATCH**2,
+        text_width=matrix(part, names["text"])[1],
+        micro_conditions=names["size"] in part.entries,
     )
 
 

@@ -1,4 +1,4 @@
-"""PixArt key map: the original tensor names, or diffusers', to the parameters of diffusers' PixArtTransformer2DModel.
+"""PixArt key map: the original tensor names to the parameters of diffusers' PixArtTransformer2DModel.
 
 The original fuses q, k and v of the self-attention, and k and v of the cross-attention, into one tensor by rows.
 """
@@ -25,13 +25,11 @@ def pixart_keys(
     out_channels: int,
     text_width: int,
     micro_conditions: bool,
-    original_names: bool,
 ) -> KeyMap:
     """The key map of a PixArt model of the given shape.
 
     Args:
         micro_conditions: there are embeddings of the picture's size and aspect ratio.
-        original_names: the file has the original tensor names, not diffusers'.
     """
     linears = [*_ends(hidden, channels, out_channels, text_width, micro_conditions)]
     tables = [("scale_shift_table", "final_layer.scale_shift_table", 2)]
@@ -43,12 +41,10 @@ def pixart_keys(
         tables.append((f"{block}.scale_shift_table", f"{source}.scale_shift_table", 6))
     names: dict[str, tuple[Piece, ...]] = {}
     for module, (source, start, stop), row_shape in linears:
-        if not original_names:
-            source, start, stop = module, 0, stop - start
         names[f"{module}.weight"] = (Piece(f"{source}.weight", start, stop, row_shape),)
         names[f"{module}.bias"] = (Piece(f"{source}.bias", start, stop, ()),)
     for name, source, rows in tables:
-        names[name] = (Piece(source if original_names else name, 0, rows, (hidden,)),)
+        names[name] = (Piece(source, 0, rows, (hidden,)),)
     return names
 
 
