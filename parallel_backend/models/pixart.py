@@ -173,8 +173,8 @@ class PixArtFamily:
         return pixart_keys(**asdict(config))
 
     def comfyui_keys(self, config: PixArtConfig) -> KeyMap:
-        """ComfyUI's names are the original ones."""
-        return pixart_keys(**asdict(config) | {"original_names": True})
+        """ComfyUI's names are those of the key map."""
+        return self.keys(config)
 
     def build(self, config: PixArtConfig, stage: Stage) -> PixArtModel:
         """One stage of the model on the meta device."""
