@@ -1,0 +1,106 @@
+"""Mutated frames by the thousand: each is refused or is a frame, and none costs more memory than it has bytes."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+import torch
+
+from parallel_backend.wire.frames import MAGIC, PREFIX, BadFrame, FrameDecoder, encode, host_decoder, worker_decoder
+from parallel_backend.wire.messages import PROTOCOL, Cancel, Done, Facts, Failed, Hello, Progress, Pulse
+from tests.wire.test_frames import SAMPLE, TENSORS
+
+CASES = 12_000
+CASES_OF = {
+    "to workers": (worker_decoder, [encode(SAMPLE, TENSORS), encode(Cancel(3)), encode(SAMPLE, {"x": torch.zeros(9)})]),
+    "to the host": (
+        host_decoder,
+        [
+            encode(Hello(1, Facts("host", "cpu", "2", "0.42", "abc")), rank=3),
+            encode(Pulse("sampling", 3, 17)),
+            encode(Progress(1, 2), {"denoised": torch.zeros(2, 3), "x": torch.zeros(2, 3)}),
+            encode(Failed(1, "cpu", "loading", 0, False, "reason", "trace" * 20, 1.5)),
+            encode(Done(1), {"result": torch.zeros(1, 16, 4, 4)}),
+        ],
+    ),
+}
+EXTREMES = (
+    b"\x00",
+    b"\xff",
+    b"\x80",
+    b"\xc0",
+    b"\xc1",
+    b"\xdd" + b"\xff" * 4,
+    b"\xdf" + b"\xff" * 4,
+    b"\xcf" + b"\xff" * 8,
+)
+
+
+def mutated(frame: bytes, draw: random.Random) -> bytes:
+    """A frame with bytes changed, cut, doubled, put in or taken out; its prefix often says what is not so."""
+    data = bytearray(frame)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(data))
+        match draw.randrange(7):
+            case 0:
+                data[at] ^= 1 << draw.randrange(8)
+            case 1:
+                data[at] = draw.randrange(256)
+            case 2:
+                data[at:at] = draw.choice(EXTREMES)
+            case 3:
+                del data[at : at + draw.randint(1, 8)]
+            case 4:
+                data += data[at:]
+            case 5:
+                data[at : at + 1] = draw.choice(EXTREMES)
+            case 6:
+                start = draw.choice((6, 8, 12))
+                size = {6: 2, 8: 4, 12: 8}[start]
+                data[start : start + size] = draw.choice((b"\x00", b"\xff", draw.randbytes(1))) * size
+        if len(data) < PREFIX.size:
+            data += bytes(PREFIX.size)
+    return bytes(data)
+
+
+def framed(frame: bytes, draw: random.Random) -> bytes:
+    """A mutated header in a prefix that fits it, so that the schema has to refuse it."""
+    *start, length, size = PREFIX.unpack_from(frame)
+    header = mutated(frame[PREFIX.size : PREFIX.size + length], draw)
+    return PREFIX.pack(*start, len(header), size) + header + frame[PREFIX.size + length :]
+
+
+@pytest.mark.parametrize("direction", CASES_OF)
+def test_mutated_frames_are_refused_or_are_frames(direction: str) -> None:
+    make, frames = CASES_OF[direction]
+    draw = random.Random(direction)
+    refused = 0
+    tracemalloc.start()
+    try:
+        for case in range(CASES):
+            frame = draw.choice(frames)
+            data = (mutated if case % 2 else framed)(frame, draw)
+            refused += not survives(make(), data, draw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refused > CASES // 3  # what is left waits for more bytes, or is a frame with another number in it
+    assert peak < 16 << 20
+
+
+def survives(decoder: FrameDecoder, data: bytes, draw: random.Random) -> bool:
+    """Whether the decoder takes the bytes, in pieces as a socket hands them out; only BadFrame may come out."""
+    try:
+        for start in range(0, len(data), piece := draw.choice((7, 64, 1 << 20))):
+            decoder.feed(data[start : start + piece])
+    except BadFrame:
+        return False
+    return True
+
+
+def test_deeply_nested_and_endless_headers_are_refused() -> None:
+    for header in (b"\x91" * 500_000, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff" * 9, b"\x81" * 1000):
+        with pytest.raises(BadFrame):
+            worker_decoder().feed(PREFIX.pack(MAGIC, PROTOCOL, 0, len(header), 0) + header)

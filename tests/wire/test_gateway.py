@@ -1,0 +1,207 @@
+"""A live listener, as strangers and clients out of their minds meet it: it closes their connections and serves the next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from parallel_backend.host.elsewhere import ask
+from parallel_backend.wire.address import Address
+from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, worker_decoder
+from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Verdict, present
+from parallel_backend.wire.messages import PROTOCOL, Cancel, Facts, Hello, Join, Ready, Welcome
+from parallel_backend.wire.secret import VARIABLE
+from tests.wire.test_frames import SAMPLE, TENSORS
+from tests.wire.test_fuzz import mutated
+
+REPO = Path(__file__).parents[2]
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A group of one rank on the loopback interface."""
+
+    address: Address
+    secret: bytes
+    process: psutil.Process
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.address.host, self.address.port), timeout=20)
+
+    def client(self) -> socket.socket:
+        """A connection that has shown the secret and got its Welcome."""
+        connection = self.connect()
+        present(connection, self.secret, CLIENT)
+        connection.settimeout(20)
+        assert isinstance(receive(connection), Welcome)
+        return connection
+
+    def assert_serves(self) -> None:
+        with self.client() as connection:
+            number = secrets.randbits(60)
+            connection.sendall(encode(Join(number)))
+            assert receive(connection, Ready) == Ready(number)
+
+
+def receive(connection: socket.socket, kind: type = object) -> object:
+    """The next message of a kind."""
+    decoder = host_decoder()
+    while data := connection.recv(1 << 16):
+        for frame in decoder.feed(data):
+            if isinstance(frame.message, kind):
+                return frame.message
+    raise AssertionError("the connection was closed")
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other side closes, whatever it says before."""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
+    folder = tmp_path_factory.mktemp("gateway")
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(16))
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, store = one.getsockname()[1], other.getsockname()[1]
+    variables = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store),
+        "PARALLEL_LISTEN": f"127.0.0.1:{port}",
+        "PARALLEL_DEVICE": "cpu",
+        VARIABLE: str(secret),
+    }
+    command = [sys.executable, "-m", "parallel_backend.worker"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, **variables}, cwd=REPO, stdout=log, stderr=log)
+    try:
+        address = Address("127.0.0.1", port)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, str(secret))
+            ask(address, 120)
+        listener = Listener(address, secret.read_bytes(), psutil.Process(process.pid))
+        listener.assert_serves()
+        yield listener
+        assert process.poll() is None, (folder / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_listens_where_it_was_told_and_nowhere_else(listener: Listener) -> None:
+    ours = [c.laddr for c in listener.process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in ours if address.port == listener.address.port} == {"127.0.0.1"}
+
+
+def test_mutated_frames_of_a_client_end_its_connection_alone(listener: Listener) -> None:
+    draw = random.Random(1)
+    frames = [
+        encode(SAMPLE, TENSORS),
+        encode(Join(1)),
+        encode(Cancel(3)),
+        encode(Hello(1, Facts("h", "cpu", "", "", ""))),
+    ]
+    sent = 0
+    listener.assert_serves()
+    before = resources(listener)
+    while sent < 300:
+        data = mutated(draw.choice(frames), draw)
+        if not refused(data):
+            continue  # a frame that asks for something else, or waits for the rest of it
+        with listener.client() as connection:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                connection.sendall(data)
+            assert closed(connection)
+        sent += 1
+    listener.assert_serves()
+    assert_no_growth(before, listener)
+
+
+def refused(data: bytes) -> bool:
+    try:
+        worker_decoder().feed(data)
+    except BadFrame:
+        return True
+    return False
+
+
+def test_mutated_handshakes_end_their_connection_alone(listener: Listener) -> None:
+    draw = random.Random(2)
+    good = ANSWER.pack(MAGIC, PROTOCOL, CLIENT, bytes(32), bytes(32))
+    before = resources(listener)
+    for case in range(300):
+        data = mutated(good, draw) if case % 2 else draw.randbytes(draw.randint(0, 4096))
+        with listener.connect() as connection:
+            with contextlib.suppress(OSError):  # it may have closed already: the send or the shutdown says so
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+            assert closed(connection)
+    listener.assert_serves()
+    assert_no_growth(before, listener)
+
+
+def test_a_proof_is_of_no_use_a_second_time(listener: Listener) -> None:
+    """What a client says to one connection is said again to another, which has drawn another number."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, listener.connect() as first, ThreadPoolExecutor() as pool:
+        theirs.sendall(first.recv(GREETING.size, socket.MSG_WAITALL))
+        client = pool.submit(present, ours, listener.secret, CLIENT)
+        said = theirs.recv(ANSWER.size, socket.MSG_WAITALL)
+        first.sendall(said)
+        theirs.sendall(first.recv(RESULT.size, socket.MSG_WAITALL))
+        with pytest.raises(OSError, match="Operation not supported"):  # admitted; a socket pair has no TCP options
+            client.result()
+    with listener.connect() as second:
+        second.recv(GREETING.size, socket.MSG_WAITALL)
+        second.sendall(said)
+        assert second.recv(RESULT.size, socket.MSG_WAITALL)[0] == Verdict.WRONG_SECRET
+
+
+def test_strangers_do_not_pile_up(listener: Listener) -> None:
+    before = resources(listener)
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            with contextlib.suppress(ConnectionResetError):
+                stack.enter_context(listener.connect())
+        assert listener.process.num_threads() <= before[1] + 40
+    time.sleep(0.5)
+    listener.assert_serves()
+    assert_no_growth(before, listener)
+
+
+def resources(listener: Listener) -> tuple[int, int, int]:
+    """Bytes of memory, threads and open files."""
+    process = listener.process
+    return process.memory_info().rss, process.num_threads(), process.num_fds()
+
+
+def assert_no_growth(before: tuple[int, int, int], listener: Listener) -> None:
+    until = time.monotonic() + 15  # a thread may be in its handshake still
+    while True:
+        memory, threads, files = resources(listener)
+        if threads <= before[1] + 2 and files <= before[2] + 2:
+            break
+        assert time.monotonic() < until, (before, memory, threads, files)
+        time.sleep(0.1)
+    assert memory - before[0] <= 32 * MEBIBYTE
