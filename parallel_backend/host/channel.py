@@ -109,6 +109,7 @@ class LocalChannel(Channel):
         self._closing = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
+        path.chmod(0o600)  # its directory is the user's alone already
         self._listener.listen()
         self._thread = threading.Thread(target=self._read, name="parallel-channel", daemon=True)
         self._thread.start()

@@ -24,7 +24,7 @@ from .forkserver import Process
 CONNECT_SECONDS = 60.0
 """How long a group is waited for that is not up, or is starting anew."""
 
-ASK_SECONDS = 10.0
+ASK_SECONDS = 30.0
 """The same where nothing has been sampled yet: nobody has started it, most likely."""
 
 TRY_SECONDS = 0.5

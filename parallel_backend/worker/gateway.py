@@ -72,7 +72,13 @@ class Gateway:
 
     def _accept(self) -> None:
         while True:
-            connection, (host, port, *_) = self._listener.accept()
+            try:
+                connection, (host, port, *_) = self._listener.accept()
+            except OSError:  # closed by the end of the group, or out of file numbers
+                if self._ending:
+                    return
+                time.sleep(1)
+                continue
             if self._strangers.acquire(blocking=False):
                 _start(self._admit, _Peer(connection, f"{host}:{port}"))
             else:
@@ -148,6 +154,7 @@ class Gateway:
             if self._client is not peer:
                 return
             self._client = None
+            self._changed.notify_all()
         self._ranks[0].send(encode(Gone()))
 
     def _welcome(self, peer: _Peer) -> None:
@@ -168,11 +175,12 @@ class Gateway:
     def _take(self, peer: _Peer) -> bool:
         """Make this the client whose requests are served, unless there is another one."""
         with self._changed:
-            if self._client in (None, peer):
+            # the one before may have closed its connection this moment
+            if self._client is peer or self._changed.wait_for(lambda: self._client is None, LINGER_SECONDS):
                 self._client = peer
                 log.info("serving the client %s", peer.name)
                 return True
-            name = self._client.name
+            name = self._client.name if self._client else ""
         peer.send(encode(Busy(name)))
         return False
 
@@ -187,6 +195,8 @@ class Gateway:
             first, self._ending = not self._ending, True
         if first:
             log.error("the group ends: %s", reason)
+            self._listener.shutdown(socket.SHUT_RDWR)  # who comes now is to find the next group
+            self._listener.close()
         time.sleep(LINGER_SECONDS)
         os._exit(1)
 

@@ -17,6 +17,7 @@ from parallel_backend.host import Backend
 from parallel_backend.host.group import Answer
 from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.digest import file_digest
 from parallel_backend.wire.messages import FlowSettings, Prompt
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
@@ -26,7 +27,10 @@ SCHNELL = FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0)
 
 @dataclass(frozen=True)
 class Job:
-    """A denoise of the schnell type on a tiny model, from pure noise; random prompts unless `captions` names files."""
+    """A denoise of the schnell type on a tiny model, from pure noise; of the dev type where `guidance` is set.
+
+    Prompts are random unless `captions` names files.
+    """
 
     path: Path
     sigmas: Tensor
@@ -39,6 +43,7 @@ class Job:
     seed: int = 3
     positive_ends: float | None = None
     captions: tuple[Path, Path] | None = None
+    guidance: float | None = None
     noise: Tensor = field(init=False)
     prompts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] = field(init=False)
 
@@ -98,21 +103,31 @@ class Runner:
         cancel_at: int | None = None,
         on_loading: Callable[[int, int], None] = lambda done, total: None,
         interrupted: Callable[[], bool] = lambda: False,
+        on_step: Callable[[], object] = lambda: None,
     ) -> Tensor:
         """The final latent. The run is cancelled once the step `cancel_at` is reported or `interrupted` is True."""
         seen: list[int] = []
+
+        def step_done(step: int, *_: Tensor) -> None:
+            seen.append(step)
+            on_step()
+
         status = os.stat(job.path)
-        spec = ModelSpec("flux", str(job.path), status.st_mtime_ns, status.st_size, "float32")
+        digest = file_digest(job.path)
+        spec = ModelSpec("flux", str(job.path), status.st_mtime_ns, status.st_size, "float32", digest)
         tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas}
         sides = []
         for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
             names = {"context": f"prompt.{side}.context", "y": f"prompt.{side}.y"}
             tensors |= {names["context"]: context, names["y"]: pooled}
+            if job.guidance is not None:
+                names["guidance"] = f"prompt.{side}.guidance"
+                tensors[names["guidance"]] = torch.tensor([job.guidance])
             end = job.positive_ends if side == "positive" else None
             sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
         self.answer = self._backend.sample(
             tensors,
-            lambda step, *_: seen.append(step),
+            step_done,
             on_loading,
             lambda: cancel_at in seen or interrupted(),
             model=spec,

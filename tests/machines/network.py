@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 REPO = Path(__file__).parents[2]
 HOST = "10.87.0.1"
 """Machine a's address on the cable between the machines; this one reaches it over a cable of its own to machine a."""
@@ -80,6 +82,13 @@ class Machines:
     def cable(self, up: bool) -> None:
         """Pull the cable between the machines out at b, or put it in again."""
         sh("ip", "-n", self.spaces[1], "link", "set", "cable", "up" if up else "down")
+
+    def kill(self, rank: int) -> None:
+        """End a worker as the system does that runs out of memory."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if str(self.secret) in process.cmdline() and process.environ().get("RANK") == str(rank):
+                    process.kill()
 
     def start(self, ranks: int = 2, variables: Sequence[Mapping[str, str]] = ({}, {}), restarts: int = 10) -> None:
         """Have torchrun start `ranks` workers on each machine; `variables` are added to the machines' environments."""

@@ -1,0 +1,59 @@
+"""Two machines with workers that torchrun started, reached from here as ComfyUI reaches them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.host.elsewhere import ask
+from parallel_backend.wire.address import Address
+from parallel_backend.wire.secret import VARIABLE
+from tests.machines.network import HOST, LISTEN, Machines, obstacle
+from tests.tiny_flux import save_flux
+
+ADDRESS = Address(HOST, LISTEN)
+START_SECONDS = 240
+"""Two times torchrun and two ranks on two busy cores."""
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """The two, with the model `tiny-dev.safetensors` under another name on machine b; no workers yet."""
+    if (reason := obstacle()) is not None:
+        pytest.skip(f"several machines were not tested: {reason}")
+    folder = tmp_path_factory.mktemp("machines")
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(32))
+    model = save_flux(folder / "tiny-dev.safetensors", heads=2, double_blocks=1, single_blocks=3, guidance=True)
+    for machine, name in (("machine-a", model.name), ("machine-b", "inner/renamed.safetensors")):
+        copy = folder / machine / name
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(model.read_bytes())
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(secret))
+        yield stack.enter_context(Machines(folder, secret))
+
+
+@pytest.fixture(scope="session")
+def oldest() -> str:
+    """A folder with the oldest supported diffusers, for PYTHONPATH."""
+    folder = os.environ.get("OLDEST_DIFFUSERS", "")
+    if not Path(folder, "diffusers").is_dir():
+        pytest.skip(
+            "the oldest supported diffusers was not tested: scripts/test.sh installs it and sets OLDEST_DIFFUSERS"
+        )
+    return folder
+
+
+def wait_for(machines: Machines) -> None:
+    """Until all ranks are there."""
+    try:
+        ask(ADDRESS, START_SECONDS)
+    except ValueError as error:
+        pytest.fail(f"{error}\n{machines.logs()}")

@@ -1,0 +1,334 @@
+"""One denoise on two machines: as exact as on one, over one port, and closed to strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import itertools
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parallel_backend.errors import Refused, WorkerFailed
+from parallel_backend.host import Backend
+from parallel_backend.host.elsewhere import ask
+from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, resolve
+from parallel_backend.wire.frames import MAGIC, encode
+from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, Verdict
+from parallel_backend.wire.messages import PROTOCOL, Join
+from parallel_backend.wire.secret import VARIABLE
+from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
+from tests.machines.conftest import ADDRESS, wait_for
+from tests.machines.network import Machines
+from tests.pipefusion_simulation import simulate
+from tests.tiny_flux import save_flux
+
+STEPS = 2
+BLOCKS = 4
+GUIDANCE = 4.0
+WISHES = ({"pipefusion": 4}, {"pipefusion": 2, "ulysses": 2})
+
+
+@pytest.fixture(scope="module")
+def group(machines: Machines) -> Iterator[Machines]:
+    """Workers on both machines, two on each."""
+    machines.start()
+    wait_for(machines)
+    yield machines
+    machines.stop()
+
+
+@pytest.fixture
+def run() -> Iterator[Runner]:
+    """A client of its own for each test."""
+    runner = Runner(Backend())
+    yield runner
+    runner.close()
+
+
+def job_of(machines: Machines, steps: int = STEPS, **size: int) -> Job:
+    path = machines.folder / "tiny-dev.safetensors"
+    return Job(path, sigmas(steps), cfg=1.0, text=(77, 1), guidance=GUIDANCE, **size)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def large(machines: Machines) -> Job:
+    """A picture of 4096 image tokens, as 1024x1024 pixels have."""
+    return job_of(machines, height=128, width=128)
+
+
+@pytest.fixture(scope="module")
+def small(machines: Machines) -> Job:
+    """A small picture."""
+    return job_of(machines, height=17, width=13)
+
+
+@pytest.fixture(scope="module")
+def endless(machines: Machines) -> Job:
+    """More steps than anyone waits for."""
+    return job_of(machines, 3000, height=17, width=13)
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[int, Tensor]:
+    return {}
+
+
+def reference(job: Job, known: dict[int, Tensor]) -> Tensor:
+    """By ComfyUI's own model and sampler in this process."""
+    if job.height not in known:
+        known[job.height] = simulate(
+            load_file(job.path),
+            noise=job.noise,
+            sigmas=job.sigmas,
+            positive=job.prompts[0],
+            guidance=GUIDANCE,
+            patches=1,
+            warmup_steps=STEPS,
+        )
+    return known[job.height]
+
+
+def planned(**wish: int) -> ResolvedPlan:
+    """The plan for the group, as the nodes resolve it."""
+    plan = ParallelPlan(devices=str(ADDRESS), warmup_steps=STEPS, **wish)  # type: ignore[arg-type]
+    return resolve(Backend().located(plan), 0, ModelLimits(2, 128, BLOCKS), Workload(1, False, 64))
+
+
+@pytest.fixture
+def plan(group: Machines) -> ResolvedPlan:
+    wait_for(group)
+    return planned(pipefusion=2, ulysses=2)
+
+
+def assert_right(run: Runner, job: Job, plan: ResolvedPlan, references: dict[int, Tensor]) -> None:
+    assert relative_error(run(job, plan), reference(job, references)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+def test_two_machines_give_the_result_of_comfyui(
+    group: Machines, run: Runner, large: Job, references: dict[int, Tensor], wish: dict[str, int]
+) -> None:
+    plan = planned(**wish)
+    assert plan.devices == tuple(f"{ADDRESS}/machine-{name}/cpu" for name in "aabb")
+    assert_right(run, large, plan, references)
+
+
+# -- strangers
+
+
+@pytest.fixture
+def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another secret file than the group's, which this process takes."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_text("not the secret of this group")
+    monkeypatch.setenv(VARIABLE, str(path))
+    return path
+
+
+def test_a_client_with_another_secret_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
+    with pytest.raises(Refused, match=f"{ADDRESS} refused the connection: its secret is another one: use the same"):
+        run(small, plan)
+
+
+def test_a_client_without_a_secret_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
+    another.unlink()
+    with pytest.raises(Refused, match=rf"cannot be read from {another} \(No such file or directory\): copy the file"):
+        run(small, plan)
+
+
+def test_a_secret_that_others_can_read_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
+    another.chmod(0o640)
+    with pytest.raises(Refused, match=rf"{another} holds a secret and is not its owner's alone: run chmod 600"):
+        run(small, plan)
+
+
+def connect() -> socket.socket:
+    return socket.create_connection((ADDRESS.host, ADDRESS.port), timeout=15)
+
+
+def drained(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes; a reset is a close too."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 16):
+            data += piece
+    return data
+
+
+def test_an_old_protocol_is_refused(group: Machines) -> None:
+    with connect() as connection:
+        connection.recv(GREETING.size, socket.MSG_WAITALL)
+        connection.sendall(ANSWER.pack(MAGIC, PROTOCOL - 1, CLIENT, bytes(32), bytes(32)))
+        verdict, _, proof = RESULT.unpack(drained(connection))
+        assert verdict == Verdict.WRONG_PROTOCOL
+        assert proof == bytes(32)
+
+
+def test_frames_before_the_handshake_are_not_even_read(group: Machines) -> None:
+    with connect() as connection:
+        connection.sendall(encode(Join(1)) * 5)
+        answer = drained(connection)[GREETING.size :]
+        assert answer in (b"", RESULT.pack(Verdict.WRONG_SECRET, 0, bytes(32)))
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(
+    plan: ResolvedPlan, run: Runner, small: Job, references: dict
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(connect())
+        assert_right(run, small, plan, references)
+
+
+def test_the_group_still_serves_the_right_client(
+    plan: ResolvedPlan, run: Runner, small: Job, references: dict[int, Tensor]
+) -> None:
+    assert_right(run, small, plan, references)
+
+
+def test_a_second_client_is_told_who_is_served(plan: ResolvedPlan, run: Runner, small: Job, references: dict) -> None:
+    assert_right(run, small, plan, references)
+    second = Runner(Backend())
+    with pytest.raises(Refused, match=r"these workers are serving another client \(10\.87\.1\.254:\d+\): wait until"):
+        second(small, plan)
+    second.close()
+    assert_right(run, small, plan, references)
+
+
+# -- what goes wrong
+
+
+def test_a_file_that_a_machine_lacks_is_named_with_the_machine(
+    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, references: dict[int, Tensor], tmp_path: Path
+) -> None:
+    other = save_flux(
+        tmp_path / "only-here.safetensors", heads=2, double_blocks=1, single_blocks=3, guidance=True, seed=9
+    )
+    with pytest.raises(
+        Refused, match=r"^Worker 0 of 4: only-here\.safetensors is not on machine-a: copy ComfyUI's file"
+    ):
+        run(dataclasses.replace(small, path=other), plan)
+    (group.folder / "machine-a" / other.name).write_bytes(other.read_bytes())
+    wrong = group.folder / "machine-b" / other.name
+    wrong.write_bytes(b"another file of this name")
+    message = rf"^Worker 2 of 4: {other.name} is not on machine-b \({wrong} has its name and other contents\): copy"
+    with pytest.raises(Refused, match=message):
+        run(dataclasses.replace(small, path=other), plan)
+    assert_right(run, small, plan, references)
+
+
+def test_a_client_that_goes_away_leaves_the_group_to_the_next(
+    plan: ResolvedPlan, small: Job, endless: Job, references: dict[int, Tensor]
+) -> None:
+    """It is killed in the middle of a denoise."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            Runner(Backend())(endless, plan, on_step=lambda: os.write(write, b"."))
+        os._exit(1)
+    assert os.read(read, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    next_one = Runner(Backend())
+    assert_right(next_one, small, plan, references)
+    next_one.close()
+
+
+def test_a_killed_worker_is_named_and_torchrun_starts_the_group_anew(
+    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, references: dict[int, Tensor]
+) -> None:
+    seconds = disturbed(
+        run, endless, plan, lambda: group.kill(3), rf"^Worker 3 of 4 \({ADDRESS}/machine-b/cpu\) was lost while"
+    )
+    assert seconds <= 5
+    wait_for(group)
+    assert_right(run, small, plan, references)
+
+
+def test_a_cable_pulled_out_is_one_clear_error_within_the_bound(
+    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, references: dict[int, Tensor]
+) -> None:
+    message = rf"^Worker [23] of 4 \({ADDRESS}/machine-b/cpu\) was lost while sampling, step \d+"
+    try:
+        seconds = disturbed(run, endless, plan, lambda: group.cable(False), message)
+    finally:
+        group.cable(True)
+    assert LOST_SECONDS / 2 <= seconds <= LOST_SECONDS + 10
+    wait_for(group)
+    assert_right(run, small, plan, references)
+
+
+def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], None], message: str) -> float:
+    """Seconds from the moment that something happens to the workers, at a denoise's third step, to its error."""
+    happened: list[float] = []
+    steps = itertools.count()
+
+    def on_step() -> None:
+        if next(steps) == 3:
+            disturb()
+            happened.append(time.monotonic())
+
+    with pytest.raises(WorkerFailed) as failure:
+        run(job, plan, on_step=on_step)
+    assert re.search(message, str(failure.value))
+    return time.monotonic() - happened[0]
+
+
+# -- versions
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+def test_the_oldest_diffusers_gives_the_same(
+    restarted: Callable[..., None],
+    run: Runner,
+    large: Job,
+    references: dict[int, Tensor],
+    oldest: str,
+    wish: dict[str, int],
+) -> None:
+    restarted(oldest, oldest)
+    assert {member.diffusers for member in ask(ADDRESS)} == {oldest_version(oldest)}
+    assert_right(run, large, planned(**wish), references)
+
+
+def test_ranks_with_different_versions_are_named(
+    restarted: Callable[..., None], run: Runner, small: Job, oldest: str
+) -> None:
+    restarted("", oldest)
+    message = (
+        rf"^worker 2 on machine-b has diffusers {oldest_version(oldest)} and worker 0 on machine-a 0\.42\.\d: install"
+    )
+    with pytest.raises(Refused, match=message):
+        run(small, planned(pipefusion=2, ulysses=2))
+
+
+@pytest.fixture(scope="module")
+def restarted(group: Machines) -> Callable[..., None]:
+    """Starts the group anew, unless it runs so, with folders ahead of all others on each machine's PYTHONPATH."""
+    now: list[tuple[str, ...]] = []
+
+    def restart(*paths: str) -> None:
+        if now != [paths]:
+            now[:] = [paths]
+            group.stop()
+            group.start(variables=[{"PYTHONPATH": path} if path else {} for path in paths])
+            wait_for(group)
+
+    return restart
+
+
+def oldest_version(folder: str) -> str:
+    (found,) = importlib.metadata.distributions(name="diffusers", path=[folder])
+    return found.version
