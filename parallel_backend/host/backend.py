@@ -340,7 +340,7 @@ class Backend:
                     group.teach(adapters)
                     return group.carry_out(message, tensors, on_news, on_loading, stopped)
                 except WorkerFailed as failure:
-                    if last_try or not group.died_idle():
+                    if last_try or not group.died_idle:
                         raise
                     log.warning("%s", failure)  # it had ended unnoticed, and new workers can do what is asked
                 finally:

@@ -67,12 +67,19 @@ def silent(rank: int, devices: Sequence[str], heard: Heard | None, seconds: floa
 
 
 def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) -> WorkerFailed:
-    """The error for a group in which no rank gets anywhere; the one furthest behind is named."""
-    rank = min(heard, key=lambda r: (heard[r].pulse.step, heard[r].pulse.marks))
+    """The error for a group in which no rank gets anywhere: it names the one that the others wait for.
+
+    That is the one which waits for none itself. Where there are several such, or none, it is the furthest behind.
+    """
+    rank = min(heard, key=lambda r: (heard[r].pulse.waiting, heard[r].pulse.step, heard[r].pulse.marks))
+    what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
     return WorkerFailed(
-        f"No worker got anywhere for {seconds:.0f} s; the furthest behind is {_who(rank, devices).lower()}"
-        f"{_doing(heard[rank])}. {AFTERWARDS}"
+        f"No worker got anywhere for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. {AFTERWARDS}"
     )
+
+
+def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:
+    return len(heard) > 1 and all(heard[other].pulse.waiting != (other == rank) for other in heard)
 
 
 def late(launched: Launched | Elsewhere, devices: Sequence[str], ready: Sequence[int], seconds: float) -> WorkerFailed:

@@ -8,7 +8,7 @@ import logging
 import queue
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from torch import Tensor
@@ -138,6 +138,8 @@ class WorkerGroup:
         self._deadlines = deadlines
         self._reports: list[Failed] = []
         self._marks_before: dict[int, int] = {}
+        self.died_idle = False
+        """Whether the group failed because a worker had ended before it began with the request."""
         self._latest: dict[int, Report] = {}
         """Each rank's last account of what it holds."""
         self._plan: ResolvedPlan | None = None
@@ -224,16 +226,29 @@ class WorkerGroup:
         self.state = State.RUNNING
         self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
         try:
-            return self._converse(message, tensors, on_news, on_loading, interrupted)
-        except WorkerFailed:
-            self._end(State.FAILED)
-            raise
+            with self._ending():
+                return self._converse(message, tensors, on_news, on_loading, interrupted)
         finally:
             if self.state is State.RUNNING:
                 self.state = State.READY
 
-    def died_idle(self) -> bool:
-        """Whether the group failed because a worker had ended before it began with the request."""
+    def teach(self, adapters: AdapterSet) -> None:
+        """Send what the workers do not know yet of adapters that the next request names. Raises WorkerFailed."""
+        with self._ending():
+            for message, tensors in self._known.news(adapters):
+                self._send(message, tensors)
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the group when it fails inside."""
+        try:
+            yield
+        except WorkerFailed:
+            self.died_idle = self._ended_before_beginning()
+            self._end(State.FAILED)
+            raise
+
+    def _ended_before_beginning(self) -> bool:
         reported = {report.rank for report in self._reports}
         return any(
             process.returncode is not None
@@ -241,11 +256,6 @@ class WorkerGroup:
             and self._channel.heard[rank].pulse.marks == self._marks_before.get(rank)
             for rank, process in enumerate(self._launched.processes)
         )
-
-    def teach(self, adapters: AdapterSet) -> None:
-        """Send what the workers do not know yet of adapters that the next request names."""
-        for message, tensors in self._known.news(adapters):
-            self._send(message, tensors)
 
     def stop(self) -> None:
         """End the workers; they leave nothing behind."""

@@ -217,11 +217,15 @@ class Lost(Message, frozen=True):
 
 
 class Pulse(Message, frozen=True):
-    """What the rank is doing, and a counter that grows as long as it gets anywhere; sent every second at least."""
+    """What the rank is doing, and a counter that grows as long as it gets anywhere; sent every second at least.
+
+    `waiting` is whether it waits for other ranks at this moment.
+    """
 
     phase: str
     step: int
     marks: int
+    waiting: bool
 
 
 class Loading(Message, frozen=True):

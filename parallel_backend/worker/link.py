@@ -106,7 +106,7 @@ class Link:
             status = self._status
             status.changed.clear()
             try:
-                self.send(Pulse(status.phase, status.step, status.marks))
+                self.send(Pulse(status.phase, status.step, status.marks, status.waiting()))
             except OSError:
                 self._leave()
             status.changed.wait(PULSE_SECONDS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+COMMUNICATION = ("torch.distributed.", f"{__package__.rpartition('.')[0]}.comm.")
+"""The modules in which a rank waits for others."""
 
 
 @dataclass
@@ -31,3 +35,8 @@ class Status:
     def mark(self) -> None:
         """Note that something got done."""
         self.marks += 1
+
+    def waiting(self) -> bool:
+        """Whether the main thread is in a collective, FSDP's and the rendezvous included, by the function it is in."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        return frame is not None and frame.f_globals.get("__name__", "").startswith(COMMUNICATION)

@@ -132,7 +132,7 @@ class Group:
         self._logs = logs
         self.devices = tuple(f"cuda:{rank}" for rank in range(workers))
         self.channel = Channel(1)
-        self.channel.heard = {rank: Heard(Pulse("sampling", 4, 9), 0, 0) for rank in range(workers)}
+        self.channel.heard = {rank: Heard(Pulse("sampling", 4, 9, False), 0, 0) for rank in range(workers)}
         self.reports = [
             Failed(rank, f"cuda:{rank}", "sampling", 4, None, reason, "Traceback ...", at)
             for at, (rank, reason) in enumerate(reports.items())

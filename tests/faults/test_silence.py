@@ -47,7 +47,9 @@ def test_a_stopped_worker_is_named(bench, workers, rank, phase):
 @pytest.mark.parametrize("phase", ["loading the model", "sampling, last step", "decoding"])
 def test_a_worker_that_joins_no_collective_is_named(bench, workers, rank, phase):
     case = Case(workers, rank, phase, "hang")
-    said = rf"No worker got anywhere for \d+ s; the furthest behind is {re.escape(case.worker.lower())} while {case.place}\. "
+    said = (
+        rf"No worker got anywhere for \d+ s; the others wait for {re.escape(case.worker.lower())} while {case.place}\. "
+    )
     held(bench, case, said, 8 + MARGIN)
 
 
@@ -67,7 +69,7 @@ def test_a_stopped_worker_that_does_not_read_its_request(bench):
     """The request is too large for the socket's buffer, so that sending waits."""
     bench.decode(2)
     bench.workers()[0].suspend()
-    with pytest.raises(WorkerFailed, match=r"Worker 0 of 2 \(cpu\) has not answered for 5 s while idle"):
+    with pytest.raises(WorkerFailed, match=r"Worker 0 of 2 \(cpu\) has not answered for 5 s while (idle|decoding)"):
         bench.decode(2, latent=torch.zeros(1, 16, 512, 512))
     bench.assert_nothing_left()
     bench.assert_right(2)

@@ -19,7 +19,7 @@ CASES_OF = {
         host_decoder,
         [
             encode(Hello(1, Facts("host", "cpu", "2", "0.42", "abc")), rank=3),
-            encode(Pulse("sampling", 3, 17)),
+            encode(Pulse("sampling", 3, 17, False)),
             encode(Progress(1, 2), {"denoised": torch.zeros(2, 3), "x": torch.zeros(2, 3)}),
             encode(Failed(1, "cpu", "loading", 0, False, "reason", "trace" * 20, 1.5)),
             encode(Done(1), {"result": torch.zeros(1, 16, 4, 4)}),
