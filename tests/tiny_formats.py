@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from pathlib import Path
 
 import gguf
@@ -12,6 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 from torch import Tensor
 
+from parallel_backend.weights.flux_keys import flux_keys
 from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 
 HALVES = {
@@ -94,6 +97,25 @@ def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     save_file(values, plain)
+    return path
+
+
+def save_sparse(path: Path, *, heads: int, single_blocks: int = 2) -> Path:
+    """A FLUX of zeros in bf16, as large as it should be but for the room on disk, which it does not take."""
+    shape = {"channels": CHANNELS, "out_channels": CHANNELS, "text_width": TEXT_WIDTH, "pooled_width": POOLED_WIDTH}
+    keys = flux_keys(hidden=heads * HEAD_DIM, double_blocks=1, single_blocks=single_blocks, guidance=False, **shape)
+    sizes: dict[str, tuple[int, ...]] = {}
+    for piece in (piece for pieces in keys.values() for piece in pieces):
+        sizes[piece.name] = max(sizes.get(piece.name, (0,)), (piece.stop, *piece.row_shape))
+    header, offset = {}, 0
+    for name, size in sizes.items():
+        end = offset + 2 * math.prod(size)
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(file.tell() + offset)
     return path
 
 

@@ -146,16 +146,19 @@ def device_name(device: torch.device) -> str:
 
 def loading_bar() -> Callable[[int, int], None]:
     """Shows on the node's progress bar how far the workers' loading has got, in MiB; not if it takes but a moment."""
-    started = time.monotonic()
+    began: list[float] = []
     bars: list[comfy.utils.ProgressBar] = []
 
     def show(done: int, total: int) -> None:
-        if not bars and done < total and time.monotonic() - started > MOMENT_SECONDS:
+        if not began:
+            began.append(time.monotonic())
+        seconds = time.monotonic() - began[0]
+        if not bars and done < total and seconds > MOMENT_SECONDS:
             bars.append(comfy.utils.ProgressBar(max(1, total // MEBIBYTE)))
         for bar in bars:
             bar.update_absolute(done // MEBIBYTE)
         if done == total:
-            log.info("Parallel: the workers loaded %d MiB in %.1f s", total // MEBIBYTE, time.monotonic() - started)
+            log.info("Parallel: the workers loaded %d MiB in %.1f s", total // MEBIBYTE, seconds)
 
     return show
 

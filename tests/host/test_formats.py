@@ -18,7 +18,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, ksampler_graph, node, parallel
 from tests.tiny_flux import flux_tensors, save_flux
-from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled
+from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
@@ -152,6 +152,26 @@ def test_every_choice_is_offered(comfyui: ComfyUI):
         "checkpoints/full.safetensors",
     )
     assert set(expected) <= set(offered)
+
+
+# -- while loading
+
+
+def test_loading_shows_on_the_progress_bar_and_can_be_cancelled(comfyui: ComfyUI, latent_of: LatentOf):
+    plan = {"pipefusion": 1, "ulysses": 2}
+    before = small("tiny-dev", seed=31)
+    assert relative_error(latent_of(in_workers(before, "ulysses", **plan)), latent_of(before)) <= TOLERANCE
+    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=16)
+    graph = in_workers(small("large"), "ulysses", **plan)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    log = len(comfyui.log)
+    run = comfyui.queue(graph, on_progress=lambda _: comfyui.interrupt(), timeout=300)
+    assert run.status == "interrupted"
+    assert run.progress[0].max > 500, "MiB of the file"
+    assert 0 < run.progress[0].value < run.progress[0].max
+    after = small("tiny-dev", seed=32)
+    assert relative_error(latent_of(in_workers(after, "ulysses", **plan)), latent_of(after)) <= TOLERANCE
+    assert "Parallel: starting" not in comfyui.log[log:], "the same workers"
 
 
 # -- Kontext, Fill, Canny

@@ -16,7 +16,7 @@ from parallel_backend.models.flux import FluxFamily
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.loader import load_weights, wanted_rows
 from parallel_backend.weights.packing import shape_parameters
-from parallel_backend.weights.reading import PIECE_BYTES, Neighbours, Watch, read_wanted
+from parallel_backend.weights.reading import PIECE_BYTES, Neighbours, Want, Watch, read_wanted
 from tests.tiny_flux import flux_tensors, save_flux
 
 
@@ -125,6 +125,21 @@ def test_a_file_that_ends_while_it_is_read_is_an_error(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(Refused, match="ended at byte"):
         read(checkpoint, {last: rows})
+
+
+def test_a_read_error_in_the_middle() -> None:
+    """This process's memory as a file: the kernel reads what is mapped and fails with EIO where nothing is."""
+    held = torch.arange(64, dtype=torch.uint8)
+    found = torch.zeros(64, dtype=torch.uint8)
+    nowhere = 1 << 47
+    wants = [
+        Want(0, held.data_ptr(), held.data_ptr() + 64, lambda offset, data: found.copy_(data)),
+        Want(0, nowhere, nowhere + 64, lambda offset, data: None),
+    ]
+    neighbours = Neighbours(Communicator("loading", None, torch.device("cpu"), False, Meter()), (0,))
+    with pytest.raises(Refused, match=rf"mem cannot be read at byte {nowhere} \(Input/output error\)"):
+        read_wanted([Path("/proc/self/mem")], wants, neighbours, Watch(lambda: False, lambda *_: None, lambda _: None))
+    assert torch.equal(found, held)
 
 
 def test_a_shape_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
