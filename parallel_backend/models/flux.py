@@ -393,14 +393,20 @@ def reference_tokens(latents: Sequence[Tensor], method: str, latent_shape: Seque
     """Reference pictures as the conditioning `reference` and `reference_ids`, placed as ComfyUI's Flux places them.
 
     Args:
-        latents: `[1 or batch, 16, height, width]` each, of any size.
+        latents: `[any batch, 16, height, width]` each, of any size; the samples of each are repeated to all others'.
         method: "offset" lays them side by side in a plane of their own, "index" each into a plane of its own, "uxo"
             diagonally behind the picture.
         latent_shape: of the picture's latent.
 
     Raises:
-        Refused: another method.
+        Refused: another method, or latents of another kind of model.
     """
+    for latent in latents:
+        if latent.ndim != 4 or latent.shape[1] != LATENT_CHANNELS or min(latent.shape) < 1:
+            raise Refused(
+                f"a reference latent has the shape {list(latent.shape)} and FLUX takes "
+                f"[batch, {LATENT_CHANNELS}, height, width]: encode the reference picture with a FLUX VAE."
+            )
     if method not in REFERENCE_METHODS:
         raise Refused(
             f"the reference latents method {method} is not supported ({', '.join(REFERENCE_METHODS)} are): set it in "
@@ -408,7 +414,7 @@ def reference_tokens(latents: Sequence[Tensor], method: str, latent_shape: Seque
         )
     tokens, ids = [], []
     index = height = width = 0
-    batch = max(latent.shape[0] for latent in latents)
+    batch = math.lcm(*(latent.shape[0] for latent in latents))
     for latent in latents:
         across = down = 0
         if method == "index":
@@ -424,7 +430,7 @@ def reference_tokens(latents: Sequence[Tensor], method: str, latent_shape: Seque
             else:
                 down = height
             height, width = max(height, latent.shape[2] + down), max(width, latent.shape[3] + across)
-        tokens.append(_patchify(latent).expand(batch, -1, -1))
+        tokens.append(_patchify(latent).repeat(batch // latent.shape[0], 1, 1))
         ids.append(
             _positions(latent.shape, latent.device)
             + torch.tensor([index, _half_up(down), _half_up(across)], device=latent.device)

@@ -28,8 +28,8 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> Checkpoint:
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise Refused(
-            f"{path.name} ({size} bytes) is neither a safetensors nor a GGUF file: choose a .safetensors or .gguf "
-            "checkpoint, or a diffusers folder."
+            f"{path.name} ({size} bytes) is neither a safetensors nor a GGUF file: download it again, or choose "
+            "another file."
         )
     if 8 + length > size:
         raise Refused(

@@ -166,7 +166,7 @@ def test_a_prefix_that_leaves_the_input_folder_is_refused(comfyui):
 
 FILE = save(WHOLE)
 DAMAGED: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "damaged.safetensors (0 bytes) is not a safetensors file: "),
+    "empty": (b"", "damaged.safetensors (0 bytes) is neither a safetensors nor a GGUF file: download it again, "),
     "cut": (
         FILE[:-1],
         f"damaged.safetensors is truncated: it should have {len(FILE)} bytes and has {len(FILE) - 1}; "

@@ -281,9 +281,14 @@ def test_a_controlnet_is_refused(comfyui, refusal):
     assert refusal(graph) == f"ControlNet cannot be used with a parallel MODEL yet: {WAY_OUT}"
 
 
-def test_a_reference_picture_is_refused(refusal):
-    graph = insert_after(on_one_worker(small()), "positive", "ReferenceLatent", "conditioning", latent=["latent", 0])
-    assert refusal(graph) == "ref_latents in the conditioning is not supported by this MODEL yet: remove it."
+@pytest.mark.parametrize("sampler", ["euler", "uni_pc"], ids=["in the loop", "step by step"])
+def test_a_reference_picture_of_another_vae_is_refused(refusal, sampler):
+    graph = on_one_worker(small(sampler=sampler))
+    graph = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["latent", 0])
+    assert refusal(graph) == (
+        "a reference latent has the shape [1, 4, 8, 8] and FLUX takes [batch, 16, height, width]: encode the reference "
+        "picture with a FLUX VAE."
+    )
 
 
 def test_parallel_sampler_refuses_a_stock_model(refusal):
@@ -349,7 +354,7 @@ def test_what_needs_gpus_or_other_packs_is_refused_too(said_in_process, what):
 SCHNELL = flux_tensors(heads=1, double_blocks=1, single_blocks=1)
 SCHNELL_FILE = save(SCHNELL)
 HEADER = 8 + int.from_bytes(SCHNELL_FILE[:8], "little")
-NO_MODEL = "is neither a safetensors nor a GGUF file: choose a .safetensors or .gguf checkpoint, or a diffusers folder."
+NO_MODEL = "is neither a safetensors nor a GGUF file: download it again, or choose another file."
 INCOMPLETE = "choose a complete FLUX.1 file."
 NO_FLUX = (
     "has no FLUX.1 tensors (double_blocks.0.img_attn.qkv.weight and so on, or diffusers' names): choose a FLUX.1 "
