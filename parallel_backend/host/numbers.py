@@ -29,5 +29,5 @@ def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
         )
     raise NotFinite(
         f"{when}: the model's output holds {wrong} values of {tensor.numel()} that are NaN or infinite, computed in "
-        f"{compute_dtype}. Likely {remedy}."
+        f"{compute_dtype}: likely {remedy}."
     )

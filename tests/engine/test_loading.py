@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import resource
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save
 
-from parallel_backend.errors import Cancelled, WorkerFailed
+from parallel_backend.errors import Cancelled, NotFinite, WorkerFailed
 from parallel_backend.host import Backend
-from parallel_backend.models.flux import FluxFamily
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.checkpoint import read_header
 from scripts.comfyui import REPO
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
+from tests.loading_costs import field, loading_costs
 from tests.plans import cpu_plan
 from tests.tiny_flux import flux_tensors, save_flux
+from tests.tiny_formats import save_gguf, save_scaled
 
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -89,54 +94,16 @@ def padded(path: Path, tensors: dict[str, torch.Tensor], size: int) -> Path:
     return path
 
 
-def status(pid: int, field: str) -> int:
-    """A field of /proc/PID/status, in bytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
-
-
-def read_by(pid: int) -> int:
-    """Bytes that a process has asked its files for."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))
-
-
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_every_byte_is_read_once_and_memory_stays_small(
     fresh: Runner, tiny: Path, big: Path, plan: ResolvedPlan
 ) -> None:
-    fresh(Job(tiny, sigmas(2)), plan)
-    workers = fresh.workers()
-    idle = [status(pid, "VmRSS") for pid in workers]
-    before = [read_by(pid) for pid in workers]
-    peaks: list[int] = []
-
-    def on_loading(done: int, total: int) -> None:
-        if done == total:  # before sampling, for which shards are gathered
-            peaks.extend(status(pid, "VmHWM") for pid in workers)
-
-    fresh(Job(big, sigmas(2)), plan, on_loading=on_loading)
-    reports = sorted(fresh.answer.reports, key=lambda report: report.rank)
-    part, _ = FluxFamily().inspect(read_header(big))
-    whole = sum(entry.nbytes for entry in part.entries.values())
-    counted = [report.read for report in reports]
-    by_kernel = [read_by(pid) - start for pid, start in zip(workers, before, strict=True)]
-    above = [peak - start - report.weights for peak, start, report in zip(peaks, idle, reports, strict=True)]
-    print(
-        f"\n{plan.degrees} {plan.weights}: file {whole / MEBIBYTE:.1f} MiB; MiB by rank: counted "
-        + "; ".join(
-            f"{name} {[round(n / MEBIBYTE, 1) for n in numbers]}"
-            for name, numbers in (
-                ("read", counted),
-                ("by the kernel", by_kernel),
-                ("weights", [report.weights for report in reports]),
-                ("peak above idle and weights", above),
-            )
-        )
-    )
-    assert sum(counted) == whole
-    assert max(above) <= SLACK
-    assert all(0 <= kernel - count < MEBIBYTE for kernel, count in zip(by_kernel, counted, strict=True))
+    costs = loading_costs(fresh, tiny, big, plan)
+    print("\n", *costs, sep="\n")
+    assert sum(cost.counted for cost in costs) == sum(entry.nbytes for entry in read_header(big).entries.values())
+    assert all(cost.counted <= cost.weights for cost in costs), "a rank reads no more than it holds"
+    assert all(0 <= cost.asked - cost.counted < MEBIBYTE for cost in costs)
+    assert max(cost.above - cost.weights for cost in costs) <= SLACK
 
 
 @pytest.mark.parametrize("name", ["replicated 2", "pipefusion 2"])
@@ -146,7 +113,7 @@ def test_a_file_larger_than_the_address_space_loads(fresh: Runner, tmp_path: Pat
     half = file.stat().st_size // 2
     expected = fresh(Job(tiny, sigmas(2)), plan)
     for pid in fresh.workers():
-        limit = status(pid, "VmSize") + half
+        limit = field(pid, "status", "VmSize") + half
         resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
     assert torch.equal(fresh(Job(file, sigmas(2)), plan), expected)
     script = (
@@ -187,7 +154,10 @@ def test_cancel_while_loading(fresh: Runner, big: Path, tiny: Path) -> None:
     assert sum(report.read for report in fresh.answer.reports) > 0
 
 
-def test_a_file_that_shrinks_while_it_is_loaded(fresh: Runner, tmp_path: Path, big: Path, tiny: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_loaded(
+    fresh: Runner, tmp_path: Path, big: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plan, file = PLANS["pipefusion 2"], tmp_path / "shrinks.safetensors"
     file.write_bytes(big.read_bytes())
     expected = fresh(Job(tiny, sigmas(2)), plan)
@@ -199,7 +169,50 @@ def test_a_file_that_shrinks_while_it_is_loaded(fresh: Runner, tmp_path: Path, b
     assert "Traceback" not in str(failure.value)
     assert "\n" not in str(failure.value)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert not list(tmp_path.glob("comfyui-parallel-*")), "the workers' folder with socket and logs"
     assert relative_error(fresh(Job(tiny, sigmas(2)), plan), expected) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, shape = tmp_path_factory.mktemp("formats"), {"heads": 2, "single_blocks": BLOCKS - 1}
+    return {
+        "plain": save_flux(folder / "plain.safetensors", **shape),
+        "scaled fp8": save_scaled(folder / "scaled.safetensors", "metadata", **shape),
+        "GGUF": save_gguf(folder / "blocks.gguf", folder / "values.safetensors", Type.Q4_0, **shape),
+    }
+
+
+def with_flips(source: Path, path: Path, count: int, seed: int) -> Path:
+    """A copy with bits flipped in tensors, wherever."""
+    data = bytearray(source.read_bytes())
+    body = min(entry.offset for entry in read_header(source).entries.values())
+    generator = random.Random(seed)
+    for _ in range(count):
+        data[generator.randrange(body, len(data))] ^= 1 << generator.randrange(8)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaled fp8", "GGUF"])
+def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """No format has checksums: what comes out is the model that the file now holds, or, if it is none, one sentence."""
+    plan, source = PLANS["pipefusion 2"], formats[kind]
+    expected = run(Job(source, sigmas(2)), plan)
+    workers, refused, messages = run.workers(), [], []
+    for seed, count in enumerate((1, 1, 1, 30, 30, 3000, 3000)):
+        flipped = Job(with_flips(source, tmp_path / f"{seed}{source.suffix}", count, seed), sigmas(2))
+        try:
+            assert run(flipped, plan).isfinite().all()
+        except NotFinite as error:
+            messages.append(str(error))
+            refused.append(count)
+    sentence = r"[^\n.]+: likely the model's file is damaged \(download it again\)[^\n.]+\."
+    assert all(re.fullmatch(sentence, message) for message in messages), messages
+    assert refused, "none of them was so damaged"
+    assert 1 not in refused, "each of them was so damaged"
+    assert torch.equal(run(Job(source, sigmas(2)), plan), expected)
+    assert run.workers() == workers
 
 
 def test_a_full_shared_memory_is_not_in_the_way(tiny: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, ksampler_graph, node, parallel
+from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
 from tests.tiny_flux import flux_tensors, save_flux
 from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
 
@@ -118,6 +118,23 @@ def test_fp8_files(error, model, plan):
 def test_gguf_files(error, kind, plan):
     """ComfyUI runs the values that the gguf package itself expands."""
     assert error(small(f"{kind.name}-values"), plan, f"{kind.name}.gguf") <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [None, "bf16"], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("model", "choice"),
+    [("e4m3fn", None), ("scaled-old", None), ("scaled-metadata", None), ("Q8_0-values", "Q8_0.gguf")],
+)
+def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, model, choice, dtype):
+    """Measured from the result of the weights before they were quantised."""
+    exact = latent_of(small("tiny-schnell"))
+    graph = small(model)
+    if dtype is not None:
+        graph = insert_after_model(graph, "ModelComputeDtype", dtype=dtype)
+    ours, comfys = (relative_error(latent_of(g), exact) for g in (in_workers(graph, "ulysses", choice), graph))
+    print(f"{model} {dtype}: {ours:.6f}, ComfyUI {comfys:.6f}")
+    assert comfys > TOLERANCE
+    assert ours <= (comfys + TOLERANCE if dtype is None else 1.5 * comfys)
 
 
 @pytest.mark.parametrize("plan", ["ulysses", "sharded"])

@@ -20,6 +20,7 @@ from scripts.comfyui import REPO, ComfyUI
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel, queue_logged
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
+from tests.tiny_formats import save_diffusers
 
 WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
 SEEDS = itertools.count(2200)
@@ -466,6 +467,17 @@ def test_a_file_that_cannot_work_is_refused_with_what_is_wrong(comfyui, refusal,
     message = refusal(on_one_worker(small("wrong")))
     assert message.startswith("wrong.safetensors ")
     assert expected in message
+
+
+def test_an_index_that_names_a_missing_file_is_refused(comfyui, refusal):
+    folder = comfyui.base_dir / "models" / "diffusion_models" / "incomplete"
+    first, *_ = sorted(
+        save_diffusers(folder, folder.with_suffix(".safetensors"), heads=1, shard="2MB").glob("*.safetensors")
+    )
+    first.unlink()
+    graph = on_one_worker(small())
+    graph["model"]["inputs"]["unet_name"] = "incomplete"
+    assert refusal(graph) == f"incomplete lacks the file {first.name} that its index names: download it into {folder}."
 
 
 def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui):
