@@ -13,6 +13,8 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .remote import RemoteModel
+from .step_by_step import KEY as STEP_BY_STEP
+from .step_by_step import StepByStep
 from .unsupported import refuse_transformer_options
 
 CONDITIONING = ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")
@@ -62,7 +64,11 @@ class DiffusionProxy(nn.Module):
         self.remote.check(x, conditioning)
         self.remote.kernel(x.dtype)
         tensors = {"x": x, "timestep": timestep.float(), **conditioning}
-        return self.remote.forward(tensors, x.dtype, self.adapters()).to(x.device)
+        run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
+        if run is None:
+            plan = self.remote.plan(tensors, x.dtype, two_sided=x.shape[0] > 1, steps=1)
+            run = StepByStep(plan)
+        return run.forward(self.remote, tensors, x.dtype, self.adapters()).to(x.device)
 
     def adapters(self) -> AdapterSet:
         """Those of the MODEL that is being sampled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,18 +120,19 @@ class RemoteModel:
             raise interruption() from None
         return answer.frame.tensors["result"]
 
-    def forward(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, adapters: AdapterSet) -> Tensor:
-        """Run the model once in a compute dtype; a batch of two or more may be a positive and a negative side."""
-        two_sided = self.wish.cfg == 2 or tensors["x"].shape[0] > 1
-        plan = self.plan(tensors, dtype, two_sided, steps=1)
+    def forward(
+        self, calls: Sequence[Mapping[str, Tensor]], dtype: torch.dtype, adapters: AdapterSet, plan: ResolvedPlan
+    ) -> list[Tensor]:
+        """Run the model once for the tensors of each call, in a compute dtype."""
         interrupted = comfy.model_management.processing_interrupted
         try:
             answer = self.backend.forward(
-                self.spec, plan, dtype_name(dtype), tensors, loading_bar(), interrupted, adapters
+                self.spec, plan, dtype_name(dtype), calls, loading_bar(), interrupted, adapters
             )
         except Cancelled:
             raise interruption() from None
-        return answer.frame.tensors["result"]
+        sizes = [call["x"].shape[0] for call in calls]
+        return list(answer.frame.tensors["result"].split(sizes))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from ...parallel_backend.errors import Refused
 from .carry import NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, tensors_of, two_sided
 from .remote import RemoteModel
+from .step_by_step import StepByStep
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,9 @@ def run_in_workers(
         )
         if plan.pipefusion > 1:
             log.info(STAGES_IN_TURN)
-        return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+        options = StepByStep(plan).model_options(extra_args["model_options"])
+        arguments = {**extra_args, "model_options": options}
+        return executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
     adapters = guider.inner_model.diffusion_model.adapters()
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1

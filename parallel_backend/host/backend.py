@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -124,16 +124,23 @@ class Backend:
         model: ModelSpec,
         plan: ResolvedPlan,
         compute_dtype: str,
-        tensors: Mapping[str, Tensor],
+        calls: Sequence[Mapping[str, Tensor]],
         on_loading: OnLoading,
         interrupted: Interrupted,
         adapters: AdapterSet = NONE,
     ) -> Answer:
-        """Run the model once with adapters in the weights; raises as `sample` does.
+        """Run the model once for each call's tensors, with adapters in the weights; raises as `sample` does.
 
-        The answer's tensor `result` is the output in the compute dtype, on the CPU.
+        The answer's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
         """
-        fields = {"model": model, "plan": plan, "compute_dtype": compute_dtype, "adapters": adapters.id}
+        fields = {
+            "model": model,
+            "plan": plan,
+            "compute_dtype": compute_dtype,
+            "adapters": adapters.id,
+            "calls": len(calls),
+        }
+        tensors = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.items()}
         answer = self._request(Forward, fields, tensors, _no_news, on_loading, interrupted, adapters)
         check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
         return answer

@@ -97,15 +97,17 @@ class Sample(Message, frozen=True):
 
 
 class Forward(Message, frozen=True):
-    """Run the model once, with the adapters of this id ("" for none) in the weights.
+    """Run the model once for each of `calls`, with the adapters of this id ("" for none) in the weights.
 
-    Tensors: `x` (compute dtype), `timestep`, and the conditioning by the model's names.
+    Tensors of call N: `N.x` (compute dtype), `N.timestep`, and `N.` the conditioning by the model's names. All calls have
+    latents of one size.
     """
 
     request: int
     model: ModelSpec
     plan: ResolvedPlan
     compute_dtype: str
+    calls: int
     adapters: str = ""
 
 
@@ -139,7 +141,7 @@ class MeasureMachine(Message, frozen=True):
 
 
 class MeasureBlocks(Message, frozen=True):
-    """Time one block of each kind of a model, without its weights. Tensors as for Forward."""
+    """Time one block of each kind of a model, without its weights. Tensors as for one call of Forward."""
 
     request: int
     model: ModelSpec

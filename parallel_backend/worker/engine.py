@@ -236,7 +236,7 @@ class Engine:
         )
 
     def _single_forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:
-        """One forward of the whole sequence; a batch is spread over the data and cfg axes where it is large enough."""
+        """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg."""
         mesh = self._mesh(message.plan)
         try:
             _, forward = self._prepare(message, mesh)
@@ -245,21 +245,19 @@ class Engine:
             return
         started = self._begin()
         self._status.enter("running the model once")
-        x = tensors["x"]
-        parts = mesh.data.size * mesh.cfg.size
-        runs = cut(x.shape[0], parts if x.shape[0] >= parts else 1)
-        rows = runs[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank if len(runs) > 1 else 0]
-        conditioning = {name: tensor[rows] for name, tensor in tensors.items() if name not in ("x", "timestep")}
-        latent = x[rows]
-        inputs = Inputs("single", latent.shape, x.dtype, self._device, tensors["timestep"][rows], conditioning)
-        output = forward(inputs, latent, None)
+        groups = mesh.data.size * mesh.cfg.size
+        pieces = _pieces(message.calls, tensors, groups)
+        shares = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
+        outputs = [
+            self._forward_piece(piece, forward)
+            for piece in pieces[shares[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]]
+        ]
         mesh.pipefusion.finish_sending()
-        if output is not None and len(runs) > 1:
-            counts = [length(run) for run in runs]
-            inner = counts[mesh.data.rank * mesh.cfg.size : (mesh.data.rank + 1) * mesh.cfg.size]
-            joined = mesh.cfg.gather(output.reshape(1, output.shape[0], -1), inner)
-            outer = [sum(counts[i * mesh.cfg.size : (i + 1) * mesh.cfg.size]) for i in range(mesh.data.size)]
-            output = mesh.data.gather(joined, outer).view(x.shape[0], *output.shape[1:])
+        output = None
+        if mesh.last:
+            output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
+            if len(pieces) > 1:
+                output = _from_groups(output, [sum(p["x"].shape[0] for p in pieces[share]) for share in shares], mesh)
         self._report(message.request, message.model, started, forward.cache_bytes)
         if mesh.reports:
             assert output is not None
@@ -287,6 +285,11 @@ class Engine:
         self._report(message.request, message.model, started)
         if self._world.rank == 0:
             self._link.send(Done(message.request), answer)
+
+    def _forward_piece(self, tensors: Mapping[str, Tensor], forward: StageForward) -> Tensor | None:
+        conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
+        x = tensors["x"]
+        return forward(Inputs("single", x.shape, x.dtype, self._device, tensors["timestep"], conditioning), x, None)
 
     def _measure_machine(self, message: MeasureMachine) -> None:
         mesh = self._mesh(message.plan)
@@ -389,6 +392,27 @@ class Engine:
             restored=self._holder.restored,
         )
         self._link.send(report)
+
+
+def _pieces(calls: int, tensors: Mapping[str, Tensor], groups: int) -> list[dict[str, Tensor]]:
+    """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group."""
+    found = [
+        {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
+        for call in range(calls)
+    ]
+    batch = found[0]["x"].shape[0]
+    if calls > 1 or batch < groups:
+        return found
+    return [{name: tensor[rows] for name, tensor in found[0].items()} for rows in cut(batch, groups)]
+
+
+def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
+    """What each group of the data and cfg axes has, `counts` rows, joined in their order. A collective."""
+    cfg = mesh.cfg.size
+    inner = counts[mesh.data.rank * cfg : (mesh.data.rank + 1) * cfg]
+    joined = mesh.cfg.gather(local.flatten(1)[None], inner)
+    outer = [sum(counts[group * cfg : (group + 1) * cfg]) for group in range(mesh.data.size)]
+    return mesh.data.gather(joined, outer).view(sum(counts), *local.shape[1:])
 
 
 def _answers(mesh: Mesh) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,12 @@ class Job:
         return {name: tensor.float() for name, tensor in load_file(self.path).items()}
 
 
+def spec_of(family: str, path: Path) -> ModelSpec:
+    """A model as its file is now."""
+    status = os.stat(path)
+    return ModelSpec(family, str(path), status.st_mtime_ns, status.st_size, "float32", file_digest(path))
+
+
 class Runner:
     """Runs jobs on worker processes and keeps the last run's reports."""
 
@@ -76,25 +82,22 @@ class Runner:
 
     def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
         """The final latent of any model; `fields` are further ones of the Sample message."""
-        status = os.stat(path)
-        spec = ModelSpec(family, str(path), status.st_mtime_ns, status.st_size, "float32")
         self.answer = self._backend.sample(
             tensors,
             lambda *_: None,
             lambda done, total: None,
             lambda: False,
-            model=spec,
+            model=spec_of(family, path),
             plan=plan,
             **({"compute_dtype": "float32", "options": {}, "seed": 3} | fields),
         )
         return self.answer.frame.tensors["result"]
 
-    def forward(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan) -> Tensor:
-        """The output of one forward of any model, in fp32."""
-        status = os.stat(path)
-        spec = ModelSpec(family, str(path), status.st_mtime_ns, status.st_size, "float32")
-        answer = self._backend.forward(spec, plan, "float32", tensors, lambda done, total: None, lambda: False)
-        return answer.frame.tensors["result"]
+    def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
+        """One forward of any model for each call, in fp32; the outputs joined along the batch."""
+        spec = spec_of(family, path)
+        self.answer = self._backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
+        return self.answer.frame.tensors["result"]
 
     def __call__(
         self,
@@ -112,9 +115,6 @@ class Runner:
             seen.append(step)
             on_step()
 
-        status = os.stat(job.path)
-        digest = file_digest(job.path)
-        spec = ModelSpec("flux", str(job.path), status.st_mtime_ns, status.st_size, "float32", digest)
         tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas}
         sides = []
         for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
@@ -130,7 +130,7 @@ class Runner:
             step_done,
             on_loading,
             lambda: cancel_at in seen or interrupted(),
-            model=spec,
+            model=spec_of("flux", job.path),
             plan=plan,
             compute_dtype="float32",
             sampler=job.sampler,

@@ -272,7 +272,7 @@ def test_a_forward_of_1_5_equals_comfyuis_own_model(
     extra = {"ofs": torch.full((2,), 2.0)} if "i2v" in kind else {}
     expected = comfyui_model(files[kind])(x, **inputs, **extra)
     tensors = {"x": x[:, :16], **inputs, **extra} | ({"concat": x[:, 16:]} if "i2v" in kind else {})
-    result = run.forward("cogvideox", files[kind], tensors, cpu_plan(ulysses=workers))
+    result = run.forward("cogvideox", files[kind], [tensors], cpu_plan(ulysses=workers))
     assert relative_error(result, expected) <= TOLERANCE
 
 

@@ -167,3 +167,29 @@ def test_one_rank_with_patches_is_the_reference(run: Runner, models: dict[int, P
     for patches, warmup in DETERMINED:
         plan = cpu_plan(patches=patches, warmup_steps=warmup)
         assert relative_error(run(job, plan), simulated(job, patches, warmup)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("plan", "senders"),
+    [
+        pytest.param(cpu_plan(cfg=2), [0, 1], id="cfg 2"),
+        pytest.param(cpu_plan(cfg=2, pipefusion=2), [1, 3], id="cfg 2, pipefusion 2"),
+        pytest.param(cpu_plan(data=2, cfg=2), [1, 3], id="data 2, cfg 2"),
+        pytest.param(cpu_plan(ulysses=2), [], id="ulysses 2"),
+    ],
+)
+def test_calls_of_both_sides_are_computed_side_by_side(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan, senders: list[int]
+) -> None:
+    """Each call on one half of the ranks, which sends the others its output alone."""
+    job = job_of(models, 4)
+    calls = [
+        {"x": job.noise, "timestep": torch.ones(job.batch), "context": context, "y": pooled}
+        for context, pooled in job.prompts
+    ]
+    apart = [run.forward("flux", job.path, [call], cpu_plan()) for call in calls]
+    together = run.forward("flux", job.path, calls, plan)
+    assert relative_error(together, torch.cat(apart)) <= TOLERANCE
+    assert run.answer is not None
+    sent = {report.rank: report.sent.get("cfg", 0) for report in run.answer.reports}
+    assert sent == {rank: job.noise.nbytes if rank in senders else 0 for rank in sent}

@@ -234,12 +234,12 @@ def test_a_worker_that_hangs_is_one_clear_error_and_leaves_nothing(tmp_path, mon
     }
     backend = Backend(Deadlines(silence=10))
     try:
-        backend.forward(model, cpu_plan(ulysses=2), "float32", tensors, lambda: False)
+        backend.forward(model, cpu_plan(ulysses=2), "float32", [tensors], lambda *_: None, lambda: False)
         (fork_server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
         before = workers_among(fork_server.children())
         before[1].send_signal(signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match=rf"of 2 \(cpu\) has not answered for 1\d s while [a-z ]+{AFTERWARDS}$"):
-            backend.forward(model, cpu_plan(ulysses=2), "float32", tensors, lambda: False)
+            backend.forward(model, cpu_plan(ulysses=2), "float32", [tensors], lambda *_: None, lambda: False)
         assert not any(alive(worker) for worker in before)
         assert not list(tmp_path.glob("comfyui-parallel-*"))
     finally:

@@ -5,7 +5,7 @@ Tests are in order of the workers' devices, because each change of devices start
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,7 +63,6 @@ def _files(comfyui: ComfyUI) -> None:
     save_flux(models / "tiny-bf16.safetensors", dtype=torch.bfloat16)
     save_flux(models / "tiny-prefix.safetensors", prefix="model.diffusion_model.")
     save_flux(models / "tiny-norm-weight.safetensors", norm_scale="weight")
-    save_flux(models / "tiny-overwritten.safetensors")
     save_conditioning(comfyui.input_dir / "cond-37-batch-2.safetensors", 37, batch=2, seed=2)
     prompt = load_file(comfyui.input_dir / "cond-37.safetensors")
     save_file({"cond": prompt["cond"]}, comfyui.input_dir / "cond-37-no-pooled.safetensors")
@@ -375,28 +374,17 @@ def test_sprites_are_drawn_as_captioned(comfyui, latent_of, caption):
 
 
 def test_another_size_and_text_and_split_need_no_new_workers_and_no_loading(comfyui, latent_of):
-    first = odd("tiny-overwritten", seed=21, steps=2)
-    second = ksampler_graph("tiny-overwritten", positive="cond-300", width=200, height=72, seed=22, steps=2)
+    first = odd("tiny-schnell", seed=21, steps=2)
+    second = ksampler_graph("tiny-schnell", positive="cond-300", width=200, height=72, seed=22, steps=2)
     latent_of(ULYSSES_2(first))
-    workers, before = {process.pid for process in comfyui.children()}, len(comfyui.log)
-    assert len(workers) == 2
-    overwrite_weights(comfyui, "tiny-overwritten")
+    processes, before = {process.pid for process in comfyui.children()}, len(comfyui.log)
+    assert len(processes) >= 2
     result = latent_of(RING_2(second))
-    assert {process.pid for process in comfyui.children()} == workers
-    assert "Parallel: starting" not in comfyui.log[before:]
-    second["model"]["inputs"]["unet_name"] = "tiny-schnell.safetensors"
+    log = comfyui.log[before:]
+    assert {process.pid for process in comfyui.children()} == processes
+    assert "Parallel: starting" not in log
+    assert re.search(r"peak +read +sent\n(.* 0\.0 MiB {2}\S.*\n){2}", log), log
     assert relative_error(result, latent_of(second)) <= TOLERANCE
-
-
-def overwrite_weights(comfyui: ComfyUI, model: str) -> None:
-    """Fill a file of fp32 tensors with zeros behind its header and keep its time, so that only reading it can tell."""
-    path = comfyui.base_dir / "models" / "diffusion_models" / f"{model}.safetensors"
-    status = path.stat()
-    with path.open("r+b") as file:
-        start = 8 + int.from_bytes(file.read(8), "little")
-        file.seek(start)
-        file.write(bytes(status.st_size - start))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 # -- three workers

@@ -1,0 +1,89 @@
+"""A run whose loop stays in ComfyUI: its model calls, and how both sides of a step become one request to the workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from comfy.patcher_extension import (
+    CallbacksMP,
+    WrappersMP,
+    add_wrapper,
+    copy_nested_dicts,
+    get_all_callbacks,
+    get_all_wrappers,
+)
+from torch import Tensor
+
+from ...parallel_backend.plan import ResolvedPlan
+from ...parallel_backend.weights.adapters import AdapterSet
+from .remote import RemoteModel
+
+KEY = "parallel_step_by_step"
+
+
+class StepByStep:
+    """One run under one plan.
+
+    Where the plan has a worker for each side and ComfyUI would call the model once for each (texts of two lengths), a step
+    is gone through twice: first the calls are collected and answered with zeros, then one request computes them all, and
+    the second time they are answered with its outputs.
+    """
+
+    def __init__(self, plan: ResolvedPlan) -> None:
+        self._plan = plan
+        self._collected: list[dict[str, Tensor]] | None = None
+        self._outputs: deque[Tensor] = deque()
+
+    def model_options(self, given: Mapping[str, Any]) -> Any:
+        """A run's model options, so that its model calls find this object."""
+        options = copy_nested_dicts(given)
+        options["transformer_options"][KEY] = self
+        if self._plan.cfg > 1:
+            add_wrapper(WrappersMP.CALC_COND_BATCH, self._calc_cond_batch, options, is_model_options=True)
+        return options
+
+    def forward(
+        self, remote: RemoteModel, tensors: dict[str, Tensor], dtype: torch.dtype, adapters: AdapterSet
+    ) -> Tensor:
+        """The model's output for the tensors of one call, or zeros while calls are collected."""
+        if self._collected is not None:
+            self._collected.append(tensors)
+            return torch.zeros_like(tensors["x"])
+        if self._outputs:
+            return self._outputs.popleft()
+        return remote.forward([tensors], dtype, adapters, self._plan)[0]
+
+    def _calc_cond_batch(
+        self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]
+    ) -> Any:
+        if _going_twice_would_show(executor, conds, options):
+            return executor(model, conds, x, timestep, options)
+        self._collected = calls = []
+        try:
+            executor(model, conds, x, timestep, options)
+        finally:
+            self._collected = None
+        proxy = model.diffusion_model
+        one_size = len({call["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
+        for together in [calls] if one_size else [[call] for call in calls]:
+            dtype = together[0]["x"].dtype
+            self._outputs.extend(proxy.remote.forward(together, dtype, proxy.adapters(), self._plan))
+        return executor(model, conds, x, timestep, options)
+
+
+def _going_twice_would_show(executor: Any, conds: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether something else takes part in a step, which must happen once, or there is but one side."""
+    transformer = options["transformer_options"]
+    wrapped = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
+    called = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
+    return (
+        sum(bool(side) for side in conds) < 2
+        or executor.idx + 1 < len(executor.wrappers)
+        or "model_function_wrapper" in options
+        or any(entry.get("control") is not None for side in conds for entry in side or ())
+        or any(get_all_wrappers(kind, transformer) for kind in wrapped)
+        or any(get_all_callbacks(kind, transformer) for kind in called)
+    )
