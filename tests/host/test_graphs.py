@@ -201,6 +201,7 @@ LOOP: dict[str, Graph] = {
     "SamplerDPMPP_2M_SDE, noise from the GPU": dpmpp_2m_sde("gpu"),
     "FluxGuidance": insert_after(basic("tiny-dev"), "positive", "FluxGuidance", "conditioning", guidance=1.7),
     "FluxDisableGuidance": insert_after(basic("tiny-dev", cfg=1.0), "positive", "FluxDisableGuidance", "conditioning"),
+    "ModelSamplingDiscrete": insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
     "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
     "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
     "ModelSamplingAuraFlow": insert_after_model(basic(), "ModelSamplingAuraFlow", shift=1.7),
@@ -251,8 +252,10 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
         insert_after_model(masked(), "DifferentialDiffusion", strength=1.0),
         "the model option denoise_mask_function",
     ),
-    "ModelSamplingDiscrete": (
-        insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
+    "ModelSamplingContinuousEDM": (
+        insert_after_model(
+            basic(), "ModelSamplingContinuousEDM", sampling="v_prediction", sigma_max=120.0, sigma_min=0.002
+        ),
         "the model sampling ModelSamplingAdvanced",
     ),
 }
