@@ -12,27 +12,38 @@ from .vae import ParallelVAE
 
 
 class CogVideoParallelDecode(io.ComfyNode):
-    """Decodes a video latent on all workers, exactly or not at all."""
+    """Decodes a video latent on all workers: exactly, or approximately where tiles are asked for."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """VAE Decode's inputs."""
+        """VAE Decode's inputs, and tiles for a decode that memory is too small for."""
         return io.Schema(
             node_id="CogVideoParallelDecode",
             display_name="CogVideoX Parallel Decode",
             category=CATEGORY,
             description="Decodes a CogVideoX latent on all workers of the VAE. Unlike VAE Decode it never falls back to "
-            "tiles, which show seams.",
+            "tiles, which are approximate, unless they are asked for.",
             search_aliases=["video decode", "vae decode", "multi gpu decode", "cogvideo"],
             inputs=[
                 io.Latent.Input("samples", tooltip="A video latent from CogVideoX."),
                 io.Vae.Input("vae", tooltip="A CogVideoX VAE from Load Parallel VAE."),
+                io.Int.Input(
+                    "approximate_tiles",
+                    optional=True,
+                    default=0,
+                    min=0,
+                    max=4096,
+                    step=32,
+                    advanced=True,
+                    tooltip="0: none, the decode is exact. Otherwise the side in pixels of tiles that are decoded one after "
+                    "another and blended, which needs less memory, but is approximate and can show seams.",
+                ),
             ],
             outputs=[io.Image.Output(display_name="frames", tooltip="The frames in order, for Create Video.")],
         )
 
     @classmethod
-    def execute(cls, samples: dict[str, Any], vae: Any) -> io.NodeOutput:
+    def execute(cls, samples: dict[str, Any], vae: Any, approximate_tiles: int = 0) -> io.NodeOutput:
         """The frames; those of several videos follow one another."""
         if not isinstance(vae, ParallelVAE):
             raise Refused(
@@ -43,4 +54,6 @@ class CogVideoParallelDecode(io.ComfyNode):
                 f"CogVideoX Parallel Decode was given {vae.remote.family.kind} and decodes videos: choose a CogVideoX VAE, "
                 "or use VAE Decode."
             )
-        return io.NodeOutput(vae.decode_whole(samples["samples"]).flatten(0, 1))
+        latent = samples["samples"]
+        frames = vae.decode_in_tiles(latent, approximate_tiles) if approximate_tiles else vae.decode_whole(latent)
+        return io.NodeOutput(frames.flatten(0, 1))

@@ -38,6 +38,10 @@ class RemoteVAE:
         """How many workers hold weights on a device of this process."""
         return self.devices.count(device_name(device))
 
+    def frames(self, latent_frames: int) -> int:
+        """Frames of a video with so many latent frames."""
+        return self.family.decoded_shape(self.config, (1, 1, latent_frames, 1, 1))[2]
+
     def decoded_shape(self, latent: Sequence[int], element: int) -> tuple[int, ...]:
         """The shape of what a latent decodes to, `[batch, 3, (frames,) height, width]`.
 

@@ -26,6 +26,9 @@ from ...parallel_backend.weights.digest import file_digest
 from ..model.remote import device_name, dtype_name
 from .remote import RemoteVAE
 
+BYTES_OF_A_BLENDED_VALUE = 6
+"""A decoded value in fp32 and its share of the fp32 weight by which its pixel's three are blended, rounded up."""
+
 
 def load_vae(backend: Backend, path: str, plan: ParallelPlan, schedule: str) -> ParallelVAE:
     """A VAE for a file; reads the file's header only.
@@ -66,6 +69,8 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
         )
         self.size = remote.weight_bytes
+        if self.latent_dim == 3:  # ComfyUI's formula counts the frames of an odd number of latent frames only
+            self.upscale_ratio = (remote.frames, *self.upscale_ratio[1:])
         self._share_memory_use(len(remote.devices))
 
     @property
@@ -87,6 +92,32 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
         model.decode(latent.to(self.vae_dtype), output_buffer=pixels)
         return self.process_output(pixels).to(self.output_device).movedim(1, -1)  # type: ignore[no-any-return]
+
+    def decode_in_tiles(self, latent: Tensor, side: int) -> Tensor:
+        """A video's pixels as `decode_whole` gives them, but approximate and with less memory.
+
+        Squares of `side` pixels are decoded one after another, each with all its frames and on all workers; where they
+        overlap, by a quarter of their side, ComfyUI blends them.
+        """
+        model, frames = self.first_stage_model, self.upscale_ratio[0](latent.shape[2])
+        model.remote.decoded_shape(latent.shape, BYTES_OF_A_BLENDED_VALUE)
+        tile = max(1, side // self.spacial_compression_decode())
+        overlap = tile // 4
+        needed = self.memory_used_decode((*latent.shape[:3], tile, tile), self.vae_dtype)
+        comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
+        height, width = latent.shape[3:]
+        tiles = comfy.utils.get_tiled_scale_steps(width, height, tile, tile, overlap)
+        bar = comfy.utils.ProgressBar(latent.shape[0] * tiles * frames)
+        pixels = comfy.utils.tiled_scale_multidim(
+            latent,
+            lambda part: model.decode(part.to(self.vae_dtype), bar=bar),
+            tile=(latent.shape[2], tile, tile),
+            overlap=(0, overlap, overlap),
+            upscale_amount=self.upscale_ratio,
+            index_formulas=self.upscale_index_formula,
+            output_device=self.output_device,
+        )
+        return self.process_output(pixels).movedim(1, -1)  # type: ignore[no-any-return]
 
     def get_sd(self) -> NoReturn:
         """Saving."""
@@ -114,18 +145,18 @@ class VAEProxy(nn.Module):
         """The shape of the pixels of a latent. Raises Refused for a latent of another VAE, or one too long for the RAM."""
         return self.remote.decoded_shape(tuple(latent), self._output_dtype.itemsize)
 
-    def decode(self, latent: Tensor, output_buffer: Tensor | None = None) -> Tensor:
-        """The pixels of a latent, into the buffer if there is one; the progress bar counts pictures."""
+    def decode(self, latent: Tensor, output_buffer: Tensor | None = None, bar: Any = None) -> Tensor:
+        """The pixels of a latent, into the buffer if there is one; the progress bar, given or new, counts pictures."""
         shape = self.decode_output_shape(latent.shape)
         pixels = torch.empty(shape, dtype=latent.dtype) if output_buffer is None else output_buffer
         frames = shape[2] if len(shape) == 5 else 1
-        bar = comfy.utils.ProgressBar(shape[0] * frames)
+        bar = bar or comfy.utils.ProgressBar(shape[0] * frames)
 
         def place(item: int, start: int, piece: Tensor) -> None:
             count = piece.shape[1] if len(shape) == 5 else 1
             into = pixels[item, :, start : start + count] if len(shape) == 5 else pixels[item]
             into.copy_(piece)
-            bar.update_absolute(item * frames + start + count)
+            bar.update(count)
 
         self.remote.decode(latent, place)
         return pixels

@@ -20,7 +20,15 @@ from tests.host.graphs import node, queue_logged
 from tests.tiny_vae import REAL, save_cogvideox_vae, save_image_vae
 
 TOLERANCE = 1e-5
-LATENTS = {"video-1": (1, 16, 1, 5, 3), "video-9": (1, 16, 3, 3, 4), "image": (2, 16, 5, 7), "wide": (1, 16, 12, 20)}
+LATENTS = {
+    "video-1": (1, 16, 1, 5, 3),
+    "video-8": (1, 16, 2, 2, 3),
+    "video-9": (1, 16, 3, 3, 4),
+    "tall-video": (2, 16, 1, 11, 5),
+    "image": (2, 16, 5, 7),
+    "wide": (1, 16, 12, 20),
+}
+TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +127,23 @@ def test_image_decode_and_encode(server: ComfyUI, workers: int) -> None:
 
 
 def test_comfyuis_tiled_decode(server: ComfyUI) -> None:
-    tiles = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
-    graph = decode("flux", "wide", "VAEDecodeTiled", **tiles)
+    graph = decode("flux", "wide", "VAEDecodeTiled", **TILES)
     assert relative_error(pixels(server, parallel(graph)), pixels(server, graph)) <= TOLERANCE
+
+
+def test_approximate_tiles_of_a_video(server: ComfyUI) -> None:
+    graph = decode("video", "tall-video", "VAEDecodeTiled", **TILES)
+    expected = pixels(server, graph)
+    assert relative_error(pixels(server, parallel(graph)), expected) <= TOLERANCE
+    ours = parallel(decode("video", "tall-video", "CogVideoParallelDecode", approximate_tiles=64))
+    assert relative_error(pixels(server, ours), expected) <= TOLERANCE
+    assert relative_error(expected, pixels(server, decode("video", "tall-video"))) > 0.01
+
+
+def test_one_tile_is_exact_for_an_even_number_of_latent_frames_too(server: ComfyUI) -> None:
+    tiled = parallel(decode("video", "video-8", "CogVideoParallelDecode", approximate_tiles=64))
+    assert len(pixels(server, tiled)) == 8
+    assert relative_error(pixels(server, tiled), pixels(server, decode("video", "video-8"))) <= TOLERANCE
 
 
 def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
@@ -132,7 +154,8 @@ def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
     (file,) = server.files(run, "save")
     with av.open(str(file)) as container:
         assert len([frame.width for frame in container.decode(video=0)]) == 9
-    assert [progress.value for progress in run.progress if progress.node == "pixels"][-1] == 9
+    counted = [progress.value for progress in run.progress if progress.node == "pixels"]
+    assert counted in ([4, 8, 9], [4, 9])  # ComfyUI leaves out what follows within a tenth of a second
 
 
 def test_cancel_between_pieces(server: ComfyUI) -> None:
