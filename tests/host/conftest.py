@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import REPO, ComfyUI, Graph, Run
 from tests.tiny_flux import save_conditioning, save_flux
+from tests.tiny_vae import REAL, cogvideox_vae_tensors
 
 TEXT_LENGTHS = (1, 37, 256, 300, 512)
 
@@ -39,6 +40,20 @@ def fill(server: ComfyUI) -> None:
     for tokens in TEXT_LENGTHS:
         save_conditioning(server.input_dir / f"cond-{tokens}.safetensors", tokens)
     save_conditioning(server.input_dir / "cond-37-other.safetensors", 37, seed=1)
+
+
+@pytest.fixture(scope="session")
+def video_vae(comfyui: ComfyUI) -> Path:
+    """A CogVideoX VAE among the server's files, of the one size that ComfyUI takes it to have.
+
+    It is sure of its latents, so that a sample of diffusers' encoder is the mean that ComfyUI takes.
+    """
+    path = comfyui.base_dir / "models" / "vae" / "cogvideox_vae.safetensors"
+    tensors = cogvideox_vae_tensors(REAL, layers=3)
+    for name, log_variance in (("weight", 0.0), ("bias", -30.0)):
+        tensors[f"encoder.conv_out.conv.{name}"][16:] = log_variance
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, path)
+    return path
 
 
 @pytest.fixture(scope="session")

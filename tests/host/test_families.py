@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
-from diffusers import CogVideoXPipeline, EulerDiscreteScheduler, PixArtAlphaPipeline
-from safetensors.torch import save_file
+from diffusers import (
+    AutoencoderKLCogVideoX,
+    CogVideoXImageToVideoPipeline,
+    CogVideoXPipeline,
+    EulerDiscreteScheduler,
+    PixArtAlphaPipeline,
+)
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, node, queue_logged, ways
+from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
 from tests.host.test_refusals import assert_one_sentence
 from tests.tiny_flux import save_flux
 from tests.tiny_models import draw
+from tests.tiny_vae import REAL
 
 TOLERANCE = 1e-5
 ZERO_SNR = 1e-3
@@ -25,7 +37,7 @@ ZERO_SNR = 1e-3
 
 SEED, STEPS, CFG = 7, 4, 6.0
 FRAMES, HEIGHT, WIDTH, TEXT = 4, 6, 10, 7
-SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7}
+SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7, "5b-i2v": 0.7, "1.5-i2v": 0.7}
 
 LatentOf = Callable[[Graph], Tensor]
 
@@ -33,9 +45,11 @@ LatentOf = Callable[[Graph], Tensor]
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     models = comfyui.base_dir / "models" / "diffusion_models"
-    for kind in ("2b", "5b", "1.5", "5b-i2v"):
+    for kind in SCALE:
         tiny_cogvideox.save_cogvideox(models / f"cogvideox-{kind}.safetensors", kind)
     tiny_pixart.save_pixart(models / "pixart.safetensors", prefix="model.diffusion_model.")
+    pixels = np.random.default_rng(9).integers(0, 256, (8 * HEIGHT, 8 * WIDTH, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(comfyui.input_dir / "first-frame.png")
     save_flux(models / "flux-for-families.safetensors", single_blocks=1)
     for name, seed in (("video-positive", 2), ("video-negative", 4)):
         save_file(
@@ -81,6 +95,19 @@ def video(kind: str, *, length: int = 4 * FRAMES - 3, **settings: Any) -> Graph:
     return family_graph("LoadParallelCogVideoX", f"cogvideox-{kind}", "video", latent, **settings)
 
 
+def image_to_video(kind: str, vae: str, **settings: Any) -> Graph:
+    """`video`, from a picture by stock nodes; the VAE is a parallel one too."""
+    graph = video(kind, **settings)
+    prompts = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    graph |= {
+        "vae": node("LoadParallelVAE", vae_name=vae, plan=["plan", 0]),
+        "picture": node("LoadImage", image="first-frame.png"),
+        "prompts": node("InstructPixToPixConditioning", **prompts, vae=["vae", 0], pixels=["picture", 0]),
+    }
+    graph["sampler"]["inputs"] |= {"positive": ["prompts", 0], "negative": ["prompts", 1]}
+    return graph
+
+
 def picture(**settings: Any) -> Graph:
     latent = node("EmptyLatentImage", width=80, height=64, batch_size=1)
     return family_graph("LoadParallelPixArt", "pixart", "picture", latent, **settings)
@@ -92,7 +119,7 @@ def noise(*shape: int) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def original_video() -> Callable[[str], Tensor]:
+def original_video(comfyui: ComfyUI, video_vae: Path) -> Callable[[str], Tensor]:
     """A type's video by diffusers' pipeline and CogVideoX's DDIM steps (its eta is 0)."""
     done: dict[str, Tensor] = {}
 
@@ -100,9 +127,17 @@ def original_video() -> Callable[[str], Tensor]:
         if kind not in done:
             transformer = tiny_cogvideox.cogvideox(kind, max_text_seq_length=TEXT)
             scheduler = tiny_cogvideox.schedulers(kind)["cogvideox_ddim"]
-            pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
+            image: dict[str, Any] = {}
+            if kind.endswith("i2v"):
+                pipeline = CogVideoXImageToVideoPipeline(
+                    None, None, diffusers_encoder(kind, video_vae), transformer, scheduler
+                )
+                image["image"] = Image.open(comfyui.input_dir / "first-frame.png")
+            else:
+                pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
             pipeline.set_progress_bar_config(disable=True)
             done[kind] = pipeline(
+                **image,
                 prompt_embeds=draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=2),
                 negative_prompt_embeds=draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=4),
                 height=8 * HEIGHT,
@@ -118,13 +153,28 @@ def original_video() -> Callable[[str], Tensor]:
     return make
 
 
-@pytest.mark.parametrize("kind", ["2b", "5b", "1.5"])
+def diffusers_encoder(kind: str, path: Path) -> AutoencoderKLCogVideoX:
+    """A file's VAE by diffusers, with the settings published with a type of model; only its encoder can be used."""
+    with torch.device("meta"):
+        vae = AutoencoderKLCogVideoX(
+            block_out_channels=REAL,
+            latent_channels=16,
+            scaling_factor=SCALE[kind],
+            invert_scale_latents=kind.startswith("1.5"),
+        )
+    vae.load_state_dict(load_file(path), assign=True)
+    vae.encoder.float()
+    return vae.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", SCALE)
 def test_cogvideox_ddim_in_stock_nodes_equals_diffusers(
-    latent_of: LatentOf, original_video: Callable[[str], Tensor], kind: str
+    latent_of: LatentOf, original_video: Callable[[str], Tensor], video_vae: Path, kind: str
 ) -> None:
     expected = original_video(kind).double()
+    make = partial(image_to_video, vae=video_vae.name) if kind.endswith("i2v") else video
     for sampler in ("KSampler", "ParallelSampler"):
-        graph = video(kind, node=sampler, sampler_name="cogvideox_ddim")
+        graph = make(kind, node=sampler, sampler_name="cogvideox_ddim")
         assert relative_error(latent_of(graph) * SCALE[kind], expected) <= TOLERANCE
 
 
@@ -135,6 +185,74 @@ def test_euler_is_ddim_up_to_the_first_steps_snr(
     error = relative_error(latent_of(video(kind)) * SCALE[kind], original_video(kind).double())
     print(f"{kind}: euler is {error:.1e} from diffusers' DDIM")
     assert TOLERANCE < error <= ZERO_SNR
+
+
+def test_diffusers_folders(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    models = comfyui.base_dir / "models" / "diffusion_models"
+    tiny_cogvideox.cogvideox("1.5").save_pretrained(models / "cogvideox-folder", max_shard_size="2MB")
+    tiny_pixart.pixart().save_pretrained(models / "pixart-folder", max_shard_size="5MB")
+    for graph, folder in ((video("1.5"), "cogvideox-folder"), (picture(), "pixart-folder")):
+        assert len(list((models / folder).glob("*.safetensors"))) > 1
+        assert relative_error(latent_of(choosing(graph, folder)), latent_of(graph)) <= TOLERANCE
+
+
+def test_quantised_files(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """As the file with the same values in fp32."""
+    models = comfyui.base_dir / "models" / "diffusion_models"
+    for graph, name in ((video("1.5"), "cogvideox-1.5"), (picture(), "pixart")):
+        save_gguf(models / f"{name}.safetensors", models / f"{name}.gguf", models / f"{name}-values.safetensors")
+        expected = latent_of(choosing(graph, f"{name}-values.safetensors"))
+        assert relative_error(latent_of(choosing(graph, f"{name}.gguf")), expected) <= TOLERANCE
+        assert relative_error(expected, latent_of(graph)) > 1e-3
+
+
+@pytest.mark.parametrize("weights", ["replicated", "sharded"])
+def test_a_lora_equals_a_file_that_has_it_in(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
+    models = comfyui.base_dir / "models"
+    for graph, name, layers in (
+        (
+            video("1.5"),
+            "cogvideox-1.5",
+            ("blocks.0.norm1.linear", "blocks.1.q", "blocks.2.attn_out", "patch_embed.proj"),
+        ),
+        (picture(), "pixart", ("blocks.0.attn.qkv", "blocks.1.cross_attn.kv_linear", "blocks.2.mlp.fc2", "t_block.1")),
+    ):
+        graph["plan"]["inputs"] |= {"ulysses": 2, "weights": weights}
+        merged, lora = load_file(models / "diffusion_models" / f"{name}.safetensors"), {}
+        prefix = "model.diffusion_model." if name == "pixart" else ""
+        for number, layer in enumerate(layers):
+            weight = merged[f"{prefix}{layer}.weight"]
+            down, up = draw(4, weight.shape[1], seed=number) / 4, draw(weight.shape[0], 4, seed=9 + number) / 16
+            lora |= {f"diffusion_model.{layer}.lora_A.weight": down, f"diffusion_model.{layer}.lora_B.weight": up}
+            weight += 0.8 * up @ down
+        save_file(lora, models / "loras" / f"{name}.safetensors")
+        save_file(merged, models / "diffusion_models" / f"{name}-merged.safetensors")
+        adapted = insert_after_model(graph, "LoraLoaderModelOnly", lora_name=f"{name}.safetensors", strength_model=0.8)
+        expected = latent_of(choosing(graph, f"{name}-merged.safetensors"))
+        assert relative_error(latent_of(adapted), expected) <= TOLERANCE
+        assert relative_error(latent_of(graph), expected) > 1e-2
+
+
+def choosing(graph: Graph, unet_name: str) -> Graph:
+    """The graph with another file."""
+    loader = graph["model"]["inputs"] | {"unet_name": unet_name}
+    return graph | {"model": node(graph["model"]["class_type"], **loader)}
+
+
+def save_gguf(source: Path, path: Path, plain: Path) -> None:
+    """The blocks' matrices as Q8_0, where rows are long enough; their values go to `plain`."""
+    writer = gguf.GGUFWriter(path, "tiny")
+    values: dict[str, Tensor] = {}
+    for name, tensor in load_file(source).items():
+        kind = gguf.GGMLQuantizationType.F32
+        if "blocks" in name and name.endswith("weight") and tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
+            kind = gguf.GGMLQuantizationType.Q8_0
+        data = gguf.quantize(tensor.numpy(), kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+        values[name] = torch.from_numpy(np.array(gguf.dequantize(data, kind))).view(tensor.shape)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    save_file(values, plain)
 
 
 def test_the_loop_equals_one_forward_a_call(comfyui: ComfyUI, latent_of: LatentOf) -> None:

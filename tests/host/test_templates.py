@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import av
 import pytest
-import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -20,19 +20,18 @@ from tests.host.graphs import Graph, node
 from tests.tiny_cogvideox import TEXT_WIDTH, save_cogvideox
 from tests.tiny_models import draw
 from tests.tiny_pixart import save_pixart
-from tests.tiny_vae import REAL, save_cogvideox_vae, save_image_vae
+from tests.tiny_vae import save_image_vae
 
 WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", "COMFY_DYNAMICCOMBO_V3")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _files(comfyui: ComfyUI) -> None:
+def _files(comfyui: ComfyUI, video_vae: Path) -> None:
     """Tiny models under the templates' names (a VAE of another size ComfyUI does not take), a picture and two prompts."""
     models = comfyui.base_dir / "models"
     save_cogvideox(models / "diffusion_models" / "cogvideox_5b.safetensors", "5b")
     save_cogvideox(models / "diffusion_models" / "cogvideox_5b_i2v.safetensors", "5b-i2v")
     save_pixart(models / "diffusion_models" / "pixart_alpha_1024.safetensors")
-    save_cogvideox_vae(models / "vae" / "cogvideox_vae.safetensors", torch.float16, widths=REAL, layers=3)
     save_image_vae(models / "vae" / "pixart_alpha_vae.safetensors", channels=4, encoder=128, moments=True)
     Image.new("RGB", (50, 40), (200, 80, 40)).save(comfyui.input_dir / "example.png")
     for number in range(2):
