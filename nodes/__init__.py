@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from comfy_api.latest import ComfyExtension, io
 
+from ..parallel_backend.errors import Refused
+from ..parallel_backend.host.versions import check_versions
 from .conditioning import LoadConditioning, SaveConditioning
 from .doctor import add_route
 from .load_cogvideox import LoadParallelCogVideoX
@@ -20,8 +24,12 @@ class ParallelExtension(ComfyExtension):
     """The pack's nodes, and the doctor's route."""
 
     async def on_load(self) -> None:
-        """Add the route."""
+        """Add the route; say at once where the versions will not do. The nodes are there all the same, for workers elsewhere."""
         add_route()
+        try:
+            check_versions()
+        except Refused as refusal:
+            logging.getLogger(__name__).warning("ComfyUI-Parallel: %s", refusal)
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All nodes, in the order of a graph; samplers of our own join ComfyUI's lists."""

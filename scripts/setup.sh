@@ -4,6 +4,8 @@
 #   setup            finds or downloads ComfyUI, and makes a virtual environment with torch, ComfyUI's requirements
 #                    and ours. Sets REPO, CACHE, COMFYUI_PATH and VENV_PYTHON. Takes no time once all is there.
 #   setup_dev        adds what the tests need: dev-requirements.txt.
+#   setup_oldest_diffusers   finds or downloads the oldest diffusers that requirements.txt allows, apart from the
+#                    environment. Sets OLDEST_DIFFUSERS to its folder.
 #   setup_chromium   finds or installs Chromium, which the tests of the web extension drive. Sets CHROMIUM.
 #
 # The environment may set PYTHON (a Python 3.10 to 3.12), COMFYUI_PATH (a ComfyUI folder), CHROMIUM (a browser) and
@@ -30,6 +32,21 @@ setup() {
 
 setup_dev() {
   is_setup_dev || locked install_dev
+}
+
+setup_oldest_diffusers() {
+  local version
+  version="$(sed -n 's/^diffusers>=\([0-9.]*\),.*/\1/p' "$REPO/requirements.txt")"
+  OLDEST_DIFFUSERS="$CACHE/diffusers-$version"
+  [[ -f "$OLDEST_DIFFUSERS/complete" ]] || locked install_oldest_diffusers "$version"
+}
+
+install_oldest_diffusers() {
+  [[ -f "$OLDEST_DIFFUSERS/complete" ]] && return
+  say "Installing diffusers $1 apart from the environment"
+  rm -rf -- "$OLDEST_DIFFUSERS"
+  { uv_install --target "$OLDEST_DIFFUSERS" --no-deps "diffusers==$1" && touch -- "$OLDEST_DIFFUSERS/complete"; } ||
+    fail "diffusers $1 could not be installed: check the network, then run it again."
 }
 
 setup_chromium() {

@@ -6,8 +6,9 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
 setup
 setup_dev
+setup_oldest_diffusers
 setup_chromium
-export COMFYUI_PATH CHROMIUM OMP_NUM_THREADS=1
+export COMFYUI_PATH CHROMIUM OLDEST_DIFFUSERS OMP_NUM_THREADS=1
 cd -- "$REPO"
 
 part() {
@@ -20,3 +21,9 @@ part "ruff check" ruff check
 part "ruff format" ruff format --check
 part "mypy" mypy
 part "pytest" pytest "$@"
+# The exactness suite once more with the oldest diffusers: in the workers, whose oracles keep the installed one, and for
+# the autoencoders in the tests' own process.
+if (($# == 0)); then
+  WORKERS_DIFFUSERS="$OLDEST_DIFFUSERS" part "workers with the oldest diffusers" pytest -m exactness tests/engine
+  PYTHONPATH="$OLDEST_DIFFUSERS" part "autoencoders with the oldest diffusers" pytest tests/vae/test_exact.py
+fi

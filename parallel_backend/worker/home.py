@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
 import socket
-import struct
 import sys
 import threading
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+import psutil
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from ..mesh import FOREVER
@@ -26,7 +25,6 @@ FIND_SECONDS = 300.0
 """How long a rank looks for rank 0's gateway."""
 
 ANY_INTERFACE = ("0.0.0.0", "::")
-SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,7 @@ def _find(home: Listening, rank: int) -> tuple[socket.socket, int]:
 def _use_interface(address: str) -> None:
     """Have gloo and NCCL use the interface with this address, unless told otherwise: a host's own name often leads to
     the loopback interface, where no other machine is found."""
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # it has no address
-        if socket.inet_ntoa(found[20:24]) == address:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(variable, name)

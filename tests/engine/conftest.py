@@ -143,6 +143,11 @@ class Runner:
         )
         return self.answer.frame.tensors["result"]
 
+    def diffusers(self) -> set[str]:
+        """The running workers' versions of diffusers."""
+        (group,) = self._backend._groups.values()
+        return {member.diffusers for member in group._members.values()}
+
     def workers(self) -> list[int]:
         """The running workers' process ids, by rank."""
         (group,) = self._backend._groups.values()
@@ -155,9 +160,12 @@ class Runner:
 
 @pytest.fixture(scope="session")
 def run() -> Iterator[Runner]:
-    """Runs a job under a plan on real workers."""
+    """Runs a job under a plan on real workers, which import the diffusers in the folder WORKERS_DIFFUSERS if it is set."""
     runner = Runner(Backend())
-    yield runner
+    with pytest.MonkeyPatch.context() as patch:
+        if folder := os.environ.get("WORKERS_DIFFUSERS"):
+            patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        yield runner
     runner.close()
 
 

@@ -180,6 +180,7 @@ def each_plan(plans: list[ResolvedPlan]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("plan", plans, ids=[plan.describe().split(": ")[-1] for plan in plans])
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("sampler", ["cogvideox_ddim", "cogvideox_dpm"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
@@ -193,6 +194,7 @@ def test_5b_positions_fit_every_shape(original: Original, ours: Ours, size: tupl
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
 
 
+@pytest.mark.exactness
 @each_plan(SMALL)
 @pytest.mark.parametrize("kind", TYPES)
 def test_plans_equal_diffusers(original: Original, ours: Ours, kind: str, plan: ResolvedPlan) -> None:

@@ -139,12 +139,14 @@ PLANS = [
 ]
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("plan", PLANS, ids=[plan.describe().split(": ")[-1] for plan in PLANS])
 def test_plans_equal_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
     for job in (Picture(), Picture(text=(9, 1))):
         assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("workers", [2])
 def test_other_jobs_equal_diffusers(original: Original, ours: Ours, workers: int) -> None:
     jobs = [

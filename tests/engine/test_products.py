@@ -72,7 +72,13 @@ EXACT = [(w, h, plan) for w in WORKERS for h in (3, 4) for plan in products(w, h
 
 
 @pytest.mark.parametrize(
-    ("workers", "heads", "plan"), EXACT, ids=[f"{w} workers, {h} heads, {p.degrees}" for w, h, p in EXACT]
+    ("workers", "heads", "plan"),
+    [
+        pytest.param(
+            w, h, p, marks=[pytest.mark.exactness] if w in (2, 4) else [], id=f"{w} workers, {h} heads, {p.degrees}"
+        )
+        for w, h, p in EXACT
+    ],
 )
 def test_every_product_is_exact_when_warm_up_covers_all_steps(
     run: Runner, models: dict[int, Path], simulated: Simulated, workers: int, heads: int, plan: ResolvedPlan
@@ -89,6 +95,7 @@ def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Sim
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("workers", [2, 3])
 def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)

@@ -1,0 +1,89 @@
+"""The supported diffusers: stated once, the same in every list, and said in one sentence where it is another."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import msgspec
+import pytest
+from packaging.requirements import Requirement
+
+from parallel_backend.errors import Refused
+from parallel_backend.host import versions
+from parallel_backend.identity import code_digest
+from parallel_backend.wire.messages import Facts
+
+REPO = Path(__file__).parents[1]
+FACTS = Facts("machine-a", "cuda:0", "2.11.0", "0.42.1", code_digest())
+
+
+def requirements() -> dict[str, str]:
+    """diffusers' requirement in pyproject.toml and in requirements.txt."""
+    project = re.search(r'"(diffusers[^"]*)"', (REPO / "pyproject.toml").read_text())
+    listed = re.search(r"^diffusers.*$", (REPO / "requirements.txt").read_text(), re.MULTILINE)
+    assert project and listed
+    return {"pyproject.toml": project[1], "requirements.txt": listed[0]}
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt"])
+def test_the_range_is_the_same_everywhere(file: str) -> None:
+    allowed = Requirement(requirements()[file]).specifier
+    (major, minor), (newest_major, newest_minor) = versions.OLDEST_DIFFUSERS, versions.NEWEST_DIFFUSERS
+    assert {str(each) for each in allowed} == {f">={major}.{minor}", f"<{newest_major}.{newest_minor + 1}"}
+
+
+def test_the_readme_states_the_range() -> None:
+    assert f"diffusers {versions.supported()}" in (REPO / "README.md").read_text()
+
+
+@pytest.mark.parametrize("found", ["0.35.0", "0.35.2", "0.42.1", "0.42.0.dev0"])
+def test_versions_in_the_range_are_taken(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(versions, "version", lambda name: found)
+    versions.check_versions()
+
+
+@pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0"])
+def test_another_version_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(versions, "version", lambda name: found)
+    message = f"diffusers {found} is installed and {versions.supported()} is supported: run pip install -r"
+    with pytest.raises(Refused, match=f"^{re.escape(message)}"):
+        versions.check_versions()
+
+
+def test_none_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", missing)
+    with pytest.raises(Refused, match=r"^diffusers is not installed and 0\.\d+ to 0\.\d+ is needed: run pip install"):
+        versions.check_versions()
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "named"),
+    [
+        ("torch", "2.10.0", "torch 2.10.0"),
+        ("diffusers", "0.35.0", "diffusers 0.35.0"),
+        ("code", "1234", "the pack's code 1234"),
+    ],
+)
+def test_a_rank_that_differs_is_named_with_its_host(what: str, value: str, named: str) -> None:
+    other = msgspec.structs.replace(FACTS, host="machine-b", **{what: value})
+    with pytest.raises(Refused, match=f"^worker 2 on machine-b has {named} and worker 0 on machine-a "):
+        versions.check_members([FACTS, FACTS, other])
+
+
+def test_ranks_that_agree_on_a_version_out_of_range_are_refused() -> None:
+    old = msgspec.structs.replace(FACTS, diffusers="0.34.0")
+    with pytest.raises(
+        Refused, match=r"^the workers on machine-a have diffusers 0\.34\.0 and 0\.\d+ to 0\.\d+ is supported"
+    ):
+        versions.check_members([old, old])
+
+
+def test_workers_with_other_code_than_comfyui_are_refused() -> None:
+    old = msgspec.structs.replace(FACTS, code="1234")
+    with pytest.raises(Refused, match=r"^the workers on machine-a run other code of this pack \(1234\) than ComfyUI"):
+        versions.check_members([old, old])
