@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from parallel_backend.weights.flux_keys import flux_keys
 from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
@@ -75,28 +77,78 @@ def save_scaled(path: Path, form: str, dtype: torch.dtype = torch.float8_e4m3fn,
 
 def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
     """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors."""
-    writer = gguf.GGUFWriter(path, "flux")
-    writer.add_quantization_version(2)
-    writer.add_file_type(int(kind))
-    writer.add_array("general.tags", ["tiny", "flux"])
     values: dict[str, Tensor] = {}
+    stored: dict[str, tuple[np.ndarray, Type]] = {}
     for number, (name, tensor) in enumerate(flux_tensors(**settings).items()):  # type: ignore[arg-type]
-        data, stored = tensor.numpy(), Type.F32
+        data, held = tensor.numpy(), Type.F32
         if "blocks" in name and tensor.ndim == 2:
-            stored = kind
+            held = kind
             if kind in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
                 data = gguf.quantize(data, kind)
             else:
                 data = random_blocks(kind, *tensor.shape, seed=number)
                 spread = float(np.std(gguf.dequantize(data, kind)))
                 data = random_blocks(kind, *tensor.shape, seed=number, size=float(tensor.std()) / spread)
-        writer.add_tensor(name, data, raw_dtype=stored)
-        values[name] = torch.from_numpy(np.array(gguf.dequantize(data, stored)))
+        stored[name] = data, held
+        values[name] = torch.from_numpy(np.array(gguf.dequantize(data, held)))
+    save_file(values, plain)
+    return _write_gguf(path, stored)
+
+
+FORMS = ("e4m3fn", "scaled fp8", "Q8_0")
+"""For models of any family: how the blocks' matrices are stored by `save_as`."""
+
+SCALE = 2.0**-7
+"""Of every scaled matrix, so that its rows may be anyone's."""
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def as_stored(module: M, form: str) -> M:
+    """The module of diffusers, with the values that its weights have once they are stored in a form, "" for fp32."""
+    scale = SCALE if form == "scaled fp8" else 1.0
+    for name, parameter in module.named_parameters():
+        if form == "Q8_0" and _in_blocks(name, parameter):
+            blocks = gguf.quantize(parameter.detach().numpy(), Type.Q8_0)
+            parameter.data = torch.from_numpy(np.array(gguf.dequantize(blocks, Type.Q8_0)))
+        elif form and _in_blocks(name, parameter):
+            parameter.data = (parameter.detach() / scale).to(torch.float8_e4m3fn).float() * scale
+    return module
+
+
+def save_as(form: str, plain: Path) -> Path:
+    """A safetensors file of fp32 once more, with the blocks' matrices in a form."""
+    path = plain.with_name(f"{plain.stem} {form}{'.gguf' if form == 'Q8_0' else '.safetensors'}")
+    tensors = load_file(plain)
+    if form == "Q8_0":
+        kinds = {name: Type.Q8_0 if _in_blocks(name, tensor) else Type.F32 for name, tensor in tensors.items()}
+        return _write_gguf(
+            path, {name: (gguf.quantize(tensors[name].numpy(), kinds[name]), kinds[name]) for name in tensors}
+        )
+    scale = SCALE if form == "scaled fp8" else 1.0
+    inside = {name for name, tensor in tensors.items() if _in_blocks(name, tensor)}
+    stored = {name: (t / scale).to(torch.float8_e4m3fn) if name in inside else t for name, t in tensors.items()}
+    if form == "scaled fp8":
+        stored |= {f"{name}_scale": torch.tensor(scale) for name in inside}
+    save_file(stored, path)
+    return path
+
+
+def _in_blocks(name: str, tensor: Tensor) -> bool:
+    return "blocks." in name and name.endswith(".weight") and tensor.ndim == 2
+
+
+def _write_gguf(path: Path, tensors: Mapping[str, tuple[np.ndarray, Type]]) -> Path:
+    writer = gguf.GGUFWriter(path, "tiny")
+    writer.add_quantization_version(2)
+    writer.add_array("general.tags", ["tiny"])
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file(values, plain)
     return path
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import Refused
 from ..models.family import ModelSpec
+from ..weights.checkpoint import read_header
 from ..weights.digest import Digests
 
 
@@ -30,12 +31,13 @@ class ModelFiles:
     def find(self, model: ModelSpec) -> ModelSpec:
         """The model with the path of this machine's file of this content; files of the same name are looked at first.
 
-        A model without a digest is taken to be where it says, on one machine.
+        A file that is where ComfyUI's is, of the same time and size, is not read for it; nor is a model without a digest,
+        on one machine.
 
         Raises:
             Refused: there is none; the sentence names the file and this machine.
         """
-        if not model.digest and not self._folders:
+        if not self._folders and (not model.digest or _is_there(model)):
             return model
         wanted = PurePosixPath(model.path)
         other = ""
@@ -63,3 +65,10 @@ class ModelFiles:
         ]
         yield from (file for file in found if file.name == wanted.name)
         yield from (file for file in found if file.name != wanted.name and file.suffix == wanted.suffix != "")
+
+
+def _is_there(model: ModelSpec) -> bool:
+    try:
+        return read_header(model.path).fingerprint() == (model.modified, model.size)
+    except (Refused, OSError):
+        return False

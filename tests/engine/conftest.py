@@ -153,8 +153,14 @@ class Runner:
         (group,) = self._backend._groups.values()
         return [process.pid for process in group._launched.processes]
 
+    def end_workers(self) -> None:
+        """The next run starts new ones."""
+        for group in self._backend._groups.values():
+            group.stop()
+        self._backend._groups.clear()
+
     def close(self) -> None:
-        """End the workers."""
+        """End the workers and what starts them."""
         self._backend.close()
 
 

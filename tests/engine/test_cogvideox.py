@@ -21,6 +21,7 @@ from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
 from tests.tiny_cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
+from tests.tiny_formats import FORMS, as_stored, save_as
 from tests.tiny_models import draw, randomise
 
 STEPS = 4
@@ -39,6 +40,8 @@ class Video:
     width: int = 10
     text: int = 7
     batch: int = 1
+    form: str = ""
+    """How the file stores the blocks' matrices, if not in fp32 (one of FORMS)."""
 
     @property
     def noise(self) -> Tensor:
@@ -64,7 +67,8 @@ class Video:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A checkpoint of each type."""
     folder = tmp_path_factory.mktemp("cogvideox")
-    return {kind: save_cogvideox(folder / f"{kind}.safetensors", kind) for kind in TYPES}
+    plain = {kind: save_cogvideox(folder / f"{kind}.safetensors", kind) for kind in TYPES}
+    return plain | {f"5b {form}": save_as(form, plain["5b"]) for form in FORMS}
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +89,7 @@ def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
             parts = {
                 "tokenizer": None,
                 "text_encoder": None,
-                "transformer": cogvideox(job.kind, max_text_seq_length=job.text),
+                "transformer": as_stored(cogvideox(job.kind, max_text_seq_length=job.text), job.form),
                 "scheduler": scheduler,
             }
             inputs: dict[str, Any] = {
@@ -149,7 +153,7 @@ def ours(run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX) -> Ca
             sides[side] = [Prompt({name: f"prompt.{side}.{name}" for name in given})]
         return run.sample(
             "cogvideox",
-            files[job.kind],
+            files[f"{job.kind} {job.form}".strip()],
             tensors,
             plan,
             sampler=job.sampler,
@@ -192,6 +196,14 @@ def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sa
 def test_5b_positions_fit_every_shape(original: Original, ours: Ours, size: tuple[int, int, int]) -> None:
     job = Video("5b", frames=size[0], height=size[1], width=size[2], text=3)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [cpu_plan(ulysses=2, weights="sharded")])
+@pytest.mark.parametrize("form", FORMS)
+def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: str, plan: ResolvedPlan) -> None:
+    job = Video("5b", form=form)
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+    assert relative_error(original(job), original(Video("5b"))) > TOLERANCE, "the form matters"
 
 
 @pytest.mark.exactness

@@ -20,7 +20,6 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save
 
 from parallel_backend.errors import Cancelled, NotFinite, WorkerFailed
-from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.checkpoint import read_header
 from scripts.comfyui import REPO
@@ -74,11 +73,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fresh() -> Iterator[Runner]:
+def fresh(run: Runner) -> Iterator[Runner]:
     """Workers of this test alone."""
-    runner = Runner(Backend())
-    yield runner
-    runner.close()
+    run.end_workers()
+    yield run
+    run.end_workers()
 
 
 def padded(path: Path, tensors: dict[str, torch.Tensor], size: int) -> Path:
@@ -106,25 +105,37 @@ def test_every_byte_is_read_once_and_memory_stays_small(
     assert max(cost.above - cost.weights for cost in costs) <= SLACK
 
 
-@pytest.mark.parametrize("name", ["replicated 2", "pipefusion 2"])
-def test_a_file_larger_than_the_address_space_loads(fresh: Runner, tmp_path: Path, tiny: Path, name: str) -> None:
-    plan, tensors = PLANS[name], flux_tensors(heads=2, single_blocks=BLOCKS - 1)
-    file = padded(tmp_path / "padded.safetensors", tensors, GIBIBYTE)
-    half = file.stat().st_size // 2
-    expected = fresh(Job(tiny, sigmas(2)), plan)
-    for pid in fresh.workers():
-        limit = field(pid, "status", "VmSize") + half
-        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
-    assert torch.equal(fresh(Job(file, sigmas(2)), plan), expected)
+@pytest.fixture(scope="module")
+def gigabyte(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny FLUX and 1 GiB beside it."""
+    tensors = flux_tensors(heads=2, single_blocks=BLOCKS - 1)
+    return padded(tmp_path_factory.mktemp("gigabyte") / "padded.safetensors", tensors, GIBIBYTE)
+
+
+def test_load_file_needs_address_space_for_the_whole_file(gigabyte: Path) -> None:
     script = (
         "import resource, sys, torch; from pathlib import Path; from safetensors.torch import load_file\n"
         "size = 1024 * int(Path('/proc/self/status').read_text().split('VmSize:')[1].split()[0])\n"
-        f"resource.setrlimit(resource.RLIMIT_AS, (size + {half},) * 2)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[2]),) * 2)\n"
         "load_file(sys.argv[1])"
     )
-    failed = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=False)
+    half = gigabyte.stat().st_size // 2
+    failed = subprocess.run(
+        [sys.executable, "-c", script, str(gigabyte), str(half)], capture_output=True, text=True, check=False
+    )
     assert failed.returncode != 0
     assert "memory" in failed.stderr.lower()
+
+
+@pytest.mark.parametrize("name", ["replicated 2", "pipefusion 2"])
+def test_a_file_larger_than_the_address_space_loads(fresh: Runner, gigabyte: Path, tiny: Path, name: str) -> None:
+    """The limit is the one under which load_file fails."""
+    plan = PLANS[name]
+    expected = fresh(Job(tiny, sigmas(2)), plan)
+    for pid in fresh.workers():
+        limit = field(pid, "status", "VmSize") + gigabyte.stat().st_size // 2
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+    assert torch.equal(fresh(Job(gigabyte, sigmas(2)), plan), expected)
 
 
 def in_the_middle(do: Callable[[], None]) -> tuple[Callable[[int, int], None], list[tuple[int, int]]]:

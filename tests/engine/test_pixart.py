@@ -15,6 +15,7 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import DiffusionSettings, Prompt
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
+from tests.tiny_formats import FORMS, as_stored, save_as
 from tests.tiny_models import draw
 from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
 
@@ -33,6 +34,8 @@ class Picture:
     width: int = 6
     text: tuple[int, int] = (5, 2)
     tokens: int = 9
+    form: str = ""
+    """How the file stores the blocks' matrices, if not in fp32 (one of FORMS)."""
 
     @property
     def noise(self) -> Tensor:
@@ -53,10 +56,13 @@ class Picture:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """A checkpoint with and without micro-conditions."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str], Path]:
+    """A checkpoint with and without micro-conditions, and the first in every form."""
     folder = tmp_path_factory.mktemp("pixart")
-    return {micro: save_pixart(folder / f"{micro}.safetensors", micro_conditions=micro) for micro in (True, False)}
+    plain = {micro: save_pixart(folder / f"{micro}.safetensors", micro_conditions=micro) for micro in (True, False)}
+    return {(micro, ""): path for micro, path in plain.items()} | {
+        (True, form): save_as(form, plain[True]) for form in FORMS
+    }
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +72,7 @@ def original() -> Callable[[Picture], Tensor]:
 
     def make(job: Picture) -> Tensor:
         if job not in done:
-            transformer = pixart(micro_conditions=job.micro_conditions)
+            transformer = as_stored(pixart(micro_conditions=job.micro_conditions), job.form)
             pipeline = PixArtAlphaPipeline(None, None, None, transformer, job.scheduler())
             pipeline.set_progress_bar_config(disable=True)
             (text, mask), (negative, negative_mask) = job.prompts
@@ -90,7 +96,7 @@ def original() -> Callable[[Picture], Tensor]:
 
 
 @pytest.fixture(scope="session")
-def ours(run: Runner, files: dict[bool, Path]) -> Callable[[Picture, ResolvedPlan], Tensor]:
+def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture, ResolvedPlan], Tensor]:
     """The job on workers."""
 
     def make(job: Picture, plan: ResolvedPlan) -> Tensor:
@@ -111,7 +117,7 @@ def ours(run: Runner, files: dict[bool, Path]) -> Callable[[Picture, ResolvedPla
             sides[side] = [Prompt({name: f"prompt.{side}.{name}" for name in given})]
         return run.sample(
             "pixart",
-            files[job.micro_conditions],
+            files[job.micro_conditions, job.form],
             tensors,
             plan,
             sampler=job.sampler,
@@ -144,6 +150,14 @@ PLANS = [
 def test_plans_equal_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
     for job in (Picture(), Picture(text=(9, 1))):
         assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [cpu_plan(ulysses=2, weights="sharded")])
+@pytest.mark.parametrize("form", FORMS)
+def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: str, plan: ResolvedPlan) -> None:
+    job = Picture(form=form)
+    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+    assert relative_error(original(job), original(Picture())) > TOLERANCE, "the form matters"
 
 
 @pytest.mark.exactness

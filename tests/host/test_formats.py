@@ -11,13 +11,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
-from tests.tiny_flux import flux_tensors, save_flux
+from tests.tiny_flux import save_flux
 from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
 
 TOLERANCE = 1e-5
@@ -31,6 +31,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "stages": {"pipefusion": 2, "patches": 2, "warmup_steps": STEPS},
     "sharded": {"ulysses": 2, "weights": "sharded"},
 }
+FULL = ("full-bf16", "full-fp8", "full-scaled")
 GGUF_TYPES = (Type.Q8_0, Type.Q4_0, Type.Q5_K, Type.Q4_K, Type.Q6_K, Type.F16)
 
 
@@ -52,9 +53,13 @@ def _files(comfyui: ComfyUI) -> None:
     )
     (models / "checkpoints").mkdir(exist_ok=True)
     other = {"vae.decoder.conv_in.weight": torch.ones(4, 4), "text_encoders.clip_l.logit_scale": torch.ones(())}
-    full = flux_tensors(prefix="model.diffusion_model.", seed=4, dtype=torch.bfloat16) | other
-    save_file(full, models / "checkpoints" / "full.safetensors")
-    save_file(full, folder / "full-copy.safetensors")
+    inside = {"prefix": "model.diffusion_model.", "single_blocks": 1, "seed": 4}
+    save_flux(folder / "full-bf16.safetensors", dtype=torch.bfloat16, **inside)
+    save_fp8(folder / "full-fp8.safetensors", torch.float8_e4m3fn, **inside)
+    save_scaled(folder / "full-scaled.safetensors", "marks", **inside)
+    for form in FULL:
+        full = folder / f"{form}.safetensors"
+        save_file(load_file(full) | other, models / "checkpoints" / full.name)
     save_flux(folder / "fill.safetensors", channels=96, guidance=True, seed=5)
     save_flux(folder / "canny.safetensors", channels=32, guidance=True, seed=6)
     generator = torch.Generator().manual_seed(7)
@@ -147,8 +152,9 @@ def test_a_folder_of_a_whole_pipeline_and_a_file_with_diffusers_names(error):
     assert error(small("pipeline"), "stages") <= TOLERANCE
 
 
-def test_a_full_checkpoint(error):
-    assert error(small("full-copy"), "ulysses", "checkpoints/full.safetensors") <= TOLERANCE
+@pytest.mark.parametrize(("form", "plan"), zip(FULL, PLANS, strict=True))
+def test_full_checkpoints(error, form, plan):
+    assert error(small(form), plan, f"checkpoints/{form}.safetensors") <= TOLERANCE
 
 
 @pytest.mark.parametrize("weight_dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
@@ -166,7 +172,7 @@ def test_every_choice_is_offered(comfyui: ComfyUI):
         "Q4_K.gguf",
         "diffusers-shards",
         "diffusers/pipeline",
-        "checkpoints/full.safetensors",
+        "checkpoints/full-fp8.safetensors",
     )
     assert set(expected) <= set(offered)
 
