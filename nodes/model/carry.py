@@ -233,6 +233,8 @@ def _side(
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
+        if entry.get("control") is not None:
+            raise NotCarried("ControlNet")
         other = sorted(key for key in set(entry) - PROMPT_KEYS if entry[key] is not None)
         if other:
             raise NotCarried(f"{other[0]} in the conditioning")

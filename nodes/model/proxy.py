@@ -51,6 +51,7 @@ class DiffusionProxy(nn.Module):
     def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
         refuse_transformer_options(transformer_options)
         references, method = inputs.pop("ref_latents", None), inputs.pop("ref_latents_method", REFERENCE_METHODS[0])
+        control = inputs.pop("control", None)
         given = {name: value for name, value in inputs.items() if value is not None}
         unknown = sorted(set(given) - set(CONDITIONING))
         if unknown:
@@ -68,7 +69,7 @@ class DiffusionProxy(nn.Module):
         if run is None:
             plan = self.remote.plan(tensors, x.dtype, two_sided=x.shape[0] > 1, steps=1)
             run = StepByStep(plan)
-        return run.forward(self.remote, tensors, x.dtype, self.adapters()).to(x.device)
+        return run.forward(self.remote, tensors, x.dtype, self.adapters(), control).to(x.device)
 
     def adapters(self) -> AdapterSet:
         """Those of the MODEL that is being sampled."""

@@ -22,6 +22,7 @@ from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Wor
 from ...parallel_backend.plan.cost import Job
 from ...parallel_backend.weights.adapters import AdapterSet
 from .adapters import AdapterReader
+from .control import Control, residuals_of
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +122,25 @@ class RemoteModel:
         return answer.frame.tensors["result"]
 
     def forward(
-        self, calls: Sequence[Mapping[str, Tensor]], dtype: torch.dtype, adapters: AdapterSet, plan: ResolvedPlan
+        self,
+        calls: Sequence[Mapping[str, Tensor]],
+        dtype: torch.dtype,
+        adapters: AdapterSet,
+        plan: ResolvedPlan,
+        control: Control | None = None,
     ) -> list[Tensor]:
-        """Run the model once for the tensors of each call, in a compute dtype."""
+        """Run the model once for the tensors of each call, in a compute dtype.
+
+        Args:
+            control: a ControlNet's output for a single call, as ComfyUI hands it to a model.
+        """
+        shape = tuple(calls[0]["x"].shape)
+        size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
+        residuals = residuals_of(control, self.family.control_blocks(self.config), size) if control else None
         interrupted = comfy.model_management.processing_interrupted
         try:
             answer = self.backend.forward(
-                self.spec, plan, dtype_name(dtype), calls, loading_bar(), interrupted, adapters
+                self.spec, plan, dtype_name(dtype), calls, loading_bar(), interrupted, adapters, residuals
             )
         except Cancelled:
             raise interruption() from None

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import AdapterSet
+from .control import Control
 from .remote import RemoteModel
 
 KEY = "parallel_step_by_step"
@@ -46,15 +47,24 @@ class StepByStep:
         return options
 
     def forward(
-        self, remote: RemoteModel, tensors: dict[str, Tensor], dtype: torch.dtype, adapters: AdapterSet
+        self,
+        remote: RemoteModel,
+        tensors: dict[str, Tensor],
+        dtype: torch.dtype,
+        adapters: AdapterSet,
+        control: Control | None,
     ) -> Tensor:
-        """The model's output for the tensors of one call, or zeros while calls are collected."""
+        """The model's output for the tensors of one call, or zeros while calls are collected.
+
+        Args:
+            control: a ControlNet's output; no calls are collected then.
+        """
         if self._collected is not None:
             self._collected.append(tensors)
             return torch.zeros_like(tensors["x"])
         if self._outputs:
             return self._outputs.popleft()
-        return remote.forward([tensors], dtype, adapters, self._plan)[0]
+        return remote.forward([tensors], dtype, adapters, self._plan, control)[0]
 
     def _calc_cond_batch(
         self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]

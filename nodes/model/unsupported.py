@@ -16,7 +16,6 @@ TRANSFORMER_OPTIONS = {
 """Options that reach into the model, and how the user knows them."""
 
 PROMPT_KEYS = {
-    "control": "ControlNet",
     "gligen": "GLIGEN",
     "hooks": "hooks on conditioning (LoRA hooks, hook keyframes)",
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..attention.kernels import choose_kernel
 from ..attention.parallel import Attention, PatchAttention, WholeAttention
 from ..layout import TokenLayout, length
 from ..mesh import Mesh
-from ..models.family import Activations, Conditioning, Model, Patch
+from ..models.family import Activations, Conditioning, Model
 from ..plan import ResolvedPlan
 from ..weights.holding import Holding
 
@@ -23,7 +23,8 @@ class Inputs:
     """What every stage is told of a forward: all but the latent.
 
     `key` tells forwards apart whose caches are kept; `shape` is the latent's `[batch, channels, ...]`; `timestep` is
-    `[batch]` in fp32 and the conditioning in the compute dtype.
+    `[batch]` in fp32 and the conditioning in the compute dtype. `residuals` are added to this rank's image tokens after
+    blocks of this stage.
     """
 
     key: Hashable
@@ -32,6 +33,7 @@ class Inputs:
     device: torch.device
     timestep: Tensor
     conditioning: Conditioning
+    residuals: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class StageForward:
@@ -65,7 +67,7 @@ class StageForward:
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
         """
         patches = self._model.patches(inputs.shape, self._plan.patches)
-        whole = self._layout(inputs, patches)
+        whole = self.layout(inputs.shape, inputs.conditioning)
         layout = whole if patch is None else whole.only(patch)
         state = self._begin(inputs, layout, latent)
         attention = self._attention(inputs, whole, patch)
@@ -73,6 +75,9 @@ class StageForward:
             with self._holding.block(index):
                 qkv, carried = block.before(state)
                 state.tokens = block.after(state, attention(index, *qkv), carried)
+                if index in inputs.residuals:
+                    image = slice(state.text, state.tokens.shape[1] - state.references)
+                    state.tokens[:, image] += inputs.residuals[index]
             self._mark()
         if not self._mesh.last:
             self._mesh.pipefusion.send(state.tokens, self._mesh.pipefusion.rank + 1)
@@ -82,10 +87,11 @@ class StageForward:
         region = patches[patch] if patch is not None else self._model.patches(inputs.shape, 1)[0]
         return self._model.assemble(tokens, inputs.shape, region)
 
-    def _layout(self, inputs: Inputs, patches: Sequence[Patch]) -> TokenLayout:
-        runs = tuple(patch.tokens for patch in patches)
-        text = self._model.text_tokens(inputs.conditioning)
-        references = inputs.conditioning["reference"].shape[1] if "reference" in inputs.conditioning else 0
+    def layout(self, latent_shape: Sequence[int], conditioning: Conditioning) -> TokenLayout:
+        """Which rank holds which tokens of a whole sequence."""
+        runs = tuple(patch.tokens for patch in self._model.patches(latent_shape, self._plan.patches))
+        text = self._model.text_tokens(conditioning)
+        references = conditioning["reference"].shape[1] if "reference" in conditioning else 0
         return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses, references)
 
     def _begin(self, inputs: Inputs, layout: TokenLayout, latent: Tensor | None) -> Activations:

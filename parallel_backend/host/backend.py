@@ -32,6 +32,7 @@ from ..wire.messages import (
     MeasureBlocks,
     MeasureMachine,
     Release,
+    Residuals,
     Sample,
 )
 from . import diagnosis
@@ -128,19 +129,26 @@ class Backend:
         on_loading: OnLoading,
         interrupted: Interrupted,
         adapters: AdapterSet = NONE,
+        residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
     ) -> Answer:
         """Run the model once for each call's tensors, with adapters in the weights; raises as `sample` does.
 
         The answer's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
+
+        Args:
+            residuals: what a ControlNet adds in a single call, and its tensors.
         """
+        added, added_tensors = residuals or (None, {})
         fields = {
             "model": model,
             "plan": plan,
             "compute_dtype": compute_dtype,
             "adapters": adapters.id,
             "calls": len(calls),
+            "residuals": added,
         }
         tensors = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.items()}
+        tensors |= added_tensors
         answer = self._request(Forward, fields, tensors, _no_news, on_loading, interrupted, adapters)
         check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
         return answer

@@ -10,7 +10,7 @@ column if there are more rows than frames, so that patches are runs of tokens an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -236,6 +236,10 @@ class CogVideoXFamily:
     def comfyui_keys(self, config: CogVideoXConfig) -> KeyMap:
         """ComfyUI's names are those of the key map."""
         return self.keys(config)
+
+    def control_blocks(self, config: CogVideoXConfig) -> Mapping[str, range]:
+        """No ControlNet is carried."""
+        return {}
 
     def build(self, config: CogVideoXConfig, stage: Stage) -> CogVideoXModel:
         """One stage of the model on the meta device."""

@@ -182,5 +182,8 @@ class Family(Protocol):
     def comfyui_keys(self, config: Any) -> KeyMap:
         """The key map in the names of ComfyUI's model whatever the file's are: adapters come in them."""
 
+    def control_blocks(self, config: Any) -> Mapping[str, range]:
+        """After which blocks the tensors of each of ComfyUI's lists of ControlNet output are added; empty for none."""
+
     def build(self, config: Any, stage: Stage) -> Model:
         """One stage of the model on the meta device; parameters of other stages do not exist."""

@@ -157,6 +157,11 @@ class FluxFamily:
             self.keys(config), lambda name: name.removesuffix(".scale") + ".weight" * name.endswith(".scale")
         )
 
+    def control_blocks(self, config: FluxConfig) -> Mapping[str, range]:
+        """Double blocks take `input`, single ones `output`."""
+        doubles = config.double_blocks
+        return {"input": range(doubles), "output": range(doubles, doubles + config.single_blocks)}
+
     def build(self, config: FluxConfig, stage: Stage) -> FluxModel:
         """One stage of the model on the meta device."""
         return FluxModel(config, stage)

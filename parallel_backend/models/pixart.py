@@ -176,6 +176,10 @@ class PixArtFamily:
         """ComfyUI's names are those of the key map."""
         return self.keys(config)
 
+    def control_blocks(self, config: PixArtConfig) -> Mapping[str, range]:
+        """No ControlNet is carried."""
+        return {}
+
     def build(self, config: PixArtConfig, stage: Stage) -> PixArtModel:
         """One stage of the model on the meta device."""
         return PixArtModel(config, stage)

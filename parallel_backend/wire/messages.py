@@ -96,6 +96,21 @@ class Sample(Message, frozen=True):
     adapters: str = ""
 
 
+RESIDUAL = "residual."
+"""Begins the names of a Forward message's tensors that only go to the ranks that add them."""
+
+
+class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is added to the image tokens after blocks of the model: the request's tensor by the block's number.
+
+    All tensors are `[batch, image tokens, features]`, `batch` that of the forward or 1, of one dtype.
+    """
+
+    blocks: dict[int, str]
+    batch: int
+    dtype: str
+
+
 class Forward(Message, frozen=True):
     """Run the model once for each of `calls`, with the adapters of this id ("" for none) in the weights.
 
@@ -109,6 +124,7 @@ class Forward(Message, frozen=True):
     compute_dtype: str
     calls: int
     adapters: str = ""
+    residuals: Residuals | None = None
 
 
 class Decode(Message, frozen=True):

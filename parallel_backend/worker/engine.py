@@ -31,6 +31,7 @@ from ..weights.patching import Keep
 from ..weights.reading import Watch
 from ..wire.frames import Frame
 from ..wire.messages import (
+    RESIDUAL,
     Adapters,
     BlocksMeasured,
     Declined,
@@ -59,6 +60,7 @@ from .holder import Holder
 from .link import Link
 from .measuring import time_blocks
 from .memory import Allowance, Memory, asked_bytes, is_out_of_memory
+from .residuals import distribute, shares
 from .stage_part import STORAGE_DTYPES, StagePart, stages
 from .status import Status
 from .world import World
@@ -102,18 +104,20 @@ class Engine:
         elif isinstance(message, Adapters):
             self._adapters.learn(message, frame.tensors)
         else:
-            self._compute(message, {name: tensor.to(self._device) for name, tensor in frame.tensors.items()})
+            inputs = {name: tensor for name, tensor in frame.tensors.items() if not name.startswith(RESIDUAL)}
+            residuals = {name: tensor for name, tensor in frame.tensors.items() if name not in inputs}
+            self._compute(message, {name: tensor.to(self._device) for name, tensor in inputs.items()}, residuals)
         if self._meter.trace is not None:
             self._meter.trace.write()
         self._memory.trim()
         self._status.enter("idle")
 
-    def _compute(self, message: Message, tensors: dict[str, Tensor]) -> None:
+    def _compute(self, message: Message, tensors: dict[str, Tensor], residuals: Mapping[str, Tensor]) -> None:
         match message:
             case Sample():
                 self._sample(message, tensors)
             case Forward():
-                self._single_forward(message, tensors)
+                self._single_forward(message, tensors, residuals)
             case MeasureMachine():
                 self._measure_machine(message)
             case MeasureBlocks():
@@ -235,11 +239,14 @@ class Engine:
             meter=self._meter,
         )
 
-    def _single_forward(self, message: Forward, tensors: Mapping[str, Tensor]) -> None:
-        """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg."""
+    def _single_forward(self, message: Forward, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]) -> None:
+        """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
+
+        `residuals` are on the CPU of rank 0.
+        """
         mesh = self._mesh(message.plan)
         try:
-            _, forward = self._prepare(message, mesh)
+            model, forward = self._prepare(message, mesh)
         except Cancelled:
             self._stopped(message, mesh.reports)
             return
@@ -247,17 +254,22 @@ class Engine:
         self._status.enter("running the model once")
         groups = mesh.data.size * mesh.cfg.size
         pieces = _pieces(message.calls, tensors, groups)
-        shares = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
-        outputs = [
-            self._forward_piece(piece, forward)
-            for piece in pieces[shares[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]]
-        ]
+        parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
+        mine = pieces[parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]]
+        added: dict[int, Tensor] = {}
+        if message.residuals is not None:
+            rows = cut(tensors["0.x"].shape[0], len(pieces))
+            layout = forward.layout(mine[0]["x"].shape, mine[0])
+            each = shares(message.residuals, message.plan, stages(message.plan), layout, rows)
+            found = distribute(self._neighbours.everyone, each, residuals, message.residuals, model.features)
+            added = {block: tensor.to(self._device) for block, tensor in found.items()}
+        outputs = [self._forward_piece(piece, forward, added) for piece in mine]
         mesh.pipefusion.finish_sending()
         output = None
         if mesh.last:
             output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
             if len(pieces) > 1:
-                output = _from_groups(output, [sum(p["x"].shape[0] for p in pieces[share]) for share in shares], mesh)
+                output = _from_groups(output, [sum(p["x"].shape[0] for p in pieces[part]) for part in parts], mesh)
         self._report(message.request, message.model, started, forward.cache_bytes)
         if mesh.reports:
             assert output is not None
@@ -286,10 +298,12 @@ class Engine:
         if self._world.rank == 0:
             self._link.send(Done(message.request), answer)
 
-    def _forward_piece(self, tensors: Mapping[str, Tensor], forward: StageForward) -> Tensor | None:
+    def _forward_piece(
+        self, tensors: Mapping[str, Tensor], forward: StageForward, residuals: Mapping[int, Tensor]
+    ) -> Tensor | None:
         conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
-        x = tensors["x"]
-        return forward(Inputs("single", x.shape, x.dtype, self._device, tensors["timestep"], conditioning), x, None)
+        x, timestep = tensors["x"], tensors["timestep"]
+        return forward(Inputs("single", x.shape, x.dtype, self._device, timestep, conditioning, residuals), x, None)
 
     def _measure_machine(self, message: MeasureMachine) -> None:
         mesh = self._mesh(message.plan)

@@ -15,6 +15,7 @@ from ..comm.meter import Meter
 from ..mesh import FOREVER
 from ..weights.reading import Neighbours
 from ..wire.frames import Frame, encode, worker_decoder
+from ..wire.messages import RESIDUAL
 from .environment import Environment
 
 TEXT_BYTES = 1024
@@ -41,11 +42,14 @@ class World:
         self._control = dist.new_group(backend="gloo", timeout=FOREVER)
 
     def relay(self, frame: Frame | None) -> Frame:
-        """Rank 0's frame on every rank; the others pass None and wait here for work."""
+        """Rank 0's frame on every rank, its residuals on rank 0 only; the others pass None and wait here for work."""
         if self.size == 1:
             assert frame is not None
             return frame
-        data = torch.frombuffer(bytearray(encode(frame.message, frame.tensors)), dtype=torch.uint8) if frame else None
+        data = None
+        if frame is not None:
+            shared = {name: tensor for name, tensor in frame.tensors.items() if not name.startswith(RESIDUAL)}
+            data = torch.frombuffer(bytearray(encode(frame.message, shared)), dtype=torch.uint8)
         length = torch.tensor([0 if data is None else data.numel()])
         dist.broadcast(length, 0, group=self._control)
         if data is None:

@@ -89,6 +89,24 @@ def insert_after(graph: Graph, source: str, class_type: str, input_name: str, **
     return graph
 
 
+def controlled(graph: Graph, *, strength: float = 1.0, start: float = 0.0, end: float = 1.0, net: str = "net") -> Graph:
+    """The graph with the stock Apply ControlNet behind its prompts; it has the nodes `net` and "image"."""
+    graph = copy.deepcopy(graph)
+    prompts = {side: graph["sampler"]["inputs"][side] for side in ("positive", "negative")}
+    name = f"control by {net}"
+    graph["sampler"]["inputs"] |= {"positive": [name, 0], "negative": [name, 1]}
+    graph[name] = node(
+        "ControlNetApplyAdvanced",
+        **prompts,
+        control_net=[net, 0],
+        image=["image", 0],
+        strength=strength,
+        start_percent=start,
+        end_percent=end,
+    )
+    return graph
+
+
 def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[Run, str]:
     """Queue a graph; returns the run and what the server logged meanwhile."""
     before = len(server.log)

@@ -18,7 +18,17 @@ from safetensors.torch import save, save_file
 
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel, queue_logged
+from tests.host.graphs import (
+    Graph,
+    controlled,
+    insert_after,
+    insert_after_model,
+    ksampler_graph,
+    node,
+    parallel,
+    queue_logged,
+)
+from tests.tiny_controlnet import save_controlnet
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
 from tests.tiny_formats import save_diffusers
 
@@ -254,32 +264,22 @@ def test_saving_weights_is_refused_and_writes_nothing(comfyui, refusal, kind, in
     assert not list(comfyui.output_dir.rglob("saved*"))
 
 
-def test_a_controlnet_is_refused(comfyui, refusal):
-    tensors = flux_tensors(heads=1, single_blocks=0)
-    for name, shape in {"controlnet_blocks.0": (128, 128), "pos_embed_input": (128, 64)}.items():
-        tensors |= {f"{name}.weight": torch.zeros(shape), f"{name}.bias": torch.zeros(shape[0])}
-    for index, width in enumerate([3, 16, 16, 16, 16, 16, 16, 16]):
-        hint = f"input_hint_block.{2 * index}"
-        tensors |= {f"{hint}.weight": torch.zeros(16, width, 3, 3), f"{hint}.bias": torch.zeros(16)}
+def test_a_controlnet_of_another_model_is_refused(comfyui, refusal):
     folder = comfyui.base_dir / "models" / "controlnet"
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "tiny-controlnet.safetensors")
+    save_controlnet(folder / "narrow-controlnet.safetensors", heads=1)
     graph = on_one_worker(small()) | {
-        "net": node("ControlNetLoader", control_net_name="tiny-controlnet.safetensors"),
+        "net": node("ControlNetLoader", control_net_name="narrow-controlnet.safetensors"),
         "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
-        "control": node(
-            "ControlNetApplyAdvanced",
-            positive=["positive", 0],
-            negative=["negative", 0],
-            control_net=["net", 0],
-            image=["image", 0],
-            strength=1.0,
-            start_percent=0.0,
-            end_percent=1.0,
-        ),
     }
-    graph["sampler"]["inputs"] |= {"positive": ["control", 0], "negative": ["control", 1]}
-    assert refusal(graph) == f"ControlNet cannot be used with a parallel MODEL yet: {WAY_OUT}"
+    control = controlled(graph)
+    assert refusal(control) == (
+        "the ControlNet gives tensors of [2, 16, 128] and this job takes [2, 16, 512]: use a ControlNet that was made for "
+        "this model."
+    )
+    control["sampler"]["class_type"] = "ParallelSampler"
+    assert refusal(control) == (
+        "Parallel Sampler does not carry ControlNet: the stock KSampler works on the same MODEL, one forward at a time."
+    )
 
 
 @pytest.mark.parametrize("sampler", ["euler", "uni_pc"], ids=["in the loop", "step by step"])

@@ -1,0 +1,76 @@
+"""What a ControlNet adds to image tokens, sent from rank 0 to where it is added: each rank gets its tokens for its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..comm.communicator import Communicator
+from ..layout import TokenLayout, length
+from ..models.family import Stage
+from ..plan import ResolvedPlan
+from ..wire.messages import Residuals
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part: the tensors of `blocks` (the stage's own numbers), of the batch's `rows` the tokens of `runs`."""
+
+    blocks: Mapping[int, str]
+    rows: slice
+    runs: Sequence[slice]
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors, each once; none for a rank without tokens."""
+        return list(dict.fromkeys(self.blocks.values())) if self.tokens else []
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held."""
+        return sum(map(length, self.runs))
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This rank's part of a tensor `[batch or 1, image tokens, features]`."""
+        rows = tensor if tensor.shape[0] == 1 else tensor[self.rows]
+        return torch.cat([rows[:, run] for run in self.runs], dim=1)
+
+
+def shares(
+    residuals: Residuals, plan: ResolvedPlan, stages: Sequence[Stage], layout: TokenLayout, rows: Sequence[slice]
+) -> list[Share]:
+    """Each rank's part.
+
+    Args:
+        layout: of the whole sequence.
+        rows: the runs of the batch, one a data and cfg rank, or a single one.
+    """
+    parts = []
+    for rank, stage in enumerate(stages):
+        outer, inner = divmod(rank, plan.pipefusion * layout.ranks)
+        blocks = {
+            block - stage.start: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop
+        }
+        parts.append(Share(blocks, rows[outer if len(rows) > 1 else 0], layout.image(inner % layout.ranks)))
+    return parts
+
+
+def distribute(
+    everyone: Communicator, parts: Sequence[Share], tensors: Mapping[str, Tensor], residuals: Residuals, features: int
+) -> dict[int, Tensor]:
+    """This rank's tensors by its blocks' numbers, on the CPU. A collective; rank 0 alone has `tensors`."""
+    mine = parts[everyone.rank]
+    if everyone.rank == 0:
+        for rank, part in enumerate(parts[1:], start=1):
+            for name in part.names:
+                everyone.send(part.of(tensors[name]), rank, "residuals")
+        everyone.finish_sending()
+        found = {name: mine.of(tensors[name]) for name in mine.names}
+    else:
+        batch = 1 if residuals.batch == 1 else length(mine.rows)
+        shape, dtype = (batch, mine.tokens, features), getattr(torch, residuals.dtype)
+        found = {name: everyone.receive(shape, dtype, 0) for name in mine.names}
+    return {block: found[name] for block, name in mine.blocks.items() if name in found}

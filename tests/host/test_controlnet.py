@@ -1,0 +1,70 @@
+"""ControlNet through the stock Apply ControlNet node: the same picture as on the stock loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, controlled, ksampler_graph, node, parallel, queue_logged, ways
+from tests.tiny_controlnet import save_controlnet
+
+TOLERANCE = 1e-5
+DIFFERENT = 1e-2
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses-2": {"ulysses": 2},
+    "ring-2": {"ring": 2},
+    "pp-2": {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
+    "cfg-2": {"cfg": 2},
+    "sharded-2": {"ulysses": 2, "weights": "sharded"},
+}
+
+LatentOf = Callable[[Graph], Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    folder = comfyui.base_dir / "models" / "controlnet"
+    save_controlnet(folder / "tiny-a.safetensors")
+    save_controlnet(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
+    noise = torch.randint(0, 256, (6, 10, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
+    Image.fromarray(noise).resize((80, 48), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint.png")
+
+
+def job(**settings: Any) -> Graph:
+    """A job of 15 image tokens, with the nodes that controlling it takes."""
+    return ksampler_graph("tiny-schnell", **{"width": 80, "height": 48, "steps": 3, "cfg": 2.0} | settings) | {
+        "net": node("ControlNetLoader", control_net_name="tiny-a.safetensors"),
+        "other net": node("ControlNetLoader", control_net_name="tiny-b.safetensors"),
+        "image": node("LoadImage", image="hint.png"),
+    }
+
+
+JOBS: dict[str, Graph] = {
+    "one": controlled(job(), strength=0.7),
+    "two-on-a-batch": controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
+    "only-at-first-texts-of-37-and-256": controlled(job(negative="cond-256"), end=0.4),
+}
+
+
+@pytest.mark.parametrize("graph", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_control_is_as_on_the_stock_loader(
+    comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any], graph: Graph
+) -> None:
+    uncontrolled = dict(graph, sampler=job()["sampler"] | {"inputs": graph["sampler"]["inputs"] | _plain(graph)})
+    assert relative_error(latent_of(graph), latent_of(uncontrolled)) > DIFFERENT
+    run, log = queue_logged(comfyui, parallel(graph, **plan))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == ["ControlNet"]
+
+
+def _plain(graph: Graph) -> dict[str, Any]:
+    return {side: [side, 0] for side in ("positive", "negative") if side in graph}
