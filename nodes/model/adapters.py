@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.weights.adapters import Adapter, AdapterSet, Recipe, content_id
+from ...parallel_backend.weights.adapters import Adapter, AdapterSet, Recipe, content_id, crosses_layers
 from ...parallel_backend.wire.frames import DTYPES
 from .unsupported import WAY_OUT
 
@@ -26,9 +26,10 @@ Patch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callabl
 class AdapterReader:
     """Translates patches and names tensors by content; each tensor is hashed once."""
 
-    def __init__(self, sizes: Mapping[str, Sequence[int]]) -> None:
-        """`sizes` of the model's tensors by ComfyUI's names."""
+    def __init__(self, sizes: Mapping[str, Sequence[int]], packed: Mapping[str, Sequence[int]]) -> None:
+        """`sizes` of the model's tensors by ComfyUI's names; `packed` as `packed_starts` gives it."""
         self._sizes = sizes
+        self._packed = packed
         self._ids = WeakIdKeyDictionary()
         self._last: tuple[object, AdapterSet] | None = None
 
@@ -67,7 +68,7 @@ class AdapterReader:
                     f"an adapter changes {list(found)} values of {name}, which has {size}: choose a LoRA that was made "
                     "for this model."
                 )
-        return Adapter(
+        adapter = Adapter(
             kind=kind,  # type: ignore[arg-type]
             tensors={part: self._add(tensor, tensors) for part, tensor in parts.items()},
             strength=float(strength),
@@ -76,6 +77,12 @@ class AdapterReader:
             offset=None if offset is None else tuple(offset),
             function=None if function is None else FUNCTION_NAMES[function],
         )
+        if crosses_layers(adapter, tensors, self._packed.get(name, ())):
+            raise Refused(
+                f"an adapter of the type {kind} mixes rows of {name}, of which the workers make several layers, and that "
+                "cannot be done while they stay quantised: use a file that is not quantised, or Load Diffusion Model."
+            )
+        return adapter
 
     def _add(self, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
         if tensor not in self._ids:

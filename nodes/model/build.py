@@ -16,7 +16,7 @@ from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.keymap import tensor_sizes
-from ...parallel_backend.weights.packing import held_bytes
+from ...parallel_backend.weights.packing import held_bytes, packed_starts
 from .adapters import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
@@ -59,7 +59,8 @@ def load_model(
     )
     model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
-    reader = AdapterReader(tensor_sizes(family.comfyui_keys(config)))
+    names = family.comfyui_keys(config)
+    reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
     model = SKELETONS[family_name].make(model_config, tensors, config)
     model.diffusion_model = DiffusionProxy(model, remote)

@@ -17,8 +17,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..errors import Refused
-
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
 """LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
 itself, and the new value itself."""
@@ -41,11 +39,6 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: tuple[int, int, int] | None = None
     function: str | None = None
 
-
-OTHER_ROWS = (
-    "this adapter mixes rows that different layers hold, which cannot be done while they stay quantised: use a file that is "
-    "not quantised, or Load Diffusion Model."
-)
 
 Recipe = dict[str, list[Adapter]]
 """A tensor, by its name in ComfyUI's model -> its changes, in order."""
@@ -113,6 +106,14 @@ def has_column_norms(adapter: Adapter, values: Values, size: Sequence[int]) -> b
     return scale is not None and values[scale].shape[0] != _region_size(adapter, size)[0]
 
 
+def crosses_layers(adapter: Adapter, values: Values, starts: Sequence[int]) -> bool:
+    """Whether a layer's rows cannot be computed without another's, where layers begin at these rows of the tensor."""
+    first = adapter.offset[1] if adapter.offset is not None and adapter.offset[0] == 0 else 0
+    if adapter.kind == "oft":
+        return any((start - first) % values[adapter.tensors["blocks"]].shape[1] for start in starts)
+    return adapter.kind == "glora" and adapter.function is not None and len(starts) > 1
+
+
 def apply(
     adapters: Sequence[Adapter],
     values: Values,
@@ -142,7 +143,9 @@ def apply(
             else:
                 region = weight.narrow(dim, start, length)
         if region.numel():
-            parts = {part: values[name].float() for part, name in adapter.tensors.items()}
+            parts = {part: values[name] for part, name in adapter.tensors.items()}
+            if "value" not in parts:  # which is as large as the weight: only its rows are converted
+                parts = {part: tensor.float() for part, tensor in parts.items()}
             found = _change(adapter, parts, region, mine, _region_size(adapter, size), norms.get(place))
             if found is not None:
                 norms[place] = found
@@ -183,7 +186,7 @@ def _change(
         changed *= norms / (found + torch.finfo(weight.dtype).eps)
         weight += adapter.strength * (changed - weight)
     else:
-        weight += (adapter.strength * alpha) * difference
+        weight.add_(difference, alpha=adapter.strength * alpha)
     return column_norms
 
 
@@ -194,16 +197,16 @@ def _difference(
     match adapter.kind:
         case "lora":
             up, down = parts["up"].flatten(1), parts["down"].flatten(1)
-            return torch.cat([up[run] @ down for run in runs]), _over(adapter.alpha, down.shape[0])
+            return _joined([up[run] @ down for run in runs]), _over(adapter.alpha, down.shape[0])
         case "loha":
             joined = [(parts["w1_a"][run] @ parts["w1_b"]) * (parts["w2_a"][run] @ parts["w2_b"]) for run in runs]
-            return torch.cat(joined), _over(adapter.alpha, parts["w1_b"].shape[0])
+            return _joined(joined), _over(adapter.alpha, parts["w1_b"].shape[0])
         case "lokr":
             w1 = parts["w1"] if "w1" in parts else parts["w1_a"] @ parts["w1_b"]
             w2 = parts["w2"] if "w2" in parts else parts["w2_a"] @ parts["w2_b"]
             ranks = [parts[name].shape[0] for name in ("w2_b", "w1_b") if name in parts]
             alpha = _over(adapter.alpha, ranks[0]) if ranks else 1.0
-            return torch.cat([_kronecker_rows(w1, w2, run) for run in runs]), alpha
+            return _joined([_kronecker_rows(w1, w2, run) for run in runs]), alpha
         case "glora":
             return _glora(parts, weight, rows, runs), _over(adapter.alpha, parts["a2"].shape[0])
         case "oft":
@@ -211,7 +214,7 @@ def _difference(
             return _among(turned, rows, runs), 1.0
         case _:
             assert adapter.kind == "diff"
-            return torch.cat([parts["value"][run] for run in runs]), 1.0
+            return _joined([parts["value"][run].float() for run in runs]), 1.0
 
 
 def _over(alpha: float | None, rank: int) -> float:
@@ -228,21 +231,24 @@ def _kronecker_rows(w1: Tensor, w2: Tensor, rows: slice) -> Tensor:
 def _glora(parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
     """W a1 a2 + b1 b2."""
     a1, a2, b1, b2 = (parts[name].flatten(1) for name in ("a1", "a2", "b1", "b2"))
-    return torch.cat([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1), rows, runs) @ a1) @ a2
+    return _joined([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1), rows, runs) @ a1) @ a2
 
 
 def _among(values: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
-    """The given runs of rows out of `values`, which are the rows `rows`. Raises Refused for others."""
-    if any(run.start < rows.start or run.stop > rows.stop for run in runs):
-        raise Refused(OTHER_ROWS)
-    return torch.cat([values[run.start - rows.start : run.stop - rows.start] for run in runs])
+    """The given runs of rows out of `values`, which are the rows `rows`."""
+    assert all(rows.start <= run.start and run.stop <= rows.stop for run in runs), "crosses_layers was not asked"
+    return _joined([values[run.start - rows.start : run.stop - rows.start] for run in runs])
+
+
+def _joined(runs: Sequence[Tensor]) -> Tensor:
+    """One after the other along dim 0; a single one is not copied."""
+    return runs[0] if len(runs) == 1 else torch.cat(list(runs))
 
 
 def _oft(blocks: Tensor, constraint: float, weight: Tensor, rows: slice) -> Tensor:
     """(R - 1) W with R the Cayley transform of the blocks' skew-symmetric parts, as LyCORIS defines it."""
     size = blocks.shape[1]
-    if rows.start % size or rows.stop % size:
-        raise Refused(OTHER_ROWS)
+    assert rows.start % size == rows.stop % size == 0, "crosses_layers was not asked"
     one = torch.eye(size, device=blocks.device)
     skew = blocks - blocks.transpose(1, 2)
     if constraint > 0:

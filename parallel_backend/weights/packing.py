@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from ..errors import Refused
 from .entry import Checkpoint, Entry
-from .keymap import KeyMap
+from .keymap import KeyMap, Piece
 from .layers import CARRIER, CastLinear, pack
 from .storage import FLOAT8, PLAIN, Storage
 
@@ -42,6 +43,17 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return total
 
 
+def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, names: KeyMap) -> dict[str, list[int]]:
+    """At which rows the layers begin that a quantised matrix is held as, by its name in `names`, which has the keys of `keys`."""
+    starts: dict[str, list[int]] = {}
+    for parameter, pieces in keys.items():
+        entry = _first_entry(checkpoint, pieces)
+        if len(entry.shape) == 2 and held_as(entry, dtype).quantised:
+            for piece in names[parameter]:
+                starts.setdefault(piece.name, []).append(piece.start)
+    return starts
+
+
 def shape_parameters(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype) -> None:
     """Give the parameters of a module on the meta device the types they are held in.
 
@@ -54,16 +66,22 @@ def shape_parameters(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dt
     for name, child in list(module.named_modules()):
         for key in [key for key, _ in child.named_parameters(recurse=False)]:
             parameter = child.get_parameter(key)
-            source = keys[f"{name}.{key}" if name else key][0]
-            entry, _, _ = next(checkpoint.entries[source.name].runs(source.start, source.stop))
+            pieces = keys[f"{name}.{key}" if name else key]
+            entry = _first_entry(checkpoint, pieces)
             storage = held_as(entry, dtype)
             if storage.quantised and isinstance(child, CastLinear) and key == "weight":
                 pack(child, storage, entry.scale is not None)
                 continue
             if storage.dtype is None:
                 raise Refused(
-                    f"{checkpoint.path.name} holds {source.name} as {storage.name}, which is "
+                    f"{checkpoint.path.name} holds {pieces[0].name} as {storage.name}, which is "
                     "supported for matrices only: choose another file."
                 )
             held = CARRIER if storage.quantised else storage.dtype
             child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))
+
+
+def _first_entry(checkpoint: Checkpoint, pieces: Sequence[Piece]) -> Entry:
+    """The file's tensor that a parameter begins with."""
+    entry, _, _ = next(checkpoint.entries[pieces[0].name].runs(pieces[0].start, pieces[0].stop))
+    return entry

@@ -21,7 +21,7 @@ from .keymap import KeyMap, Piece, tensor_sizes
 from .layers import PackedLinear
 from .loader import local_rows
 
-CHUNK_VALUES = 1 << 24
+CHUNK_VALUES = 1 << 22
 """Values changed at a time, so that the fp32 copies stay small."""
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
-from tests.tiny_flux import flux_tensors
-from tests.tiny_lora import SCHEMES, save_adapter
+from tests.host.test_refusals import assert_one_sentence
+from tests.tiny_formats import save_fp8, save_gguf, save_scaled
+from tests.tiny_lora import HIDDEN, SCHEMES, save_adapter
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
@@ -34,9 +36,21 @@ def _files(comfyui: ComfyUI) -> None:
     for seed, scheme in enumerate(SCHEMES):
         save_adapter(folder / f"{scheme}.safetensors", scheme, seed)
     models = comfyui.base_dir / "models" / "diffusion_models"
-    quantised = flux_tensors(dtype=torch.float8_e4m3fn, seed=4)
-    save_file(quantised, models / "tiny-fp8.safetensors")
-    save_file({name: tensor.float() for name, tensor in quantised.items()}, models / "tiny-expanded.safetensors")
+    save_fp8(models / "tiny-fp8.safetensors", torch.float8_e4m3fn, seed=4)
+    fp8 = load_file(models / "tiny-fp8.safetensors")
+    save_file({name: tensor.float() for name, tensor in fp8.items()}, models / "tiny-fp8-expanded.safetensors")
+    save_scaled(models / "tiny-scaled.safetensors", "marks", seed=4)
+    save_file(_expanded(load_file(models / "tiny-scaled.safetensors")), models / "tiny-scaled-expanded.safetensors")
+    save_gguf(models / "tiny-q4.gguf", models / "tiny-q4-expanded.safetensors", Type.Q4_K, seed=4)
+
+
+def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Plain fp32 tensors with a scaled fp8 file's values."""
+    return {
+        name: tensor.float() * scaled.get(f"{name.removesuffix('.weight')}.weight_scale", torch.tensor(1.0))
+        for name, tensor in scaled.items()
+        if not name.endswith((".weight_scale", ".comfy_quant"))
+    }
 
 
 def job(*adapters: tuple[str, float], model: str = "tiny-schnell", **settings: Any) -> Graph:
@@ -75,9 +89,30 @@ def test_stacked_adapters(latent_of: LatentOf, plan: dict[str, Any], stack: tupl
 def test_adapters_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any], scheme: str) -> None:
     """As on the stock loader with the same values in fp32."""
     stack = ((scheme, 0.7), ("lora-kohya", -0.3))
-    ours, stock = job(*stack, model="tiny-fp8"), job(*stack, model="tiny-expanded")
-    assert relative_error(latent_of(stock), latent_of(job(model="tiny-expanded"))) > DIFFERENT
+    ours, stock = job(*stack, model="tiny-fp8"), job(*stack, model="tiny-fp8-expanded")
+    assert relative_error(latent_of(stock), latent_of(job(model="tiny-fp8-expanded"))) > DIFFERENT
     assert relative_error(latent_of(parallel(ours, **plan)), latent_of(stock)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["tiny-scaled.safetensors", "tiny-q4.gguf"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_adapters_on_scaled_and_gguf_weights(latent_of: LatentOf, plan: dict[str, Any], model: str) -> None:
+    stack = (("dora-columns", 0.7), ("lora-peft", -0.3))
+    stock = job(*stack, model=f"{model.split('.')[0]}-expanded")
+    ours = parallel(stock, **plan)
+    ours["model"]["inputs"]["unet_name"] = model
+    assert relative_error(latent_of(ours), latent_of(stock)) <= TOLERANCE
+
+
+def test_an_adapter_across_the_parts_of_a_quantised_layer_is_refused(comfyui: ComfyUI) -> None:
+    """OFT whose blocks have rows of q and of k, which are two layers here."""
+    layer, rows = "lora_unet_double_blocks_0_img_attn_qkv", 96
+    blocks = {f"{layer}.oft_blocks": torch.ones(3 * HIDDEN // rows, rows, rows), f"{layer}.alpha": torch.tensor(1.0)}
+    save_file(blocks, comfyui.base_dir / "models" / "loras" / "oft-across.safetensors")
+    run = comfyui.queue(parallel(job(("oft-across", 1.0), model="tiny-fp8"), **PLANS["ulysses-2"]), timeout=300)
+    assert run.error is not None
+    assert "of the type oft mixes rows of double_blocks.0.img_attn.qkv.weight" in run.error.exception_message
+    assert_one_sentence(run.error.exception_message)
 
 
 @pytest.mark.parametrize("sampler", ["uni_pc", "euler"], ids=["step by step", "in the loop"])
@@ -92,5 +127,6 @@ def test_adapters_change_and_go_without_a_trace(comfyui: ComfyUI, sampler: str) 
         assert not torch.equal(before, with_two)
         weaker = latent(("lora-kohya", 0.2), STACK[1], **plan)
         assert not torch.equal(weaker, with_two)
+        comfyui.free()
         assert torch.equal(latent(*STACK, **plan), with_two)
         assert torch.equal(latent(**plan), before)
