@@ -40,7 +40,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan that can run: one device a rank, every degree at least 1, their product the world size.
 
-    `stages` holds the number of blocks of each PipeFusion stage; `memory_limit` is in gigabytes a device, 0 for none.
+    `stages` holds the number of blocks of each PipeFusion stage, and nothing where work is cut in space; `memory_limit` is
+    in gigabytes a device, 0 for none.
     """
 
     devices: tuple[str, ...]

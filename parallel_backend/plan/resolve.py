@@ -85,7 +85,7 @@ def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
         **degrees,
         patches=1,
         warmup_steps=0,
-        stages=(1,),
+        stages=(),
         weights="replicated",
         attention=plan.attention,
         memory_limit=plan.memory_limit,

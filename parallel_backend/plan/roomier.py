@@ -19,6 +19,11 @@ def roomier(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
         return (
             f"set memory_limit to {limit} in Parallel Plan, so that other models make way ({gigabytes(others)} of them)"
         )
+    if not plan.stages:
+        return (
+            "use more devices, a smaller picture or fewer frames, or tiles, which are approximate (VAE Decode (Tiled), VAE "
+            "Encode (Tiled), approximate_tiles of CogVideoX Parallel Decode)"
+        )
     if plan.weights != "sharded":
         world, stages = plan.world_size, plan.pipefusion
         if stages == 1 and world > 1 and part - part // world >= missing:

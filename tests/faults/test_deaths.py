@@ -36,14 +36,21 @@ def test_an_exception_is_named_with_rank_phase_and_step(bench, workers, rank, ph
     bench.assert_right(workers)
 
 
-@pytest.mark.parametrize("phase", [LOADING, LAST])
-def test_out_of_memory_is_what_comfyui_knows_as_such(bench, phase):
+@pytest.mark.parametrize(
+    ("phase", "advice"),
+    [
+        (LOADING, "Use weights"),
+        (LAST, "Use weights"),
+        (DECODING, "Set memory_limit"),
+    ],
+)
+def test_out_of_memory_is_what_comfyui_knows_as_such(bench, phase, advice):
     case = Case(2, 1, phase, "oom")
     bench.prepare(case)
     with pytest.raises(
-        WorkerOutOfMemory, match=r"^Worker 1 of 2 \(cpu\) ran out of memory while .*: it asked for .*Use weights"
+        WorkerOutOfMemory, match=rf"^Worker 1 of 2 \(cpu\) ran out of memory while .*: it asked for .*{advice}"
     ):
-        bench.run(bench.job, case.plan)
+        bench.assert_result(case, lambda: False)
     bench.assert_nothing_left()
     bench.assert_right(2)
 

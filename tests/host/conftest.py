@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parallel_backend.worker.environment import FAULT_FILE
 from scripts.comfyui import REPO, ComfyUI, Graph, Run
 from tests.tiny_flux import save_conditioning, save_flux
 from tests.tiny_vae import REAL, cogvideox_vae_tensors
@@ -20,8 +21,12 @@ TEXT_LENGTHS = (1, 37, 256, 300, 512)
 
 @pytest.fixture(scope="session")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """The server. Models: tiny-schnell, tiny-dev (guidance), each fp32 with 4 heads, tiny-3-heads, and sprites."""
-    server = ComfyUI(os.environ["COMFYUI_PATH"], tmp_path_factory.mktemp("comfyui"))
+    """The server. Models: tiny-schnell, tiny-dev (guidance), each fp32 with 4 heads, tiny-3-heads, and sprites.
+
+    A test may make a worker fail by writing the file that FAULT_FILE names.
+    """
+    base_dir = tmp_path_factory.mktemp("comfyui")
+    server = ComfyUI(os.environ["COMFYUI_PATH"], base_dir, env={FAULT_FILE: str(base_dir / "fault")})
     fill(server)
     with server:
         yield server
