@@ -40,8 +40,8 @@ class Subject:
 
 def subjects() -> list[Subject]:
     """A clip by both schedules, and a picture."""
-    video = CogVideoXAutoencoder(CogVideoXConfig((64, 128, 128, 256), 3, 16))
-    image = KLAutoencoder(KLConfig(128, 128, 16, False))
+    video = CogVideoXAutoencoder(CogVideoXConfig((32, 64, 64, 128), 3, 16))
+    image = KLAutoencoder(KLConfig(64, 64, 16, False))
     for autoencoder in (video, image):
         module = autoencoder.module.to_empty(device="cpu")
         module.load_state_dict(random_weights(module, seed=0))
@@ -105,8 +105,8 @@ def main() -> None:
         "# Decoding on several ranks",
         "",
         "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores "
-        "(gloo, one thread a rank); CogVideoX's with half its channels, FLUX's in full. *Peak*: bytes of tensors alive at "
-        "the same time at the most, on each rank, without weights; the first rank also gathers the pixels. *Share*: the "
+        "(gloo, one thread a rank); CogVideoX's with a quarter of its channels, FLUX's with half. *Peak*: bytes of tensors alive "
+        "at the same time at the most, on each rank, without weights; the first rank also gathers the pixels. *Share*: the "
         "largest against one rank's. *Sent*: by the rank that sends most. Seconds are the shortest of "
         f"{ROUNDS} decodes, one rank and two taking turns in one run.",
         "",
