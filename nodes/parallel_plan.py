@@ -104,6 +104,17 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip='Blocks of each PipeFusion stage, such as "20,37", for cards of different speed or memory; empty '
                     "cuts them by measured time.",
                 ),
+                io.Float.Input(
+                    "memory_limit",
+                    optional=True,
+                    default=DEFAULT.memory_limit,
+                    min=0.0,
+                    max=10000.0,
+                    step=0.1,
+                    round=False,
+                    tooltip="Gigabytes that the workers may use on each device. Models that were used before make way for the "
+                    "one in use, and a plan that needs more is refused. 0 allows all that is free.",
+                ),
             ],
             outputs=[
                 PlanType.Output(display_name="plan", tooltip="Connect it to the plan input of a Load Parallel node."),

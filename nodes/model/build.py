@@ -68,4 +68,5 @@ def load_model(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
     patcher.add_sampling_wrapper()
+    backend.attend(model, spec)
     return patcher

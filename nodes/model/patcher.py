@@ -39,7 +39,7 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def model_size(self) -> int:
         """Bytes that the workers hold, or will hold, on this process's device."""
-        return self.remote.weight_bytes * self.remote.copies_on(self.load_device)
+        return self.remote.bytes_on(self.load_device)
 
     def loaded_size(self) -> int:
         """Bytes that the workers hold now on this process's device."""

@@ -67,8 +67,9 @@ class DiffusionProxy(nn.Module):
         tensors = {"x": x, "timestep": timestep.float(), **conditioning}
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
-            plan = self.remote.plan(tensors, x.dtype, two_sided=x.shape[0] > 1, steps=1)
-            run = StepByStep(plan)
+            job = self.remote.job(tensors, x.dtype, two_sided=x.shape[0] > 1, steps=1)
+            plan = self.remote.plan(job, tensors, x.dtype)
+            run = StepByStep(plan, self.remote.make_room(plan, job))
         return run.forward(self.remote, tensors, x.dtype, self.adapters(), control).to(x.device)
 
     def adapters(self) -> AdapterSet:

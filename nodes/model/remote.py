@@ -19,8 +19,9 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planner import Question
 from ...parallel_backend.models.family import Family, ModelSpec
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
-from ...parallel_backend.plan.cost import Job
+from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
+from ..room import free_devices
 from .adapters import AdapterReader
 from .control import Control, residuals_of
 
@@ -43,21 +44,17 @@ class RemoteModel:
     weight_bytes: int
     reader: AdapterReader
 
-    def plan(self, forward: Mapping[str, Tensor], dtype: torch.dtype, two_sided: bool, steps: int) -> ResolvedPlan:
-        """The plan for a job: the fastest that does what is wished for.
+    def job(self, forward: Mapping[str, Tensor], dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
+        """What is to be computed, as a plan sees it.
 
         Args:
             forward: the tensors of one forward of one side, with the longest prompt.
             dtype: the compute dtype.
             two_sided: whether a negative side takes part.
             steps: of the sampler.
-
-        Raises:
-            Refused: the wish cannot be met.
         """
         shape = tuple(forward["x"].shape)
-        workload = Workload(shape[0], two_sided, self.family.token_rows(self.config, shape))
-        job = Job(
+        return Job(
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=sum(forward[name].shape[1] for name in ("context", "reference") if name in forward),
             batch=shape[0],
@@ -66,6 +63,15 @@ class RemoteModel:
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
         )
+
+    def plan(self, job: Job, forward: Mapping[str, Tensor], dtype: torch.dtype) -> ResolvedPlan:
+        """The plan for a job and its tensors: the fastest that does what is wished for.
+
+        Raises:
+            Refused: the wish cannot be met.
+        """
+        rows = self.family.token_rows(self.config, tuple(forward["x"].shape))
+        workload = Workload(job.batch, job.two_sided, rows)
         question = Question(
             self.backend.located(self.wish), torch.cuda.device_count(), self.spec, self.shape, workload, job
         )
@@ -101,9 +107,10 @@ class RemoteModel:
                 "look at the node it comes from (a text encoder or VAE in too low a precision does that)."
             )
 
-    def copies_on(self, device: torch.device) -> int:
-        """How many workers hold weights on a device of this process."""
-        return self.devices.count(device_name(device))
+    def bytes_on(self, device: torch.device) -> int:
+        """About how many bytes of weights all workers on a device of this process hold, once they are loaded."""
+        parts = len(self.devices) if self.wish.weights == "sharded" else max(1, self.wish.pipefusion)
+        return self.devices.count(device_name(device)) * self.weight_bytes // parts
 
     def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, adapters: AdapterSet, **fields: Any) -> Tensor:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
@@ -121,17 +128,25 @@ class RemoteModel:
             raise interruption() from None
         return answer.frame.tensors["result"]
 
+    def make_room(self, plan: ResolvedPlan, job: Job) -> int:
+        """Make ComfyUI's models leave the plan's devices as far as a job needs it; returns what it needs to compute."""
+        needed = needs(plan, self.shape, job)
+        free_devices(self.backend, self.spec, plan.devices, needed.weights + needed.working)
+        return int(needed.working)
+
     def forward(
         self,
         calls: Sequence[Mapping[str, Tensor]],
         dtype: torch.dtype,
         adapters: AdapterSet,
         plan: ResolvedPlan,
+        working: int,
         control: Control | None = None,
     ) -> list[Tensor]:
         """Run the model once for the tensors of each call, in a compute dtype.
 
         Args:
+            working: what `make_room` found.
             control: a ControlNet's output for a single call, as ComfyUI hands it to a model.
         """
         shape = tuple(calls[0]["x"].shape)
@@ -140,7 +155,7 @@ class RemoteModel:
         interrupted = comfy.model_management.processing_interrupted
         try:
             answer = self.backend.forward(
-                self.spec, plan, dtype_name(dtype), calls, loading_bar(), interrupted, adapters, residuals
+                self.spec, plan, dtype_name(dtype), calls, loading_bar(), interrupted, adapters, residuals, working
             )
         except Cancelled:
             raise interruption() from None

@@ -59,7 +59,10 @@ def run_in_workers(
                 f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
         not_carried = reason
-    plan = remote.plan(example_of(run), guider.inner_model.get_dtype_inference(), two_sided(run), len(sigmas) - 1)
+    dtype, example = guider.inner_model.get_dtype_inference(), example_of(run)
+    job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
+    plan = remote.plan(job, example, dtype)
+    working = remote.make_room(plan, job)
     where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
     if not_carried is not None:
         log.info(
@@ -69,7 +72,7 @@ def run_in_workers(
         )
         if plan.pipefusion > 1:
             log.info(STAGES_IN_TURN)
-        options = StepByStep(plan).model_options(extra_args["model_options"])
+        options = StepByStep(plan, working).model_options(extra_args["model_options"])
         arguments = {**extra_args, "model_options": options}
         return executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
     adapters = guider.inner_model.diffusion_model.adapters()
@@ -82,5 +85,5 @@ def run_in_workers(
             if callback is not None:
                 callback(step, denoised.to(noise.device), x.to(noise.device), total)
 
-        samples = remote.sample(tensors, on_progress, adapters, plan=plan, **fields).to(noise.device)
+        samples = remote.sample(tensors, on_progress, adapters, plan=plan, working=working, **fields).to(noise.device)
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)

@@ -33,8 +33,10 @@ class StepByStep:
     the second time they are answered with its outputs.
     """
 
-    def __init__(self, plan: ResolvedPlan) -> None:
+    def __init__(self, plan: ResolvedPlan, working: int) -> None:
+        """`working` is what `RemoteModel.make_room` found for it."""
         self._plan = plan
+        self._working = working
         self._collected: list[dict[str, Tensor]] | None = None
         self._outputs: deque[Tensor] = deque()
 
@@ -64,7 +66,7 @@ class StepByStep:
             return torch.zeros_like(tensors["x"])
         if self._outputs:
             return self._outputs.popleft()
-        return remote.forward([tensors], dtype, adapters, self._plan, control)[0]
+        return remote.forward([tensors], dtype, adapters, self._plan, self._working, control)[0]
 
     def _calc_cond_batch(
         self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]
@@ -80,7 +82,7 @@ class StepByStep:
         one_size = len({call["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
         for together in [calls] if one_size else [[call] for call in calls]:
             dtype = together[0]["x"].dtype
-            self._outputs.extend(proxy.remote.forward(together, dtype, proxy.adapters(), self._plan))
+            self._outputs.extend(proxy.remote.forward(together, dtype, proxy.adapters(), self._plan, self._working))
         return executor(model, conds, x, timestep, options)
 
 

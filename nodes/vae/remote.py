@@ -17,6 +17,7 @@ from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory import available_on_host
 from ..model.remote import device_name, interruption, loading_bar
+from ..room import free_devices
 
 GIGABYTE = 10**9
 
@@ -87,6 +88,7 @@ class RemoteVAE:
         return latent
 
     def _run(self, request: Callable[[Callable[[], bool]], Any]) -> Any:
+        free_devices(self.backend, self.spec, self.devices, self.weight_bytes)
         try:
             return request(comfy.model_management.processing_interrupted)
         except Cancelled:

@@ -42,6 +42,7 @@ def load_vae(backend: Backend, path: str, plan: ParallelPlan, schedule: str) -> 
     spec = ModelSpec(name, str(path), *part.fingerprint(), dtype_name(vae.vae_dtype), file_digest(path))
     size = sum(tensor.numel() for tensor in part.meta_tensors().values()) * vae.vae_dtype.itemsize
     vae.use(RemoteVAE(backend, AUTOENCODERS[name], config, spec, plan, devices, schedule, size))
+    backend.attend(vae.first_stage_model, spec)
     return vae
 
 

@@ -130,6 +130,7 @@ class Backend:
         interrupted: Interrupted,
         adapters: AdapterSet = NONE,
         residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
+        working: int = 0,
     ) -> Answer:
         """Run the model once for each call's tensors, with adapters in the weights; raises as `sample` does.
 
@@ -137,6 +138,7 @@ class Backend:
 
         Args:
             residuals: what a ControlNet adds in a single call, and its tensors.
+            working: as in the message.
         """
         added, added_tensors = residuals or (None, {})
         fields = {
@@ -146,6 +148,7 @@ class Backend:
             "adapters": adapters.id,
             "calls": len(calls),
             "residuals": added,
+            "working": working,
         }
         tensors = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.items()}
         tensors |= added_tensors

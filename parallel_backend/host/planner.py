@@ -60,7 +60,8 @@ class Planner:
             if not wish.stages:
                 found = [_cut(plan, measure_blocks) for plan in found]
             stale = wish.pipefusion > 1 or wish.patches > 1
-            limit = min(machine.memory, wish.memory_limit * GIGABYTE or machine.memory)
+            sharers = max(found[0].devices.count(device) for device in found[0].devices)
+            limit = min(machine.memory, wish.memory_limit * GIGABYTE / sharers or machine.memory)
             choice = best(found, shape, job, measured_profile(machine), limit, stale, _leaner(question))
             self._tell(question, choice, limit)
             self._answers[question] = choice.plan

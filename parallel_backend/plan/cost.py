@@ -100,6 +100,42 @@ def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages:
     return messages * levels[top].latency + max(size / levels[depth].bandwidth for (depth, _, _), size in load.items())
 
 
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that the fullest rank needs: its weights, shards of others while they are gathered, and activations."""
+
+    weights: float
+    gathered: float
+    activations: float
+
+    @property
+    def working(self) -> float:
+        """What comes and goes beside the weights."""
+        return self.gathered + self.activations
+
+
+def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
+    """What a rank needs of its device for a job, besides the context of the device itself."""
+    starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
+    held = max(model.weights(first, count) for first, count in zip(starts, plan.stages, strict=True))
+    weights, gathered = float(held + model.other_weights), 0.0
+    if plan.weights == "sharded":
+        largest = max(model.double_weights, model.single_weights)
+        gathered = 2 * min(largest, weights)  # the block in use and the one being gathered
+        weights /= plan.world_size
+    text = job.text_tokens if model.joint_text else 0
+    tokens = items(plan, job) * (job.image_tokens + text)
+    inner = plan.ring * plan.ulysses
+    activations = ACTIVATION_COPIES * math.ceil(tokens / inner) * model.hidden * job.element
+    cache = 2 * tokens / inner * model.hidden * max(plan.stages) * job.element if plan.patches > 1 else 0
+    return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
+
+
+def items(plan: ResolvedPlan, job: Job) -> int:
+    """Batch items, of both sides where they are computed together, that a rank computes at once."""
+    return math.ceil(job.batch / plan.data) * (2 if job.two_sided and plan.cfg == 1 else 1)
+
+
 def cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Cost:
     """What a plan costs for a job on a machine."""
     return _Estimate(plan, model, job, profile).total()
@@ -123,8 +159,7 @@ class _Pass:
 class _Estimate:
     def __init__(self, plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> None:
         self.plan, self.model, self.job, self.profile = plan, model, job, profile
-        sides = 2 if job.two_sided and plan.cfg == 1 else 1
-        self.batch = math.ceil(job.batch / plan.data) * sides
+        self.batch = items(plan, job)
         self.text = job.text_tokens if model.joint_text else 0
         self.stage_starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
 
@@ -282,18 +317,8 @@ class _Estimate:
 
     def _memory(self) -> tuple[float, float]:
         """Bytes of weights and of everything on the fullest rank."""
-        plan, model, job = self.plan, self.model, self.job
-        counts = [model.weights(first, count) for first, count in zip(self.stage_starts, plan.stages, strict=True)]
-        held = float(max(counts) + model.other_weights)
-        if plan.weights == "sharded":
-            largest = max(model.double_weights, model.single_weights)
-            held = held / plan.world_size + 2 * min(largest, held)  # the block in use and the one being gathered
-        weights = held * job.weight_element
-        inner = plan.ring * plan.ulysses
-        everything = self.batch * (job.image_tokens + self.text)
-        activations = ACTIVATION_COPIES * math.ceil(everything / inner) * model.hidden * job.element
-        cache = 2 * everything / inner * model.hidden * max(plan.stages) * job.element if plan.patches > 1 else 0
-        return weights, weights + activations + cache + self.profile.device.context
+        found = needs(self.plan, self.model, self.job)
+        return found.weights + found.gathered, found.weights + found.working + self.profile.device.context
 
 
 def _partner(rank: int, inner: int) -> int:

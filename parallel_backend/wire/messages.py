@@ -78,6 +78,8 @@ class Gone(Message, frozen=True):
 class Sample(Message, frozen=True):
     """Run a whole denoise, with the adapters of this id ("" for none) in the weights.
 
+    `working` is what a rank is thought to need beside the weights, in bytes.
+
     Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
     diffusion `log_sigmas`.
     """
@@ -94,6 +96,7 @@ class Sample(Message, frozen=True):
     positive: list[Prompt]
     negative: list[Prompt] | None
     adapters: str = ""
+    working: int = 0
 
 
 RESIDUAL = "residual."
@@ -125,6 +128,7 @@ class Forward(Message, frozen=True):
     calls: int
     adapters: str = ""
     residuals: Residuals | None = None
+    working: int = 0
 
 
 class Decode(Message, frozen=True):

@@ -335,9 +335,9 @@ class Engine:
             self._mesh_of = plan, build_mesh(plan, self._device, self._meter)
         return self._mesh_of[1]
 
-    def _allowance(self, plan: ResolvedPlan) -> Allowance:
+    def _allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
         sharers = plan.devices.count(plan.devices[self._world.rank])
-        return Allowance(limit=int(plan.memory_limit * GIGABYTE) // sharers, sharers=sharers)
+        return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
     def _prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, StageForward]:
         """This rank's part of the model, loaded if need be. Raises Cancelled, on all ranks alike, while loading."""
@@ -351,7 +351,7 @@ class Engine:
             found = self._files.find(spec)
             return StagePart(found, stage, sharded, self._device, self._meter, self._neighbours, watch, keep)
 
-        part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan))
+        part = self._holder.hold(spec, (stage_of, sharded), build, self._allowance(plan, message.working))
         self._status.enter("applying adapters")
         part.adapt(self._adapters.named(message.adapters), watch)
         return part.model, StageForward(part.model, mesh, plan, part.holding, self._status.mark)

@@ -1,0 +1,34 @@
+"""Making ComfyUI's own models leave the devices that workers are about to use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import comfy.model_management
+import torch
+
+from ..parallel_backend.host import Backend
+from ..parallel_backend.models.family import ModelSpec
+from ..parallel_backend.plan.profiles import CONTEXT_BYTES
+
+
+def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], each: float) -> None:
+    """Ask ComfyUI for room on every device of this machine that workers use; models there leave as far as it takes.
+
+    ComfyUI does so by itself for the device that it computes on, and only for that one.
+
+    Args:
+        model: the one that stays.
+        workers: each worker's device.
+        each: bytes that a worker needs, weights that it may hold already included.
+    """
+    comfy.model_management.soft_empty_cache()  # what torch keeps for later looks free to ComfyUI, but only to it
+    loaded = comfy.model_management.current_loaded_models
+    ours = [entry for entry in loaded if getattr(getattr(entry.model, "remote", None), "spec", None) == model]
+    for name in dict.fromkeys(workers):
+        if "/" in name:
+            continue  # of another machine
+        device, count = torch.device(name), workers.count(name)
+        held = backend.held_bytes(model, name)
+        contexts = count * CONTEXT_BYTES if device.type == "cuda" and not held else 0
+        comfy.model_management.free_memory(count * each - held + contexts, device, keep_loaded=ours)

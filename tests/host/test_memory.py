@@ -1,0 +1,168 @@
+"""Memory shared with ComfyUI: /free at any time, models taking turns without growth, limits, and running out of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.comfyui import REPO, ComfyUI, Run
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, ksampler_graph, parallel, queue_logged
+from tests.host.test_faults import wait_until, workers
+from tests.tiny_flux import save_flux
+
+RELEASED = re.compile(
+    r"Parallel: (\S+) released; the workers hold (\S+) MiB on their devices and keep (\S+) MiB in host"
+)
+RESTORED = re.compile(r"Parallel: (\S+): (\S+) MiB restored from host memory")
+MODELS = ("tiny-schnell", "tiny-3-heads")
+MEBIBYTE = 1 << 20
+
+
+def job(model: str = MODELS[0], seed: int = 0, steps: int = 2) -> Graph:
+    return ksampler_graph(model, width=64, height=64, steps=steps, seed=seed)
+
+
+def free_and_wait(server: ComfyUI, since: int) -> tuple[str, float, float]:
+    """The first release in the log since a position: file, MiB then on devices, MiB in host memory."""
+    wait_until(lambda: RELEASED.search(server.log[since:]), 30)
+    found = RELEASED.search(server.log[since:])
+    assert found
+    return found[1], float(found[2]), float(found[3])
+
+
+@pytest.mark.parametrize("flags", [{"unload_models": True}, {"free_memory": True}], ids=" ".join)
+def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(comfyui, latent_of, flags):
+    seed = 100 + len(flags) + ("free_memory" in flags)
+    expected = latent_of(job(seed=seed))
+    comfyui.queue(parallel(job(seed=seed + 10)), timeout=300).check()
+    before, processes = len(comfyui.log), workers(comfyui)
+    comfyui._post("/free", flags)
+    name, on_devices, on_host = free_and_wait(comfyui, before)
+    assert name == "tiny-schnell.safetensors"
+    assert on_devices == 0 < on_host
+    run, log = queue_logged(comfyui, parallel(job(seed=seed)))
+    assert relative_error(saved_latent(comfyui, run.check()), expected) <= 1e-5
+    assert float(RESTORED.search(log)[2]) == on_host
+    assert "loaded" not in log.split("Prompt executed")[0].split("Parallel: tiny")[0]
+    assert workers(comfyui) == processes
+
+
+def test_free_while_loading_and_while_sampling_lets_the_prompt_finish_first(comfyui, latent_of):
+    expected = latent_of(job(seed=120, steps=4))
+    comfyui._post("/free", {"unload_models": True, "free_memory": True})
+    save_flux(
+        comfyui.base_dir / "models" / "diffusion_models" / "fresh.safetensors"
+    )  # tiny-schnell's tensors, not loaded
+    before = len(comfyui.log)
+    loading = comfyui.submit(parallel(job("fresh", seed=120, steps=4)))
+    wait_until(lambda: "in the workers on" in comfyui.log[before:], 60)
+    comfyui.free()
+    run = comfyui.wait(loading, timeout=300).check()
+    assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+    assert free_and_wait(comfyui, before)[1] == 0
+
+    before, asked = len(comfyui.log), []
+
+    def at_step(progress) -> None:
+        if not asked:
+            asked.append(progress.value)
+            comfyui.free()
+
+    sampling = parallel(job("fresh", seed=121, steps=40))
+    comfyui.wait(comfyui.submit(sampling), on_progress=at_step, timeout=300).check()
+    assert asked == [1]
+    assert free_and_wait(comfyui, before)[1] == 0
+    run = comfyui.queue(parallel(job("fresh", seed=120, steps=4)), timeout=300).check()
+    assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["both resident", "one at a time"])
+def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, limited):
+    """One worker holds 71 and 40 MiB; the limit leaves each worker room for the larger and what it computes with."""
+    plan = {"ulysses": 2, "memory_limit": 0.2 if limited else 0.0}
+    names = [f"{model}.safetensors" for model in MODELS]
+    sizes: list[int] = []
+    restored = 0
+    for prompt in range(20):
+        run, log = queue_logged(comfyui, parallel(job(MODELS[prompt % 2], seed=200 + prompt, steps=1), **plan))
+        run.check()
+        restored += len(RESTORED.findall(log))
+        sizes.append(
+            sum(process.memory_info().rss for process in [psutil.Process(comfyui.process.pid), *workers(comfyui)])
+        )
+    assert restored >= 18 if limited else restored <= 2
+    assert max(sizes[6:]) - max(sizes[:6]) <= 64 * MEBIBYTE
+    before = len(comfyui.log)
+    comfyui.free()
+    wait_until(lambda: len(RELEASED.findall(comfyui.log[before:])) == (1 if limited else 2), 30)
+    last, on_devices, on_host = RELEASED.findall(comfyui.log[before:])[-1]
+    assert last in names
+    assert float(on_devices) == 0 < float(on_host)
+
+
+def test_a_limit_below_the_models_part_is_refused_with_the_numbers_and_a_plan_that_fits(comfyui):
+    run = comfyui.queue(parallel(job(seed=300), ulysses=2, memory_limit=0.12), timeout=300)
+    assert run.status == "error"
+    said = run.error.exception_message
+    assert re.search(r"0\.06 GB", said), said
+    assert re.search(r"(weights sharded|pipefusion 2)", said), said
+
+
+def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice_and_the_next_prompt_works(comfyui, latent_of):
+    expected = latent_of(job(seed=310))
+    comfyui.queue(parallel(job(seed=311)), timeout=300).check()
+    victim = workers(comfyui)[1]
+    room = victim.memory_info().vms + 8 * MEBIBYTE
+    victim.rlimit(psutil.RLIMIT_AS, (room, room))
+    run: Run = comfyui.queue(
+        parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=1, seed=312)), timeout=300
+    )
+    assert run.status == "error"
+    message = run.error.exception_message
+    said = r"Worker 1 of 2 \(cpu\) ran out of memory while .*: it asked for .* with .* free, and held .* MB of tiny-schnell"
+    assert re.match(said, message), message
+    assert "TIPS" in message  # of ComfyUI, for an error that it knows as out of memory
+    run = comfyui.queue(parallel(job(seed=310)), timeout=300).check()
+    assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+
+
+MAKE_ROOM = """
+import importlib.util, sys
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, {comfyui!r})
+import comfy.options
+comfy.options.enable_args_parsing()
+import torch
+import comfy.model_management as management
+from comfy.model_patcher import ModelPatcher
+spec = importlib.util.spec_from_file_location("pack", {pack!r} + "/__init__.py", submodule_search_locations=[{pack!r}])
+sys.modules["pack"] = importlib.util.module_from_spec(spec)
+from pack.nodes.room import free_devices
+from pack.parallel_backend.host import Backend
+from pack.parallel_backend.models.family import ModelSpec
+
+cpu = torch.device("cpu")
+module = torch.nn.Linear(64, 64)
+module.device = cpu
+patcher = ModelPatcher(module, load_device=cpu, offload_device=cpu)
+management.load_models_gpu([patcher])
+model = ModelSpec("flux", "file", 0, 0, "float32", "")
+counts = []
+for each in (1.0, 1e18):
+    free_devices(Backend(), model, ["cpu", "cpu"], each)
+    counts.append(len(management.current_loaded_models))
+print(counts)
+"""
+
+
+def test_comfyuis_models_leave_a_device_when_workers_need_its_room_and_only_then():
+    script = MAKE_ROOM.format(comfyui=os.environ["COMFYUI_PATH"], pack=str(Path(REPO)))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["[1, 0]"], done.stdout + done.stderr
