@@ -12,6 +12,7 @@ from ..errors import Refused
 from .cost import Cost, Job, cost
 from .plan import ResolvedPlan
 from .profiles import ModelShape, Profile
+from .roomier import gigabytes
 
 PARTS = ("device", "ulysses", "ring", "pipeline", "cfg", "gather", "launch", "fill")
 
@@ -139,21 +140,21 @@ def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan |
 def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], limit: float) -> str:
     if fitting:
         return (
-            f"only plans that change the picture fit into {limit / 1e9:.1f} GB, such as {fitting[0].plan.degrees} with "
-            f"{fitting[0].breakdown.memory / 1e9:.1f} GB: ask for PipeFusion, or use weights sharded or smaller weights."
+            f"only plans that change the picture fit into {gigabytes(limit)}, such as {fitting[0].plan.degrees} with "
+            f"{gigabytes(fitting[0].breakdown.memory)}: ask for PipeFusion, or use weights sharded or smaller weights."
         )
     if not ranking:
         return "no plan goes with these devices and this job: set degrees to 0 (automatic), or choose other devices."
     least = min(ranking, key=lambda entry: entry.breakdown.memory)
-    need, weights = least.breakdown.memory / 1e9, least.breakdown.weights / 1e9
+    need, weights = gigabytes(least.breakdown.memory), gigabytes(least.breakdown.weights)
     way_out = "use more devices, smaller weights (fp8, GGUF) or a smaller job"
     if instead:
         other = instead[0]
         sharded = " with weights sharded" if other.plan.weights == "sharded" else ""
-        way_out = f"use {other.plan.degrees}{sharded}, which needs {other.breakdown.memory / 1e9:.1f} GB"
+        way_out = f"use {other.plan.degrees}{sharded}, which needs {gigabytes(other.breakdown.memory)}"
     return (
-        f"the leanest plan, {least.plan.degrees}, needs {need:.1f} GB on each device ({weights:.1f} GB of it weights) and "
-        f"{limit / 1e9:.1f} GB are there: {way_out}."
+        f"the leanest plan, {least.plan.degrees}, needs {need} on each device ({weights} of it weights) and "
+        f"{gigabytes(limit)} are there: {way_out}."
     )
 
 

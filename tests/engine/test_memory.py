@@ -27,8 +27,9 @@ def weights(run: Runner) -> int:
 
 
 def worker(rank: int) -> psutil.Process:
-    """This process's worker of a rank."""
-    (found,) = (p for p in psutil.Process().children(recursive=True) if p.name() == f"parallel-rank{rank}")
+    """The worker of a rank that this process's fork server has; a ComfyUI of other tests has its own."""
+    servers = psutil.Process().children()
+    (found,) = (p for server in servers for p in server.children() if p.name() == f"parallel-rank{rank}")
     return found
 
 
