@@ -153,7 +153,7 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
         sharded = " with weights sharded" if other.plan.weights == "sharded" else ""
         way_out = f"use {other.plan.degrees}{sharded}, which needs {gigabytes(other.breakdown.memory)}"
     return (
-        f"the leanest plan, {least.plan.degrees}, needs {need} on each device ({weights} of it weights) and "
+        f"the leanest plan, {least.plan.degrees}, needs {need} for each worker ({weights} of it weights) and "
         f"{gigabytes(limit)} are there: {way_out}."
     )
 

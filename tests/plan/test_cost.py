@@ -158,10 +158,10 @@ def test_tokens_of_pictures_and_videos() -> None:
 
 def test_a_refusal_for_memory_names_the_numbers() -> None:
     with pytest.raises(
-        Refused, match=r"needs \d+\.\d GB on each device \(23\.\d GB of it weights\) and 16\.0 GB are there"
+        Refused, match=r"needs \d+\.\d+ GB for each worker \(23\.\d+ GB of it weights\) and 16\.00 GB are there"
     ):
         best(plans(4, pipefusion=1), FLUX, JOB, profile("h100-nvlink"), 16e9)
-    with pytest.raises(Refused, match=r"only plans that change the picture fit into 16\.0 GB, such as pipefusion 4"):
+    with pytest.raises(Refused, match=r"only plans that change the picture fit into 16\.00 GB, such as pipefusion 4"):
         best(plans(4), FLUX, JOB, profile("h100-nvlink"), 16e9)
     assert best(plans(4), FLUX, JOB, profile("h100-nvlink"), 16e9, stale=True).plan.pipefusion == 4
     with pytest.raises(Refused, match="no plan goes"):
@@ -226,7 +226,7 @@ def test_command_line_knows_the_models(name: str, capsys: pytest.CaptureFixture[
 
 def test_command_line_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--memory", "8GB", "--devices", "2"]) == 2
-    assert "8.0 GB" in capsys.readouterr().err
+    assert "8.00 GB" in capsys.readouterr().err
     assert main(["--memory", "24GiB", "--devices", "8", "--weights", "sharded"]) == 0
     for wrong in (["--size", "1024"], ["--memory", "lots"], ["--devices", "0"]):
         with pytest.raises(SystemExit):

@@ -1,0 +1,298 @@
+"""A soak: many prompts in a row through a real ComfyUI, all at random, and what its processes hold after each.
+
+Models of three families, sizes, text lengths, batches, samplers, schedules, guidance and plans are drawn from a seed. A
+prompt whose plan keeps KSampler's picture is, from time to time, the probe: a fixed prompt whose latent must be the one
+that ComfyUI's own KSampler made before. What is held after the first prompts bounds what may be held later.
+
+Run from the repository root: COMFYUI_PATH=... python -m benchmarks.soak [--prompts 300] [--seed 0]
+It ends with 1 if a prompt failed or something grew beyond its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.denoise.samplers import SAMPLERS
+from scripts.comfyui import ComfyUI, Graph
+from tests import tiny_cogvideox, tiny_pixart
+from tests.host.conftest import TEXT_LENGTHS, fill, relative_error, saved_latent
+from tests.host.graphs import ksampler_graph, node, parallel
+from tests.tiny_models import draw
+
+MEBIBYTE = 1 << 20
+SETTLE_SECONDS = 30.0
+PROBE_EVERY = 25
+TOLERANCE = 1e-5
+
+FLUX = {"tiny-schnell": 4, "tiny-dev": 4, "tiny-3-heads": 3}
+"""Models and their attention heads."""
+HEADS = FLUX | {"soak-pixart": 16, "soak-video": 3}
+LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVideoX"}
+STEP_BY_STEP = ("ddim", "uni_pc", "dpm_fast", "lms")
+"""Samplers of which some keep their loop in ComfyUI."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What ComfyUI's process, the fork server and the workers hold after a prompt; of the workers, the most that one holds.
+
+    `processes` counts those beyond ComfyUI, the fork server and the plan's workers; `shared` the bytes of shared memory
+    that any of them has open or mapped; sizes are in MiB.
+    """
+
+    processes: int
+    files_comfyui: int
+    files_server: int
+    files_worker: int
+    shared: float
+    rss_comfyui: float
+    rss_server: float
+    rss_worker: float
+
+
+BOUNDS = Held(
+    processes=0, files_comfyui=8, files_server=4, files_worker=8, shared=0, rss_comfyui=96, rss_server=16, rss_worker=96
+)
+"""By how much what is held later may exceed the most that was held in the first prompts."""
+
+
+@dataclass
+class Report:
+    """What a soak found."""
+
+    held: list[Held] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    plans: set[str] = field(default_factory=set)
+    starts: int = 0
+    seconds: float = 0.0
+
+    def growth(self, first: int) -> Held:
+        """By how much the most of all later prompts exceeds the most of the first ones; negative where it is less."""
+        return Held(
+            **{
+                name: max(getattr(held, name) for held in self.held[first:])
+                - max(getattr(held, name) for held in self.held[:first])
+                for name in NAMES
+            }
+        )
+
+    def broken(self, first: int) -> list[str]:
+        """What went wrong, in words."""
+        growth = self.growth(first)
+        grown = [
+            f"{name} grew by {getattr(growth, name):g}, more than {getattr(BOUNDS, name):g}"
+            for name in NAMES
+            if getattr(growth, name) > getattr(BOUNDS, name)
+        ]
+        wrong = [f"a probe was off by {error:.1e}" for error in self.probes if not error <= TOLERANCE]
+        return self.failures + grown + wrong
+
+
+NAMES = tuple(entry.name for entry in fields(Held))
+
+
+def fill_families(server: ComfyUI) -> None:
+    """Put the models that are not FLUX, and their prompts, into a server's folders."""
+    models = server.base_dir / "models" / "diffusion_models"
+    tiny_cogvideox.save_cogvideox(models / "soak-video.safetensors", "1.5")
+    tiny_pixart.save_pixart(models / "soak-pixart.safetensors")
+    for tokens in TEXT_LENGTHS:
+        width = tiny_pixart.TEXT_WIDTH
+        save_file({"cond": draw(1, tokens, width, seed=tokens)}, server.input_dir / f"soak-{tokens}.safetensors")
+
+
+def draw_graph(chance: random.Random, devices: int) -> Graph:
+    """A prompt at random on so many workers."""
+    model = chance.choice(list(HEADS))
+    two_sided = chance.random() < 0.5
+    batch = chance.choice((1, 1, 2))
+    width, height = (8 * chance.randint(8, 24) for _ in "wh")
+    graph = ksampler_graph(
+        model,
+        positive=f"cond-{chance.choice(TEXT_LENGTHS)}",
+        negative=f"cond-{chance.choice(TEXT_LENGTHS)}",
+        width=width,
+        height=height,
+        batch=batch,
+        seed=chance.getrandbits(32),
+        steps=chance.randint(1, 4),
+        cfg=2.0 if two_sided else 1.0,
+        sampler=chance.choice([name for name in SAMPLERS if not SAMPLERS[name].own] + list(STEP_BY_STEP)),
+        scheduler=chance.choice(("simple", "normal", "beta", "sgm_uniform")),
+    )
+    if model not in FLUX:
+        for side in ("positive", "negative"):
+            graph[side]["inputs"]["conditioning"] = f"soak-{chance.choice(TEXT_LENGTHS[:4])}.safetensors"
+    if model == "soak-video":
+        size = {"width": 16 * chance.randint(3, 6), "height": 16 * chance.randint(3, 6), "batch_size": batch}
+        graph["latent"] = node("EmptyHunyuanLatentVideo", length=4 * chance.randint(1, 3) + 1, **size)
+        graph["sampler"]["inputs"]["sampler_name"] = chance.choice(("cogvideox_ddim", "cogvideox_dpm", "euler"))
+    plan = chance.choice(list(plans(devices, HEADS[model], two_sided, batch)))
+    graph = parallel(graph, f"cpu:{devices}", sampler=False, **plan)
+    graph["model"]["class_type"] = LOADERS.get(model, "LoadParallelFlux")
+    return graph
+
+
+def plans(devices: int, heads: int, two_sided: bool, batch: int) -> Iterator[dict[str, int | str]]:
+    """All plans for a job on so many workers: an automatic one, and every product of degrees, whole and sharded."""
+    yield dict.fromkeys(("cfg", "pipefusion", "ulysses", "ring", "data"), 0)
+    limits = {"cfg": 1 + two_sided, "pipefusion": 3, "ulysses": heads, "ring": devices, "data": batch}
+    for degrees in itertools.product(*(range(1, min(limit, devices) + 1) for limit in limits.values())):
+        if math.prod(degrees) == devices:
+            plan = dict(zip(limits, degrees, strict=True))
+            yield plan
+            yield (
+                {**plan, "patches": 2, "warmup_steps": 1} if plan["pipefusion"] > 1 else {**plan, "weights": "sharded"}
+            )
+
+
+def probe_graph() -> Graph:
+    """The prompt whose result is known."""
+    return ksampler_graph("tiny-schnell", width=72, height=104, steps=3, cfg=2.0, seed=5)
+
+
+def soak(server: ComfyUI, prompts: int, seed: int, most_workers: int = 4) -> Report:
+    """Queue prompts at random, one after the other, on a server that has the models."""
+    chance = random.Random(seed)
+    report = Report()
+    expected = saved_latent(server, server.queue(probe_graph(), timeout=300).check())
+    started, log = time.monotonic(), len(server.log)
+    devices = 2
+    for number in range(prompts):
+        if chance.random() < 0.2:
+            devices = chance.randint(1, most_workers)
+        graph = draw_graph(chance, devices)
+        probe = number % PROBE_EVERY == PROBE_EVERY - 1 or number == prompts - 1
+        if probe:
+            graph = parallel(probe_graph(), f"cpu:{devices}", ulysses=1, ring=devices)
+        run = server.queue(graph, timeout=600)
+        report.plans.add(described(graph))
+        if run.status != "success":
+            report.failures.append(f"prompt {number + 1} ({described(graph)}): {run.status}, {run.error}")
+        elif probe:
+            report.probes.append(relative_error(saved_latent(server, run), expected))
+        else:
+            check_numbers(report, number, load_file(server.files(run, "save")[0])["latent_tensor"])
+        report.held.append(held_by(server, devices))
+        if (number + 1) % 10 == 0:
+            seconds = time.monotonic() - started
+            failed = "; ".join(report.failures) or "no failure"
+            print(f"{number + 1} prompts, {seconds:.0f} s, {failed}, {report.held[-1]}", flush=True)
+    report.seconds = time.monotonic() - started
+    report.starts = len(re.findall(r"Parallel: starting \d+ worker", server.log[log:]))
+    return report
+
+
+def check_numbers(report: Report, number: int, latent: torch.Tensor) -> None:
+    """Note a picture that is none."""
+    if not latent.isfinite().all() or not latent.any():
+        report.failures.append(f"prompt {number + 1}: no picture")
+
+
+def described(graph: Graph) -> str:
+    """A prompt's plan, model and sampler in a line."""
+    plan = " ".join(f"{name} {value}" for name, value in graph["plan"]["inputs"].items())
+    sampler = graph["sampler"]["inputs"]
+    return f"{graph['model']['inputs']['unet_name']}, {plan}, {sampler['sampler_name']}, cfg {sampler['cfg']}"
+
+
+def held_by(server: ComfyUI, workers: int) -> Held:
+    """What is held once workers that had to leave have left."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while len(server.children()) > 1 + workers and time.monotonic() < deadline:
+        time.sleep(0.02)
+    comfyui = psutil.Process(server.process.pid)
+    children = server.children()
+    ours = [child for child in children if child.ppid() != comfyui.pid]
+    servers = [child for child in children if child.ppid() == comfyui.pid]
+    return Held(
+        processes=len(children) - 1 - workers,
+        files_comfyui=comfyui.num_fds(),
+        files_server=sum(process.num_fds() for process in servers),
+        files_worker=max((process.num_fds() for process in ours), default=0),
+        shared=sum(map(shared_memory, [comfyui, *children])),
+        rss_comfyui=resident([comfyui]),
+        rss_server=resident(servers),
+        rss_worker=resident(ours),
+    )
+
+
+def resident(processes: Sequence[psutil.Process]) -> float:
+    """MiB that the largest of some processes holds."""
+    return max((process.memory_info().rss for process in processes), default=0) / MEBIBYTE
+
+
+def shared_memory(process: psutil.Process) -> float:
+    """MiB of files in /dev/shm and of memfds that a process has open or mapped."""
+    found: dict[str, int] = {}
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            target = os.readlink(link)
+            if target.startswith(("/dev/shm/", "/memfd:")):
+                found[target] = link.stat().st_size
+        except OSError:
+            continue  # closed meanwhile
+    for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+        span, _, rest = line.partition(" ")
+        name = rest.split(maxsplit=4)[-1]
+        if name.startswith(("/dev/shm/", "/memfd:")):
+            start, end = (int(address, 16) for address in span.split("-"))
+            found.setdefault(name, end - start)
+    return sum(found.values()) / MEBIBYTE
+
+
+def table(report: Report, first: int) -> str:
+    """The most held in each run of `first` prompts, the growth after the first of them, and the bounds, in Markdown."""
+    rows = [["prompts", *(name.replace("_", " ") for name in NAMES)], ["---:"] * (len(NAMES) + 1)]
+    for start in range(0, len(report.held), first):
+        part = report.held[start : start + first]
+        most = (max(getattr(held, name) for held in part) for name in NAMES)
+        rows.append([f"{start + 1} to {start + len(part)}", *(f"{value:.0f}" for value in most)])
+    growth = report.growth(first)
+    rows.append(["growth", *(f"{getattr(growth, name):+.0f}" for name in NAMES)])
+    rows.append(["bound", *(f"{getattr(BOUNDS, name):.0f}" for name in NAMES)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main() -> int:
+    """Run it and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--prompts", type=int, default=300)
+    parser.add_argument("--first", type=int, default=50, help="prompts that set what may be held")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        server = ComfyUI(os.environ["COMFYUI_PATH"], folder, env={"XDG_CACHE_HOME": f"{folder}/cache"})
+        fill(server)
+        fill_families(server)
+        with server:
+            report = soak(server, options.prompts, options.seed)
+    print(table(report, options.first))
+    print(
+        f"{options.prompts} prompts, {len(report.plans)} different ones by model, plan, sampler and cfg, in "
+        f"{report.seconds:.0f} s; workers started {report.starts} times; {len(report.failures)} failed; "
+        f"{len(report.probes)} probes, at most {max(report.probes, default=0):.1e} off"
+    )
+    broken = report.broken(options.first)
+    print("\n".join(broken) or "nothing failed, nothing grew beyond its bound")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
