@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
+from types import ModuleType
 
 import psutil
 import pytest
@@ -169,8 +169,10 @@ def test_comfyuis_models_leave_a_device_when_workers_need_its_room_and_only_then
     import comfy.model_management as management
     from comfy.model_patcher import ModelPatcher
 
-    spec = importlib.util.spec_from_file_location("pack", REPO / "__init__.py", submodule_search_locations=[str(REPO)])
-    monkeypatch.setitem(sys.modules, "pack", importlib.util.module_from_spec(spec))
+    for name, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):  # without what they import: a whole ComfyUI
+        package = ModuleType(name)
+        package.__path__ = [str(path)]
+        monkeypatch.setitem(sys.modules, name, package)
     free_devices = importlib.import_module("pack.nodes.room").free_devices
     cpu = torch.device("cpu")
     module = torch.nn.Linear(64, 64)
