@@ -170,12 +170,9 @@ Ours = Callable[[Video, ResolvedPlan], Tensor]
 
 SMALL = [
     cpu_plan(cfg=2),
-    cpu_plan(ulysses=2),
     cpu_plan(ring=2),
-    cpu_plan(pipefusion=2, warmup_steps=STEPS),
     cpu_plan(pipefusion=2, patches=3, warmup_steps=STEPS),
     cpu_plan(ulysses=2, weights="sharded"),
-    cpu_plan(ring=3),
     cpu_plan(ulysses=3),
 ]
 
@@ -235,7 +232,6 @@ def test_a_batch_over_groups_equals_diffusers(original: Original, ours: Ours, pl
 
 
 PIPED = [
-    cpu_plan(pipefusion=2, patches=3),
     cpu_plan(cfg=2, pipefusion=2, patches=3),
     cpu_plan(pipefusion=2, ulysses=2, patches=3),
     cpu_plan(pipefusion=2, ring=2, patches=3),
