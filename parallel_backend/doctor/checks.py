@@ -139,7 +139,9 @@ def _link(measured: Measured) -> Finding:
     machine = measured.machine
     if machine is None:
         cause = known_cause(measured.error)
-        return Finding(name, Status.FAILURE, measured.error, cause.remedy if cause else "The text above is their log.")
+        return Finding(
+            name, Status.FAILURE, measured.error, cause.remedy if cause else "The text above says what happened."
+        )
     text = f"started, and compute {machine.matmul / 1e12:.3g} TFLOP/s each"
     if count > 1:
         kind = "NCCL" if first.startswith("cuda") else "gloo"

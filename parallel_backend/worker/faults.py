@@ -14,7 +14,7 @@ import torch
 PULSE_SECONDS = 0.2
 """A fault waits this long, so that the host has heard of the phase; real ones seldom strike at its first instruction."""
 
-LATE_SECONDS = 3
+LATE_SECONDS = 1.5
 
 
 @dataclass(frozen=True)

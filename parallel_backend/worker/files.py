@@ -41,7 +41,10 @@ class ModelFiles:
             return model
         wanted = PurePosixPath(model.path)
         other = ""
-        for candidate in chain(self._known.get(model.digest, ()), self._candidates(wanted)):
+        known = (
+            self._known.get(model.digest, ()) if self._folders else ()
+        )  # else the path says which of two that are alike
+        for candidate in chain(known, self._candidates(wanted)):
             try:
                 if self._digests.of(candidate) == model.digest:
                     self._known[model.digest] = (candidate,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +121,43 @@ def test_this_machine():
     assert findings["torch"].text.startswith(torch.__version__.split("+")[0])
     assert findings["2 workers, cpu"].status is Status.OK
     assert "all-to-all through gloo" in findings["2 workers, cpu"].text
+
+
+def test_faults_of_this_machine_are_found(tmp_path):
+    """A small disk, few open files, ComfyUI's allocator, and packages that say they are of other versions."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("namespaces are not permitted here")
+    for package, version in {"diffusers": "0.30.0", "flash_attn": "1.0.9"}.items():
+        folder = tmp_path / "packages" / f"{package}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = 'mount -t tmpfs -o size=1m none "$1" && ulimit -n 512 && exec "$2" -m "$3"'
+    variables = {
+        "TMPDIR": str(disk),
+        "PYTHONPATH": str(tmp_path / "packages"),
+        "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
+    }
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command, "sh", str(disk), sys.executable, "parallel_backend.doctor"],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 1
+    said = re.sub(r"\s+", " ", ran.stdout)
+    for finding in (
+        "failure diffusers 0.30.0; 0.35 to 0.42 is supported -> Run pip install",
+        "warning flash-attn 1.0.9; 2.6 or newer is supported -> The flash-attn package does not fit",
+        f"failure temporary folder {disk}: 0.00 GiB free -> The disk with the temporary folder is full",
+        "warning open files 512 at most -> The limit of open files is reached",
+        "ok allocator ComfyUI uses cudaMallocAsync; the workers leave it out",
+        "failure 2 workers, cpu",
+    ):
+        assert finding in said, ran.stdout
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no GPU")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.worker.environment import FAULT_FILE
 from tests.engine.conftest import Job, Runner, sigmas
+from tests.faults.fault_file import FaultFile
 from tests.plans import cpu_plan
+from tests.reliability import Ledger
 from tests.tiny_flux import save_flux
 from tests.tiny_vae import save_image_vae
 
@@ -49,7 +51,10 @@ DEATHS = {
 """Ways in which a process ends, and what the message says of each."""
 
 BOUND = 10
-"""Seconds from a death, or an exception, to the error; about two on a quiet machine."""
+"""Seconds from a death, or an exception, to the error; about one on a quiet machine."""
+
+ERROR = "one error"
+"""An outcome in the table: a message with rank, phase and step, and all that `Bench.assert_recovered` looks at."""
 
 LATENT = torch.linspace(-1, 1, 16 * 8 * 8).view(1, 16, 8, 8)
 
@@ -101,13 +106,13 @@ class Case:
 class Bench:
     """A backend in a folder of its own, and the right result under each plan."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ledger: Ledger) -> None:
+        self._ledger = ledger
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         tempfile.tempdir = str(self.temporary)
-        self._fault = folder / "fault"
-        self._struck = folder / "fault.struck"
-        os.environ[FAULT_FILE] = str(self._fault)
+        self.fault = FaultFile(folder)
+        os.environ[FAULT_FILE] = str(self.fault.path)
         self.backend = Backend()
         self.run = Runner(self.backend)
         self.job = Job(save_flux(folder / "tiny.safetensors"), sigmas(STEPS), height=8, width=8)
@@ -168,16 +173,7 @@ class Bench:
             self.end_workers()
         else:
             self.assert_right(case.workers)
-        self._struck.unlink(missing_ok=True)
-        self._fault.write_text(case.text)
-
-    def disarm(self) -> None:
-        """Take the fault back if it has not struck."""
-        self._fault.unlink(missing_ok=True)
-
-    def struck(self) -> bool:
-        """Whether the fault has struck."""
-        return self._struck.exists()
+        self.fault.arm(case.text)
 
     def outcome(self, case: Case, interrupted: Callable[[], bool] = lambda: False) -> tuple[str, float]:
         """What a run with this fault ends in ("" for a result), and how many seconds after the fault struck."""
@@ -190,10 +186,9 @@ class Bench:
         except Cancelled:
             message = "cancelled"
         finally:
-            ended = time.time()
-            self.disarm()
-        assert self.struck(), f"{case} did not strike"
-        return message, ended - self._struck.stat().st_ctime
+            self.fault.disarm()
+        assert self.fault.struck(), f"{case} did not strike"
+        return message, self.fault.seconds()
 
     def assert_nothing_left(self, others: int = 0) -> None:
         """No worker but `others` of another backend, no folder with socket and logs, no shared memory."""
@@ -205,24 +200,31 @@ class Bench:
         """An ordinary run gives the very same latent as before."""
         assert torch.equal(self.run(self.job, PLANS[workers]), self.right[workers])
 
-    def assert_dies(self, case: Case, others: int = 0) -> float:
-        """A death is one clear error, nothing is left, and the next run is right. Returns the seconds to the error."""
+    def assert_recovered(self, workers: int, others: int = 0) -> None:
+        """Nothing is left of a failed run, and the next one is right."""
+        self.assert_nothing_left(others)
+        self.assert_right(workers)
+
+    def held(self, fault: str, outcome: str, seconds: float, bound: float) -> None:
+        """Enter a case into the table of docs/reliability.md."""
+        self._ledger.held("backend", fault, outcome, seconds, bound)
+
+    def assert_dies(self, case: Case, others: int = 0) -> None:
+        """A death is one clear error, nothing is left, and the next run is right."""
         message, seconds = self.outcome(case)
         said = f"{case.worker} {DEATHS[case.kind]} while {case.place}. "
         assert message.startswith(said), f"{message!r} instead of {said!r}"
         assert AFTERWARDS in message
-        assert seconds <= BOUND
-        self.assert_nothing_left(others)
-        self.assert_right(case.workers)
-        return seconds
+        self.assert_recovered(case.workers, others)
+        self.held(f"a worker {DEATHS[case.kind]}", ERROR, seconds, BOUND)
 
 
-def all_deaths() -> list[Case]:
-    """Every death of every rank in every phase."""
+def deaths(sizes: Iterable[int], *, every: bool) -> list[Case]:
+    """Deaths of every rank in every phase: every kind of death, or one each, the kinds taking turns."""
+    places = [(workers, rank, phase) for workers in sizes for rank in range(workers) for phase in PHASES]
+    kinds = list(DEATHS)
     return [
-        Case(workers, rank, phase, kind)
-        for workers in PLANS
-        for rank in range(workers)
-        for phase in PHASES
-        for kind in DEATHS
+        Case(*place, kind)
+        for index, place in enumerate(places)
+        for kind in (kinds if every else [kinds[index % len(kinds)]])
     ]

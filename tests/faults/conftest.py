@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.bench import Bench
+from tests.reliability import Ledger
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    made = Bench(tmp_path_factory.mktemp("faults"))
+def bench(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("faults"), ledger)
     yield made
     made.close()

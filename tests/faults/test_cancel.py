@@ -13,13 +13,15 @@ from tests.faults.bench import AFTERWARDS, DEATHS, PHASES, Bench, Case
 BOUND = LATE_SECONDS + 5
 """Seconds: the worker is held up in its phase, and leaves it at the next step boundary."""
 
+PATIENCE = 3
+
 
 def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
     """The user presses Cancel a moment after the fault has struck."""
     at: list[float] = []
 
     def interrupted() -> bool:
-        if not at and bench.struck():
+        if not at and bench.fault.struck():
             at.append(time.monotonic())
         return bool(at) and time.monotonic() - at[0] >= seconds
 
@@ -29,12 +31,15 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
 @pytest.mark.parametrize("phase", list(PHASES))
 @pytest.mark.parametrize("workers", [2, 4])
 def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
+    took = []
     for rank in (0, workers - 1):
         case = Case(workers, rank, phase, "late")
         ended, seconds = bench.outcome(case, once_struck(bench))
         assert ended in ("cancelled", "") if phase in ("sampling, last step", "decoding") else ended == "cancelled"
-        assert seconds <= BOUND
+        took.append(seconds)
     bench.assert_right(workers)
+    for seconds in took:
+        bench.held(f"Cancel while a worker is held up for {LATE_SECONDS} s", "cancelled", seconds, BOUND)
 
 
 @pytest.mark.parametrize("kind", list(DEATHS))
@@ -43,19 +48,18 @@ def test_cancel_together_with_a_death(bench, phase, kind):
     case = Case(2, 1, phase, kind)
     ended, seconds = bench.outcome(case, once_struck(bench, 0))
     assert ended == "cancelled" or AFTERWARDS in ended
-    assert seconds <= BOUND
     bench.assert_right(2)
+    bench.held("Cancel together with a death", "cancelled or one error", seconds, BOUND)
 
 
 def test_cancel_of_a_run_whose_worker_hangs_ends_the_workers(bench):
     bench.end_workers()
     ordinary = bench.backend.deadlines
-    bench.backend.deadlines = type(ordinary)(cancel=3)
+    bench.backend.deadlines = type(ordinary)(cancel=PATIENCE)
     try:
         ended, seconds = bench.outcome(Case(2, 1, "sampling, first step", "hang"), once_struck(bench))
     finally:
         bench.backend.deadlines = ordinary
     assert ended == "cancelled"
-    assert seconds <= 3 + 5
-    bench.assert_nothing_left()
-    bench.assert_right(2)
+    bench.assert_recovered(2)
+    bench.held(f"Cancel while a worker hangs (patience {PATIENCE} s)", "cancelled", seconds, PATIENCE + 5)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -16,12 +17,15 @@ import torch
 from parallel_backend.errors import WorkerFailed
 from parallel_backend.host import Backend
 from tests.engine.conftest import Runner
-from tests.faults.bench import AFTERWARDS, PLANS, Case
+from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
 
 REPO = Path(__file__).parents[2]
+RESULT = "the result"
+IMPORT_BOUND = 120
+"""Seconds to a result where torch and diffusers are imported again first."""
 
 ON_A_SMALL_DISK = """
-import sys, tempfile
+import sys, tempfile, time
 from pathlib import Path
 from parallel_backend.errors import WorkerFailed
 from parallel_backend.host import Backend
@@ -40,7 +44,9 @@ def main(file, where):
                 out.write(bytes(4096))
         except OSError:
             pass
+    started = time.monotonic()
     {middle}
+    print(time.monotonic() - started)
     filler.unlink()
     assert (run(job, PLANS[2]) == first).all()
     run.close()
@@ -57,8 +63,11 @@ REFUSED = """
     """
 
 
-def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> str:
-    """Run a script in a mount namespace of its own in which a folder is a disk of 1 MB, which gets full."""
+def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> tuple[str, float]:
+    """Run a script in a mount namespace of its own in which a folder is a disk of 1 MB, which gets full.
+
+    Returns what it printed, and the seconds that `middle` took.
+    """
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("namespaces are not permitted here")
     script = ON_A_SMALL_DISK.replace("{middle}", middle.strip("\n ") or "pass")
@@ -71,25 +80,30 @@ def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> str:
         timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    return ran.stdout, float(ran.stdout.splitlines()[-1])
 
 
 def test_a_full_disk(bench, tmp_path):
-    said = on_a_small_disk(bench, str(tmp_path), str(tmp_path), REFUSED)
+    said, seconds = on_a_small_disk(bench, str(tmp_path), str(tmp_path), REFUSED)
     assert "No space left on device" in said
     assert "The disk with the temporary folder is full" in said
+    bench.held("a full disk", ERROR, seconds, BOUND)
 
 
 def test_a_full_shared_memory(bench, tmp_path):
     """Sampling does not need it."""
-    on_a_small_disk(bench, "/dev/shm", str(tmp_path), "assert (run(job, PLANS[2]) == first).all()")
+    again = "assert (run(job, PLANS[2]) == first).all()"
+    _, seconds = on_a_small_disk(bench, "/dev/shm", str(tmp_path), again)
+    bench.held("a full /dev/shm", RESULT, seconds, BOUND)
 
 
 def test_the_socket_removed_under_running_workers(bench):
     bench.assert_right(2)
     (directory,) = bench.temporary.glob("comfyui-parallel-*")
     (directory / "socket").unlink()
+    started = time.monotonic()
     bench.assert_right(2)
+    bench.held("the socket is removed under running workers", RESULT, time.monotonic() - started, BOUND)
 
 
 def test_the_socket_removed_while_workers_start(bench):
@@ -98,7 +112,7 @@ def test_the_socket_removed_while_workers_start(bench):
     bench.prepare(case)
 
     def remove() -> None:
-        while not bench.struck():
+        while not bench.fault.struck():
             pass
         for socket in bench.temporary.glob("comfyui-parallel-*/socket"):
             socket.unlink()
@@ -108,8 +122,9 @@ def test_the_socket_removed_while_workers_start(bench):
     with pytest.raises(WorkerFailed, match="folder was removed while they started") as raised:
         bench.run(bench.job, case.plan)
     assert AFTERWARDS in str(raised.value)
-    bench.assert_nothing_left()
-    bench.assert_right(2)
+    seconds = bench.fault.seconds()
+    bench.assert_recovered(2)
+    bench.held("the socket is removed while workers start", ERROR, seconds, BOUND)
 
 
 def test_two_backends_side_by_side(bench):
@@ -133,9 +148,11 @@ def test_a_killed_fork_server(bench):
     (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
     workers = bench.workers()
     server.kill()
+    started = time.monotonic()
     psutil.wait_procs(workers, timeout=5)
     assert not any(worker.is_running() for worker in workers)
     bench.assert_right(2)
+    bench.held("the fork server is killed", RESULT, time.monotonic() - started, IMPORT_BOUND)
 
 
 def test_no_temporary_folder(bench, tmp_path):
@@ -146,4 +163,4 @@ def test_no_temporary_folder(bench, tmp_path):
             bench.run(bench.job, PLANS[2])
     finally:
         tempfile.tempdir = ordinary
-    bench.assert_right(2)
+    bench.assert_recovered(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from parallel_backend.errors import NotFinite
 from tests.engine.conftest import Job, sigmas
-from tests.faults.bench import PLANS, STEPS
+from tests.faults.bench import BOUND, PLANS, STEPS
+
+OUTCOME = "one error with the step; the workers stay"
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -21,10 +24,13 @@ def test_nan_in_the_weights(bench, tmp_path, workers):
     job = Job(tmp_path / "damaged.safetensors", sigmas(STEPS), height=8, width=8)
     bench.assert_right(workers)
     before = bench.workers()
+    started = time.monotonic()
     with pytest.raises(NotFinite, match=r"^Step 1 of 3: the model's output holds \d+ values of 1024 .* is damaged"):
         bench.run(job, PLANS[workers])
+    seconds = time.monotonic() - started
     bench.assert_right(workers)
     assert bench.workers() == before
+    bench.held("NaN in the weights", OUTCOME, seconds, BOUND)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -32,6 +38,10 @@ def test_nan_from_a_later_step(bench, step):
     broken = sigmas(STEPS)
     broken[step] = torch.nan
     job = dataclasses.replace(bench.job, sigmas=broken)
+    bench.assert_right(2)
+    started = time.monotonic()
     with pytest.raises(NotFinite, match=rf"^Step {min(step + 1, 3)} of 3: the model's output holds"):
         bench.run(job, PLANS[2])
+    seconds = time.monotonic() - started
     bench.assert_right(2)
+    bench.held("NaN from a step on", OUTCOME, seconds, BOUND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,11 +11,20 @@ import torch
 
 from parallel_backend.errors import WorkerFailed
 from parallel_backend.host import Deadlines
-from tests.faults.bench import AFTERWARDS, PHASES, Bench, Case
+from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PHASES, Bench, Case
 
 PATIENCE = Deadlines(start=10, silence=5, stall=8, cancel=5)
 MARGIN = 6
 """Seconds from the end of patience to the error."""
+
+PLACES = [
+    (2, 0, "loading the model"),
+    (2, 1, "sampling, last step"),
+    (2, 0, "decoding"),
+    (4, 3, "loading the model"),
+    (4, 1, "sampling, last step"),
+]
+BEFORE_JOINING = list(PHASES)[:3]
 
 
 @pytest.fixture(autouse=True)
@@ -27,49 +37,51 @@ def patience(bench: Bench) -> Iterator[None]:
     bench.backend.deadlines = ordinary
 
 
-def held(bench: Bench, case: Case, said: str, bound: float) -> None:
+def held(bench: Bench, case: Case, said: str, fault: str, patience: float) -> None:
     message, seconds = bench.outcome(case)
     assert re.match(said, message), message
     assert AFTERWARDS in message
-    assert seconds <= bound
-    bench.assert_nothing_left()
-    bench.assert_right(case.workers)
+    bench.assert_recovered(case.workers)
+    bench.held(f"{fault} (patience {patience:g} s)", ERROR, seconds, patience + MARGIN)
 
 
-@pytest.mark.parametrize(("workers", "rank"), [(2, 0), (2, 1), (4, 3)])
-@pytest.mark.parametrize("phase", ["loading the model", "sampling, last step", "decoding"])
-def test_a_stopped_worker_is_named(bench, workers, rank, phase):
-    case = Case(workers, rank, phase, "stop")
-    held(bench, case, rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. ", 5 + MARGIN)
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_stopped_worker_is_named(bench, place):
+    case = Case(*place, "stop")
+    said = rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. "
+    held(bench, case, said, "a worker is stopped by SIGSTOP", PATIENCE.silence)
 
 
-@pytest.mark.parametrize(("workers", "rank"), [(2, 0), (2, 1), (4, 2)])
-@pytest.mark.parametrize("phase", ["loading the model", "sampling, last step", "decoding"])
-def test_a_worker_that_joins_no_collective_is_named(bench, workers, rank, phase):
-    case = Case(workers, rank, phase, "hang")
-    said = (
-        rf"No worker got anywhere for \d+ s; the others wait for {re.escape(case.worker.lower())} while {case.place}\. "
-    )
-    held(bench, case, said, 8 + MARGIN)
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_worker_that_joins_no_collective_is_named(bench, place):
+    case = Case(*place, "hang")
+    waited = re.escape(case.worker.lower())
+    said = rf"No worker got anywhere for \d+ s; the others wait for {waited} while {case.place}\. "
+    held(bench, case, said, "a worker joins no collective", PATIENCE.stall)
 
 
-@pytest.mark.parametrize("kind", ["stop", "hang"])
-@pytest.mark.parametrize("phase", list(PHASES)[:3])
+@pytest.mark.parametrize(("phase", "kind"), [*zip(BEFORE_JOINING, ("stop", "hang", "stop"), strict=True)])
 def test_a_worker_that_never_starts_is_named(bench, phase, kind):
     case = Case(2, 1, phase, kind)
-    held(bench, case, r"Worker 1 \(cpu\)|Worker 0 \(cpu\), 1 \(cpu\)", 10 + MARGIN)
+    said = r"Worker 1 \(cpu\)|Worker 0 \(cpu\), 1 \(cpu\)"
+    held(bench, case, said, "a worker never starts", PATIENCE.start)
 
 
-@pytest.mark.parametrize("phase", list(PHASES)[:3])
+@pytest.mark.parametrize("phase", BEFORE_JOINING)
 def test_a_worker_that_starts_late_is_waited_for(bench, phase):
-    assert bench.outcome(Case(2, 1, phase, "late"))[0] == ""
+    message, seconds = bench.outcome(Case(2, 1, phase, "late"))
+    assert not message
+    bench.held("a worker starts late", "the result", seconds, BOUND)
 
 
 def test_a_stopped_worker_that_does_not_read_its_request(bench):
     """The request is too large for the socket's buffer, so that sending waits."""
     bench.decode(2)
     bench.workers()[0].suspend()
-    with pytest.raises(WorkerFailed, match=r"Worker 0 of 2 \(cpu\) has not answered for 5 s while (idle|decoding)"):
+    started = time.monotonic()
+    said = r"Worker 0 of 2 \(cpu\) has not answered for 5 s while (idle|decoding)\. "
+    with pytest.raises(WorkerFailed, match=said):
         bench.decode(2, latent=torch.zeros(1, 16, 512, 512))
-    bench.assert_nothing_left()
-    bench.assert_right(2)
+    seconds = time.monotonic() - started
+    bench.assert_recovered(2)
+    bench.held(f"a stopped worker reads no request (patience {PATIENCE.silence:g} s)", ERROR, seconds, 5 + MARGIN)

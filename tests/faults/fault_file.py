@@ -1,0 +1,31 @@
+"""The file in which workers under test look for the fault that is to strike them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+class FaultFile:
+    """Armed with one fault at a time. `path` is for the workers' environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fault"
+        self._struck = folder / "fault.struck"
+
+    def arm(self, text: str) -> None:
+        """Have the fault strike; its text is as parallel_backend/worker/faults.py reads it."""
+        self._struck.unlink(missing_ok=True)
+        self.path.write_text(text)
+
+    def disarm(self) -> None:
+        """Take the fault back if it has not struck."""
+        self.path.unlink(missing_ok=True)
+
+    def struck(self) -> bool:
+        """Whether the fault has struck."""
+        return self._struck.exists()
+
+    def seconds(self) -> float:
+        """Since it struck."""
+        return time.time() - self._struck.stat().st_ctime

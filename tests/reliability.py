@@ -1,0 +1,43 @@
+"""What the tests of faults show: of each fault how many cases held, their bound, and the longest time to an outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class _Row:
+    bound: float
+    cases: int = 0
+    longest: float = 0.0
+
+
+class Ledger:
+    """Filled by tests as their cases end; printed as a table at the end of the run (docs/reliability.md has one)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, str], _Row] = {}
+
+    def held(self, through: str, fault: str, outcome: str, seconds: float, bound: float) -> None:
+        """Enter a case in which all is as promised, once its last check is done, if it was in time.
+
+        Args:
+            through: what the faulty workers belonged to.
+            seconds: from the fault to the outcome, which may take `bound` at most.
+        """
+        assert seconds <= bound, f"{fault}: {seconds:.1f} s instead of {bound:g} s"
+        row = self._rows.setdefault((through, fault, outcome), _Row(bound))
+        assert row.bound == bound
+        row.cases += 1
+        row.longest = max(row.longest, seconds)
+
+    def table(self) -> str:
+        """In Markdown; empty if there was no case."""
+        if not self._rows:
+            return ""
+        lines = ["| through | fault | outcome | cases | bound | longest |", "|---|---|---|---|---|---|"]
+        for (through, fault, outcome), row in sorted(self._rows.items(), key=lambda item: item[0][0]):
+            lines.append(f"| {through} | {fault} | {outcome} | {row.cases} | {row.bound:g} s | {row.longest:.1f} s |")
+        total = sum(row.cases for row in self._rows.values())
+        longest = max(row.longest for row in self._rows.values())
+        return "\n".join([*lines, f"\n{total} cases, all held; the longest took {longest:.1f} s."])
