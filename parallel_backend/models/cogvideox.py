@@ -28,7 +28,7 @@ from ..weights.layers import use_cast_linears
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 from .functions import conv_as_linear, layer_norm, pad_circularly, rotate, sine_positions, sinusoids
-from .inspection import check_tensors, count_blocks, find_prefix, matrix
+from .inspection import check_tensors, count_blocks, find_prefix, sizes
 
 PREFIXES = ("", "model.diffusion_model.")
 CHANNELS = 16
@@ -247,22 +247,22 @@ class CogVideoXFamily:
 
 
 def _read_config(part: Checkpoint) -> CogVideoXConfig:
-    proj = part.entries["patch_embed.proj.weight"].shape
+    proj = sizes(part, "patch_embed.proj.weight", 2, 4)
     patch_frames = 1 if len(proj) == 4 else 2
-    modulation = matrix(part, "blocks.0.norm1.linear.weight")
+    modulation = sizes(part, "blocks.0.norm1.linear.weight")
     hidden = proj[0]
-    (head_dim,) = part.entries["blocks.0.norm_q.weight"].shape
-    learned = part.entries.get("patch_embed.pos_embedding")
+    (head_dim,) = sizes(part, "blocks.0.norm_q.weight", 1)
+    positions = "patch_embed.pos_embedding"
     return CogVideoXConfig(
         hidden=hidden,
         head_dim=head_dim,
         layers=count_blocks(part, "blocks"),
         in_channels=proj[1] if patch_frames == 1 else proj[1] // (PATCH**2 * patch_frames),
         patch_frames=patch_frames,
-        text_width=matrix(part, "patch_embed.text_proj.weight")[1],
+        text_width=sizes(part, "patch_embed.text_proj.weight")[1],
         time_width=modulation[1],
         offset="ofs_embedding_linear_1.weight" in part.entries,
-        learned_positions=learned.shape[1] if learned else 0,
+        learned_positions=sizes(part, positions, 3)[1] if positions in part.entries else 0,
         rotary=patch_frames > 1 or hidden // head_dim >= LARGE_HEADS,
     )
 

@@ -25,7 +25,7 @@ from ..weights.layers import rms_norm, use_cast_linears
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 from .functions import pad_circularly, rotate, sinusoids
-from .inspection import check_tensors, count_blocks, find_prefix, matrix
+from .inspection import check_tensors, count_blocks, find_prefix, sizes
 
 PATCH = 2
 PREFIXES = ("", "model.diffusion_model.")
@@ -179,7 +179,7 @@ def _read_config(part: Checkpoint, names: Mapping[str, str]) -> FluxConfig:
         return names.get(stem, stem)
 
     def size(stem: str) -> tuple[int, ...]:
-        return matrix(part, f"{known(stem)}.weight")
+        return sizes(part, f"{known(stem)}.weight")
 
     try:
         hidden, patch = size("img_in")

@@ -23,12 +23,18 @@ def count_blocks(part: Checkpoint, stem: str) -> int:
     return len({name.removeprefix(f"{stem}.").split(".")[0] for name in part.entries if name.startswith(f"{stem}.")})
 
 
-def matrix(part: Checkpoint, name: str) -> tuple[int, ...]:
-    """The shape of a tensor that should have two dimensions. Raises Refused if it has not, KeyError if it is missing."""
+def sizes(part: Checkpoint, name: str, *dims: int) -> tuple[int, ...]:
+    """The shape of a tensor that should have 2 dimensions, or one of the numbers given, none of them empty.
+
+    Raises:
+        Refused: it has not.
+        KeyError: there is no such tensor.
+    """
     shape = part.entries[name].shape
-    if len(shape) != 2:
+    if len(shape) not in (dims or (2,)) or 0 in shape:
         raise Refused(
-            f"{part.path.name} holds {name} with the shape {list(shape)}, which is no matrix: choose another file."
+            f"{part.path.name} holds {name} with the shape {list(shape)}, which no model of this kind has: choose another "
+            "file."
         )
     return shape
 
@@ -44,7 +50,7 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int) -> No
         entry = part.entries.get(piece.name)
         if entry is None:
             raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete {model} file.")
-        if entry.shape[:1] < (piece.stop,) or entry.shape[1:] != piece.row_shape:
+        if not piece.start < piece.stop <= max(entry.shape[:1], default=0) or entry.shape[1:] != piece.row_shape:
             raise Refused(
                 f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit a model of "
                 f"{hidden} features: choose a complete {model} file."

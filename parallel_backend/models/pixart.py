@@ -26,7 +26,7 @@ from ..weights.pixart_keys import PATCH, TIME_FEATURES, pixart_keys
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
 from .functions import conv_as_linear, pad_circularly, sine_positions, sinusoids
-from .inspection import check_tensors, count_blocks, find_prefix, matrix
+from .inspection import check_tensors, count_blocks, find_prefix, sizes
 
 PREFIXES = ("", "model.diffusion_model.")
 ORIGINAL_NAMES = {
@@ -186,13 +186,13 @@ class PixArtFamily:
 
 
 def _read_config(part: Checkpoint, names: Mapping[str, str]) -> PixArtConfig:
-    hidden, channels = part.entries[names["image"]].shape[:2]
+    hidden, channels = sizes(part, names["image"], 4)[:2]
     return PixArtConfig(
         hidden=hidden,
         layers=count_blocks(part, names["blocks"]),
         channels=channels,
-        out_channels=matrix(part, names["output"])[0] // PATCH**2,
-        text_width=matrix(part, names["text"])[1],
+        out_channels=sizes(part, names["output"])[0] // PATCH**2,
+        text_width=sizes(part, names["text"])[1],
         micro_conditions=names["size"] in part.entries,
     )
 

@@ -447,7 +447,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "a matrix as a scalar": (
         with_tensor("txt_in.weight", torch.zeros(())),
-        "holds txt_in.weight with the shape [], which is no matrix: choose another file.",
+        "holds txt_in.weight with the shape [], which no model of this kind has: choose another file.",
     ),
     "features that are no multiple of a head": (
         with_tensor("img_in.weight", torch.zeros(100, 64)),
