@@ -23,6 +23,7 @@ from .facts import own_facts
 from .faults import Faults
 from .home import Home, go_home
 from .link import Link
+from .rank import Rank
 from .status import Status
 from .world import World
 
@@ -46,11 +47,11 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     hello = Hello(home.generation, own_facts(environment.device))
     link = Link(home.connection, environment.rank, hello, status, home.leave)
-    engine: Engine | None = None
+    rank: Rank | None = None
     try:
         world = _join(environment, home, status)
-        engine = _engine(environment, world, link, status)
-        _serve(world, engine, link, status)
+        rank = Rank(environment, world, link, status, _meter(environment))
+        _serve(rank)
     except Exception as error:
         told = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
         reason = str(error) if told else f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             device=str(environment.device),
             phase=status.phase,
             step=status.step,
-            shortage=engine.shortage(error) if engine is not None else None,
+            shortage=rank.shortage(error) if rank is not None else None,
             reason=reason,
             trace="" if told else traceback.format_exc(),
             at=time.time(),
@@ -80,19 +81,19 @@ def _join(environment: Environment, home: Home, status: Status) -> World:
     return World(environment, home.store())
 
 
-def _engine(environment: Environment, world: World, link: Link, status: Status) -> Engine:
+def _meter(environment: Environment) -> Meter:
     trace_directory = os.environ.get(TRACE_DIRECTORY)
-    trace = Trace(trace_directory, environment.rank) if trace_directory else None
-    return Engine(environment, world, link, status, Meter(trace=trace))
+    return Meter(trace=Trace(trace_directory, environment.rank) if trace_directory else None)
 
 
-def _serve(world: World, engine: Engine, link: Link, status: Status) -> None:
-    status.enter("idle")
+def _serve(rank: Rank) -> None:
+    engine, world, link = Engine(rank), rank.world, rank.link
+    rank.status.enter("idle")
     while True:
         frame = world.relay(link.next() if world.rank == 0 else None)
         match frame.message:
             case Join(generation=generation):
-                engine.forget()
+                rank.forget()
                 link.send(Ready(generation))
             case Shutdown():
                 world.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..models.family import ModelSpec
 from ..vae import AUTOENCODERS, Autoencoder, recognise
@@ -15,11 +16,9 @@ from ..vae.rows import slab_of
 from ..weights.checkpoint import read_header
 from ..weights.loader import load_weights
 from ..weights.reading import Neighbours, Watch
-from ..wire.messages import Decode, Encode, Pixels
-from .link import Link
+from ..wire.messages import Decode, Done, Encode, Pixels
+from .rank import Rank
 from .stage_part import STORAGE_DTYPES
-from .status import Status
-from .world import World
 
 
 class AutoencoderPart:
@@ -49,38 +48,58 @@ class AutoencoderPart:
 class Autoencoding:
     """One rank's share of decoding and encoding. The first rank answers."""
 
-    def __init__(self, device: torch.device, world: World, link: Link, status: Status, meter: Meter) -> None:
-        self._device = device
-        self._world = world
-        self._link = link
-        self._status = status
-        self._meter = meter
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
         self._axis: Communicator | None = None
 
-    def decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder) -> None:
+    def carry_out(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
+        """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
+        rank, first = self._rank, self._rank.world.rank == 0
+        watch = rank.watch(message.request, first)
+        answer = {}
+        try:
+            part = rank.holder.hold(
+                message.model,
+                None,
+                lambda: AutoencoderPart(rank.files.find(message.model), rank.device, rank.neighbours, watch),
+                rank.allowance(message.plan),
+            )
+            started = rank.start()
+            if isinstance(message, Decode):
+                self._decode(message, tensors["latent"], part.autoencoder)
+            else:
+                answer = {"latent": self._encode(message, tensors["pixels"], part.autoencoder)}
+        except Cancelled:
+            rank.stopped(message, first)
+            return
+        rank.report(message.request, message.model, started)
+        if first:
+            rank.link.send(Done(message.request), answer)
+
+    def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
 
         Raises:
             Cancelled: between two pieces.
         """
-        self._status.enter("decoding")
+        self._rank.status.enter("decoding")
         axis = self._everyone(message.plan.transport)
         for item in range(latent.shape[0]):
             start = 0
-            slab = slab_of(latent[item : item + 1].to(self._device), axis)
-            for piece in autoencoder.decode(slab, message.schedule, self._status.mark):
+            slab = slab_of(latent[item : item + 1].to(self._rank.device), axis)
+            for piece in autoencoder.decode(slab, message.schedule, self._rank.status.mark):
                 pixels = piece.whole()[0]
                 if axis.rank == 0:
                     dtype = str(pixels.dtype).removeprefix("torch.")
                     answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
                     if message.shared:
-                        self._link.hand_over(answer, pixels)
+                        self._rank.link.hand_over(answer, pixels)
                     else:
-                        self._link.send(answer, {"pixels": pixels})
+                        self._rank.link.send(answer, {"pixels": pixels})
                 start += pixels.shape[1]  # an image has one piece, and nothing starts after it
                 self._next(message.request, "decoding")
 
-    def encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder) -> Tensor:
+    def _encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder) -> Tensor:
         """The latent's means on the first rank, nothing on the others. A collective.
 
         Args:
@@ -89,14 +108,14 @@ class Autoencoding:
         Raises:
             Cancelled: between two pieces.
         """
-        self._status.enter("encoding")
+        self._rank.status.enter("encoding")
         axis = self._everyone(message.plan.transport)
         items = []
         for item in range(pixels.shape[0]):
             slab = slab_of(pixels[item : item + 1], axis, autoencoder.scale)
             pieces = []
             for piece in autoencoder.encode(
-                slab.with_values(slab.values.to(self._device)), message.schedule, self._status.mark
+                slab.with_values(slab.values.to(self._rank.device)), message.schedule, self._rank.status.mark
             ):
                 pieces.append(piece.whole())
                 self._next(message.request, "encoding")
@@ -104,15 +123,15 @@ class Autoencoding:
         return torch.cat(items)
 
     def _next(self, request: int, phase: str) -> None:
-        self._status.enter(phase, self._status.step + 1)
-        if self._world.agree(self._link.cancelled(request)):
+        self._rank.status.enter(phase, self._rank.status.step + 1)
+        if self._rank.world.agree(self._rank.link.cancelled(request)):
             raise Cancelled
 
     def _everyone(self, transport: str) -> Communicator:
         """All ranks on one axis, whatever the axes of the denoise are."""
         if self._axis is None:
-            group = dist.group.WORLD if self._world.size > 1 else None
-            staged = self._device.type == "cuda" and transport == "gloo"
-            self._axis = Communicator("rows", group, self._device, staged, self._meter)
+            group = dist.group.WORLD if self._rank.world.size > 1 else None
+            staged = self._rank.device.type == "cuda" and transport == "gloo"
+            self._axis = Communicator("rows", group, self._rank.device, staged, self._rank.meter)
             self._axis.warm_up()
         return self._axis

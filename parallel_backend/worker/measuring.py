@@ -1,4 +1,4 @@
-"""Timing one block of each kind of a model on this rank, on a small model of the same widths without its weights."""
+"""Measuring what the automatic plan goes by: this machine, and one block of each kind of a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,43 @@ from torch import Tensor
 from ..comm.meter import Meter
 from ..denoise.stage import Inputs, StageForward
 from ..mesh import build_mesh
+from ..models import FAMILIES
 from ..models.family import Family, Stage
 from ..plan import AXES, ResolvedPlan
+from ..plan.measure import BlockTimes, measure
+from ..weights.checkpoint import read_header
 from ..weights.holding import Replicated
 from ..weights.layers import materialise
+from ..wire.messages import BlocksMeasured, MachineMeasured, MeasureBlocks, MeasureMachine
+from .rank import Rank
+from .stage_part import STORAGE_DTYPES
 
 RUNS = 3
+
+
+def measure_machine(rank: Rank, message: MeasureMachine) -> None:
+    """Answer with the speed of devices and links."""
+    mesh = rank.mesh(message.plan)
+    rank.status.enter("measuring devices and links")
+    machine = measure(rank.device, mesh.ulysses)
+    if mesh.reports:
+        rank.link.send(MachineMeasured(message.request, machine))
+
+
+def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor]) -> None:
+    """Answer with every rank's time for a block of each kind."""
+    mesh = rank.mesh(message.plan)
+    rank.status.enter("timing the model's blocks")
+    spec = rank.files.find(message.model)
+    family = FAMILIES[spec.family]
+    _, config = family.inspect(read_header(spec.path))
+    dtype = STORAGE_DTYPES[spec.dtype]
+    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors)
+    local = torch.tensor(seconds, device=rank.device)[None, :, None]
+    everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
+    if mesh.reports:
+        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts)
+        rank.link.send(BlocksMeasured(message.request, times))
 
 
 def time_blocks(
@@ -30,6 +61,8 @@ def time_blocks(
     tensors: dict[str, Tensor],
 ) -> tuple[list[float], tuple[int, ...]]:
     """Seconds of one block of each kind, the shortest of some runs, and how many of each the model has.
+
+    They are timed on a small model of the same widths without its weights.
 
     Args:
         plan: its attention kernel is used.

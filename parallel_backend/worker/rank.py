@@ -1,0 +1,154 @@
+"""What one rank has for every request: its device, the other ranks, the host, and the models it holds."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import torch
+
+from ..comm.meter import Meter
+from ..denoise.stage import StageForward
+from ..mesh import Mesh, build_mesh
+from ..models.family import Model, ModelSpec
+from ..plan import ResolvedPlan
+from ..weights.patching import Keep
+from ..weights.reading import Watch
+from ..wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, Stopped
+from .adapters import AdapterStore
+from .environment import Environment
+from .files import ModelFiles
+from .holder import Holder
+from .link import Link
+from .memory import Allowance, Memory, asked_bytes, is_out_of_memory
+from .stage_part import StagePart, stages
+from .status import Status
+from .world import World
+
+GIGABYTE = 10**9
+
+LOADING_SECONDS = 0.2
+"""Time between two reports of how far loading has got."""
+
+
+class Rank:
+    """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
+
+    def __init__(self, environment: Environment, world: World, link: Link, status: Status, meter: Meter) -> None:
+        self.device = environment.device
+        self.world = world
+        self.link = link
+        self.status = status
+        self.meter = meter
+        self.neighbours = world.neighbours(meter)
+        machines = self.neighbours.machines
+        self.memory = Memory(environment.device, machines.count(machines[world.rank]))
+        self.holder = Holder(self.memory, world.all_agree, status)
+        self.adapters = AdapterStore()
+        self.files = ModelFiles(environment.models)
+        self._mesh: tuple[ResolvedPlan, Mesh] | None = None
+        self._read = 0
+
+    def mesh(self, plan: ResolvedPlan) -> Mesh:
+        """The communicators of a plan; those of the plan before are closed."""
+        if self._mesh is None or self._mesh[0] != plan:
+            self.status.enter("connecting the workers")
+            if self._mesh is not None:
+                self._mesh[1].close()
+            self._mesh = plan, build_mesh(plan, self.device, self.meter)
+        return self._mesh[1]
+
+    def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
+        """What a plan lets this rank hold beside the bytes a request works with."""
+        sharers = plan.devices.count(plan.devices[self.world.rank])
+        return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
+
+    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, StageForward]:
+        """This rank's part of the model, loaded if need be.
+
+        Raises:
+            Cancelled: on all ranks alike, while loading.
+        """
+        spec, plan = message.model, message.plan
+        stage_of, sharded = stages(plan), plan.weights == "sharded"
+        watch = self.watch(message.request, mesh.reports)
+
+        def build() -> StagePart:
+            stage = stage_of[self.world.rank]
+            keep = Keep(self.memory.has_host_room, self.world.all_agree)
+            found = self.files.find(spec)
+            return StagePart(found, stage, sharded, self.device, self.meter, self.neighbours, watch, keep)
+
+        part = self.holder.hold(spec, (stage_of, sharded), build, self.allowance(plan, message.working))
+        self.status.enter("applying adapters")
+        part.adapt(self.adapters.named(message.adapters), watch)
+        return part.model, StageForward(part.model, mesh, plan, part.holding, self.status.mark)
+
+    def watch(self, request: int, reports: bool) -> Watch:
+        """Looks on while a model is loaded: counts what is read, tells the host of it, stops with the request."""
+        told = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told
+            self.status.mark()
+            if reports and (done == total or time.monotonic() - told > LOADING_SECONDS):
+                told = time.monotonic()
+                self.link.send(Loading(request, done, total))
+
+        def read(nbytes: int) -> None:
+            self._read += nbytes
+
+        return Watch(lambda: self.world.agree(self.link.cancelled(request)), progress, read)
+
+    def begin(self) -> None:
+        """Count from here what a request moves from disk and host memory."""
+        self.holder.restored = self._read = 0
+
+    def start(self) -> float:
+        """Count from here what a request sends and holds; the time."""
+        self.meter.reset()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return time.perf_counter()
+
+    def report(self, request: int, model: ModelSpec, started: float, cache: int = 0) -> None:
+        """Tell the host what a request has cost since `start`."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        report = Report(
+            request=request,
+            rank=self.world.rank,
+            seconds=time.perf_counter() - started,
+            waiting=self.meter.waiting,
+            sent=dict(self.meter.sent),
+            read=self._read,
+            weights=self.holder.on_device().get(model, 0),
+            cache=cache,
+            peak=peak,
+            held=self._held(),
+            on_host=sum(self.holder.on_host().values()),
+            restored=self.holder.restored,
+        )
+        self.link.send(report)
+
+    def stopped(self, message: Sample | Forward | Decode | Encode, answers: bool) -> None:
+        """Answer a request that was cancelled."""
+        self.report(message.request, message.model, time.perf_counter())
+        if answers:
+            self.link.send(Stopped(message.request))
+
+    def forget(self) -> None:
+        """Drop the adapters that a host has sent: another one does not know of them."""
+        self.adapters = AdapterStore()
+
+    def shortage(self, error: BaseException) -> Shortage | None:
+        """What there was when memory ran out; None for an error of another kind."""
+        if not is_out_of_memory(error):
+            return None
+        free = self.holder.free()
+        return Shortage(asked_bytes(error), free, self.holder.wanted, self._held())
+
+    def _held(self) -> list[HeldModel]:
+        return [HeldModel(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]

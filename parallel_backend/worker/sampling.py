@@ -1,0 +1,109 @@
+"""A whole denoise on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..denoise.guidance import Guidance
+from ..denoise.patch_sampler import Inpaint, PatchSampler
+from ..denoise.pipeline import Pipeline, StopSignal
+from ..denoise.prompts import Prompts
+from ..denoise.samplers import Steps, process_of, start
+from ..denoise.schedule import schedule
+from ..denoise.stage import StageForward
+from ..errors import Cancelled
+from ..layout import cut, length
+from ..mesh import Mesh
+from ..models.family import Model, Patch
+from ..wire.messages import Done, Progress, Sample
+from .rank import Rank
+
+
+def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
+    """Answer with the final latent, and with what every step believes it to be."""
+    mesh = rank.mesh(message.plan)
+    try:
+        model, forward = rank.prepare(message, mesh)
+        started = rank.start()
+        result = _pipeline(rank, message, tensors, mesh, model, forward).run()
+    except Cancelled:
+        rank.stopped(message, mesh.reports)
+        return
+    rank.report(message.request, message.model, started, forward.cache_bytes)
+    if result is not None and _answers(mesh):
+        whole = _whole_batch(result, mesh, tensors["x"].shape[0])
+        if mesh.reports:
+            rank.link.send(Done(message.request), {"result": whole})
+
+
+def _pipeline(
+    rank: Rank, message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh, model: Model, forward: StageForward
+) -> Pipeline:
+    plan, x = message.plan, tensors["x"]
+    batch = x.shape[0]
+    rows = cut(batch, plan.data)[mesh.data.rank]
+    process = process_of(message.sampling, tensors)
+    patches = model.patches(x.shape, plan.patches)
+    dtype: torch.dtype = getattr(torch, message.compute_dtype)
+    sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
+    mine = list(sides) if plan.cfg == 1 else [mesh.cfg.rank]
+    prompt_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
+
+    def begin(latent: Tensor, patch: Patch | None) -> Steps:
+        return start(
+            message.sampler,
+            latent,
+            tensors["sigmas"],
+            process=process,
+            seed=message.seed,
+            options=message.options,
+            latent_shape=tuple(x.shape) if patch else (0,),
+            view=(lambda drawn: patch.of(drawn[rows])) if patch else (lambda drawn: drawn),
+        )
+
+    def sampler(patch: Patch) -> PatchSampler:
+        def view(tensor: Tensor) -> Tensor:
+            return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
+
+        return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, process, view))
+
+    def on_call(step: int, denoised: Tensor, x: Tensor) -> None:
+        if _answers(mesh):
+            shown = {name: _whole_batch(t, mesh, batch) for name, t in (("denoised", denoised), ("x", x))}
+            if mesh.reports:
+                rank.link.send(Progress(message.request, step), shown)
+
+    return Pipeline(
+        mesh=mesh,
+        forward=forward,
+        prompts=Prompts(sides, mine, prompt_tensors, dtype, batch, rows),
+        guidance=Guidance(process, message.cfg, mine, mesh.cfg),
+        calls=schedule(lambda nothing: begin(nothing, None)),
+        patches=patches,
+        samplers=[sampler(patch) for patch in patches],
+        latent=x[rows],
+        process=process,
+        warmup_steps=plan.warmup_steps,
+        dtype=dtype,
+        stop=StopSignal(
+            asked=lambda: rank.link.cancelled(message.request),
+            agree=rank.world.agree,
+            enter=lambda step: rank.status.enter("sampling", step + 1),
+        ),
+        on_call=on_call,
+        meter=rank.meter,
+    )
+
+
+def _answers(mesh: Mesh) -> bool:
+    """Whether this rank's latents are those that are answered with, for its part of the batch."""
+    return mesh.last and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
+
+
+def _whole_batch(latent: Tensor, mesh: Mesh, batch: int) -> Tensor:
+    """All data ranks' latents, joined along the batch. A collective over the data axis."""
+    sizes = [length(run) for run in cut(batch, mesh.data.size)]
+    return mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes).view(batch, *latent.shape[1:])

@@ -1,0 +1,85 @@
+"""One forward of the model for each of some calls, for a loop that stays in ComfyUI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..denoise.stage import Inputs, StageForward
+from ..errors import Cancelled
+from ..layout import cut
+from ..mesh import Mesh
+from ..wire.messages import Done, Forward
+from .rank import Rank
+from .residuals import distribute, shares
+from .stage_part import stages
+
+
+def single_forward(
+    rank: Rank, message: Forward, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
+) -> None:
+    """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
+
+    `residuals` are on the CPU of rank 0.
+    """
+    mesh = rank.mesh(message.plan)
+    try:
+        model, forward = rank.prepare(message, mesh)
+    except Cancelled:
+        rank.stopped(message, mesh.reports)
+        return
+    started = rank.start()
+    rank.status.enter("running the model once")
+    groups = mesh.data.size * mesh.cfg.size
+    pieces = _pieces(message.calls, tensors, groups)
+    parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
+    mine = pieces[parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]]
+    added: dict[int, Tensor] = {}
+    if message.residuals is not None:
+        rows = cut(tensors["0.x"].shape[0], len(pieces))
+        layout = forward.layout(mine[0]["x"].shape, mine[0])
+        each = shares(message.residuals, message.plan, stages(message.plan), layout, rows)
+        found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
+        added = {block: tensor.to(rank.device) for block, tensor in found.items()}
+    outputs = [_forward_piece(rank, piece, forward, added) for piece in mine]
+    mesh.pipefusion.finish_sending()
+    output = None
+    if mesh.last:
+        output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
+        if len(pieces) > 1:
+            output = _from_groups(output, [sum(p["x"].shape[0] for p in pieces[part]) for part in parts], mesh)
+    rank.report(message.request, message.model, started, forward.cache_bytes)
+    if mesh.reports:
+        assert output is not None
+        rank.link.send(Done(message.request), {"result": output})
+
+
+def _forward_piece(
+    rank: Rank, tensors: Mapping[str, Tensor], forward: StageForward, residuals: Mapping[int, Tensor]
+) -> Tensor | None:
+    conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
+    x, timestep = tensors["x"], tensors["timestep"]
+    return forward(Inputs("single", x.shape, x.dtype, rank.device, timestep, conditioning, residuals), x, None)
+
+
+def _pieces(calls: int, tensors: Mapping[str, Tensor], groups: int) -> list[dict[str, Tensor]]:
+    """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group."""
+    found = [
+        {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
+        for call in range(calls)
+    ]
+    batch = found[0]["x"].shape[0]
+    if calls > 1 or batch < groups:
+        return found
+    return [{name: tensor[rows] for name, tensor in found[0].items()} for rows in cut(batch, groups)]
+
+
+def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
+    """What each group of the data and cfg axes has, `counts` rows, joined in their order. A collective."""
+    cfg = mesh.cfg.size
+    inner = counts[mesh.data.rank * cfg : (mesh.data.rank + 1) * cfg]
+    joined = mesh.cfg.gather(local.flatten(1)[None], inner)
+    outer = [sum(counts[group * cfg : (group + 1) * cfg]) for group in range(mesh.data.size)]
+    return mesh.data.gather(joined, outer).view(sum(counts), *local.shape[1:])
