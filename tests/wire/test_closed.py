@@ -1,11 +1,19 @@
-"""What keeps the channel closed, read off the source: nothing unpickles or evaluates, and no route takes an argument."""
+"""What keeps the channel closed: nothing unpickles or evaluates, no route takes an argument, files are the user's alone."""
 
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import stat
 from pathlib import Path
 
 import pytest
+
+from parallel_backend.errors import Refused
+from parallel_backend.host.channel import LocalChannel
+from parallel_backend.host.launcher import make_directory, socket_path
+from parallel_backend.wire.secret import read_secret
 
 REPO = Path(__file__).parents[2]
 PRODUCT = sorted(
@@ -99,3 +107,29 @@ def test_no_route_takes_a_path_a_command_or_an_environment(path: Path) -> None:
     """The pack's routes look at nothing of what a browser sends."""
     tree = ast.parse((REPO / path).read_text())
     assert not [function.name for function in routes(tree) if reads_its_request(function)]
+
+
+def test_the_socket_is_the_users_alone_whatever_the_umask() -> None:
+    before = os.umask(0)
+    try:
+        directory = make_directory()
+        channel = LocalChannel(socket_path(directory), 1, patience=1)
+    finally:
+        os.umask(before)
+    try:
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE(socket_path(directory).stat().st_mode) == 0o600
+    finally:
+        channel.close()
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o700 | 0o001])
+def test_a_secret_that_others_can_read_is_none(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    path.write_text("a secret of more than 16 bytes")
+    path.chmod(mode)
+    with pytest.raises(Refused, match="is not its owner's alone: run chmod 600 on it"):
+        read_secret(path)
+    path.chmod(0o600)
+    assert read_secret(path) == b"a secret of more than 16 bytes"

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import socket
+import time
 import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
 
+from parallel_backend.host.channel import LocalChannel
 from parallel_backend.wire.frames import MAGIC, PREFIX, BadFrame, FrameDecoder, encode, host_decoder, worker_decoder
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Done, Facts, Failed, Hello, Progress, Pulse
 from tests.wire.test_frames import SAMPLE, TENSORS
 
-CASES = 12_000
+CASES = 6_000
+"""In each direction."""
+
+GENERATION = 1
+FACTS = Facts("host", "cpu", "2", "0.42", "abc")
 CASES_OF = {
     "to workers": (worker_decoder, [encode(SAMPLE, TENSORS), encode(Cancel(3)), encode(SAMPLE, {"x": torch.zeros(9)})]),
     "to the host": (
         host_decoder,
         [
-            encode(Hello(1, Facts("host", "cpu", "2", "0.42", "abc")), rank=3),
+            encode(Hello(GENERATION, FACTS), rank=3),
             encode(Pulse("sampling", 3, 17, False)),
             encode(Progress(1, 2), {"denoised": torch.zeros(2, 3), "x": torch.zeros(2, 3)}),
             encode(Failed(1, "cpu", "loading", 0, False, "reason", "trace" * 20, 1.5)),
@@ -104,3 +114,34 @@ def test_deeply_nested_and_endless_headers_are_refused() -> None:
     for header in (b"\x91" * 500_000, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff" * 9, b"\x81" * 1000):
         with pytest.raises(BadFrame):
             worker_decoder().feed(PREFIX.pack(MAGIC, PROTOCOL, 0, len(header), 0) + header)
+
+
+def test_mutated_frames_of_a_worker_end_its_connection_alone(tmp_path: Path) -> None:
+    """At a live channel of the host, whose one thread must outlive them all."""
+    draw = random.Random(3)
+    _, frames = CASES_OF["to the host"]
+    hello = encode(Hello(GENERATION, FACTS), rank=0)
+    channel = LocalChannel(tmp_path / "socket", GENERATION, patience=10)
+    files = len(os.listdir("/proc/self/fd"))
+    try:
+        for case in range(1000):
+            with worker(tmp_path / "socket") as stranger, contextlib.suppress(OSError):
+                stranger.sendall((hello if case % 2 else b"") + mutated(draw.choice(frames), draw))
+        with worker(tmp_path / "socket") as right:
+            right.sendall(encode(Hello(GENERATION, FACTS), rank=7) + encode(Pulse("sampling", 3, 17, False), rank=7))
+            until = time.monotonic() + 20
+            while 7 not in channel.heard:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        while len(os.listdir("/proc/self/fd")) > files + 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        channel.close()
+
+
+def worker(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(str(path))  # waits while the host is behind with accepting
+    connection.settimeout(20)
+    return connection

@@ -125,7 +125,7 @@ def test_mutated_frames_of_a_client_end_its_connection_alone(listener: Listener)
     sent = 0
     listener.assert_serves()
     before = resources(listener)
-    while sent < 300:
+    while sent < 1000:
         data = mutated(draw.choice(frames), draw)
         if not refused(data):
             continue  # a frame that asks for something else, or waits for the rest of it
