@@ -1,24 +1,28 @@
-"""Two machines for tests: network namespaces with a cable between them, host names of their own, and torchrun on each."""
+"""Two machines for tests: network namespaces with a cable between them, host names of their own, and torchrun on each.
+
+Where namespaces are not permitted the two are this machine twice, on the loopback interface."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from parallel_backend.wire.address import SCHEME, Address
+
 REPO = Path(__file__).parents[2]
 HOST = "10.87.0.1"
 """Machine a's address on the cable between the machines; this one reaches it over a cable of its own to machine a."""
 
-LISTEN = 29600
-RENDEZVOUS = 29500
+HERE = "10.87.1.254"
+"""This machine's address on that cable."""
 
 
 def sh(*command: str) -> str:
@@ -31,7 +35,8 @@ def obstacle() -> str | None:
     name = f"parallel-probe-{os.getpid()}"
     try:
         sh("ip", "netns", "add", name)
-        sh("ip", "netns", "exec", name, "true")
+        sh("ip", "netns", "exec", name, "unshare", "--uts", "true")
+        sh("ip", "link", "add", "probe", "netns", name, "type", "veth", "peer", "name", "other", "netns", name)
     except FileNotFoundError:
         return "iproute2 is not installed"
     except subprocess.CalledProcessError as error:
@@ -44,17 +49,30 @@ def obstacle() -> str | None:
 
 @dataclass
 class Machines:
-    """Machines a and b; inside `with` they exist, and workers run from `start` to `stop`."""
+    """Machines a and b; inside `with` they exist, and workers run from `start` to `stop`.
+
+    `apart`: in namespaces. `names`: their host names. `here`: from where this process comes to them.
+    """
 
     folder: Path
     secret: Path
+    apart: bool
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.spaces = [f"parallel-{os.getpid()}-{name}" for name in "ab"]
         self.uplink = f"pu{os.getpid()}"
+        if self.apart:
+            self.names, self.here = ("machine-a", "machine-b"), HERE
+            self.address, self.rendezvous = Address(HOST, 29600), 29500
+        else:
+            self.names, self.here = (socket.gethostname(),) * 2, "127.0.0.1"
+            with socket.create_server((self.here, 0)) as one, socket.create_server((self.here, 0)) as other:
+                self.address, self.rendezvous = Address(self.here, one.getsockname()[1]), other.getsockname()[1]
 
     def __enter__(self) -> Machines:
+        if not self.apart:
+            return self
         try:
             for space in self.spaces:
                 sh("ip", "netns", "add", space)
@@ -66,7 +84,7 @@ class Machines:
             for space, device, address in addresses:
                 sh("ip", "-n", space, "address", "add", address, "dev", device)
                 sh("ip", "-n", space, "link", "set", device, "up")
-            sh("ip", "address", "add", "10.87.1.254/24", "dev", self.uplink)
+            sh("ip", "address", "add", f"{HERE}/24", "dev", self.uplink)
             sh("ip", "link", "set", self.uplink, "up")
             sh("ip", "route", "add", HOST, "via", "10.87.1.1")
         except BaseException:
@@ -76,8 +94,13 @@ class Machines:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        for space in self.spaces:  # the cables go with them
+        for space in self.spaces if self.apart else ():  # the cables go with them
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+
+    @property
+    def models(self) -> tuple[Path, Path]:
+        """Each machine's folder of models."""
+        return self.folder / "machine-a", self.folder / "machine-b"
 
     def cable(self, up: bool) -> None:
         """Pull the cable between the machines out at b, or put it in again."""
@@ -90,22 +113,22 @@ class Machines:
                 if str(self.secret) in process.cmdline() and process.environ().get("RANK") == str(rank):
                     process.kill()
 
-    def start(self, ranks: int = 2, variables: Sequence[Mapping[str, str]] = ({}, {}), restarts: int = 10) -> None:
-        """Have torchrun start `ranks` workers on each machine; `variables` are added to the machines' environments."""
-        for node, space in enumerate(self.spaces):
-            name = f"machine-{'ab'[node]}"
-            models = self.folder / name
+    def start(self, ranks: int = 2, packages: tuple[str, str] = ("", "")) -> None:
+        """Have torchrun start `ranks` workers on each machine, with folders ahead of all others on their PYTHONPATH."""
+        for node, models in enumerate(self.models):
             models.mkdir(exist_ok=True)
+            enter = ["ip", "netns", "exec", self.spaces[node], "unshare", "--uts", "sh", "-c"]
             command = [
-                *("ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"),
+                *([*enter, f'hostname {self.names[node]} && exec "$@"', "sh"] if self.apart else []),
                 *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks)),
-                *("--node-rank", str(node), "--master-addr", HOST, "--master-port", str(RENDEZVOUS)),
-                *("--max-restarts", str(restarts), "-m", "parallel_backend.worker", "--listen", f"{HOST}:{LISTEN}"),
+                *("--node-rank", str(node), "--master-addr", self.address.host),
+                *("--master-port", str(self.rendezvous), "--max-restarts", "10"),
+                *("-m", "parallel_backend.worker", "--listen", str(self.address).removeprefix(SCHEME)),
                 *("--device", "cpu", "--models", str(models), "--secret", str(self.secret)),
             ]
-            paths = os.pathsep.join(filter(None, [variables[node].get("PYTHONPATH"), str(REPO)]))
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables[node], "PYTHONPATH": paths}
-            with (self.folder / f"{name}.log").open("ab") as log:
+            paths = os.pathsep.join(filter(None, [packages[node], str(REPO)]))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+            with models.with_suffix(".log").open("ab") as log:
                 self.agents.append(
                     subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=REPO)
                 )
@@ -128,13 +151,3 @@ class Machines:
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log"))
         )
-
-
-@contextlib.contextmanager
-def running(machines: Machines, **settings: object) -> Iterator[Machines]:
-    """Workers on both machines, for a `with` statement."""
-    machines.start(**settings)  # type: ignore[arg-type]
-    try:
-        yield machines
-    finally:
-        machines.stop()
