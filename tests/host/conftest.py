@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from parallel_backend.worker.environment import FAULT_FILE
 from scripts.comfyui import REPO, ComfyUI, Graph, Run
 from tests.tiny_flux import save_conditioning, save_flux
 from tests.tiny_vae import REAL, cogvideox_vae_tensors
+
+if TYPE_CHECKING:
+    from tests.host.faulty import FaultyComfyUI
 
 TEXT_LENGTHS = (1, 37, 256, 300, 512)
 
@@ -59,6 +64,17 @@ def video_vae(comfyui: ComfyUI) -> Path:
         tensors[f"encoder.conv_out.conv.{name}"][16:] = log_variance
     save_file({name: tensor.half() for name, tensor in tensors.items()}, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def faulty_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyComfyUI]:
+    """A ComfyUI for faults, which a test may end."""
+    from tests.host.faulty import FaultyComfyUI  # which imports this module
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child of a background job would ignore it
+    with FaultyComfyUI(tmp_path_factory.mktemp("faulty")) as server:
+        yield server
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture(scope="session")
