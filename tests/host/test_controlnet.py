@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
+from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, ksampler_graph, node, parallel, queue_logged, ways
 from tests.tiny_controlnet import save_controlnet
+from tests.tiny_flux import save_conditioning
+from tests.tiny_pixart import TEXT_WIDTH as PIXART_TEXT
+from tests.tiny_pixart import save_pixart
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
@@ -25,6 +30,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "cfg-2": {"cfg": 2},
     "sharded-2": {"ulysses": 2, "weights": "sharded"},
 }
+
+T2I = node("ControlNetLoader", control_net_name="t2i.safetensors")
 
 LatentOf = Callable[[Graph], Tensor]
 
@@ -64,6 +71,25 @@ def test_control_is_as_on_the_stock_loader(
     run, log = queue_logged(comfyui, parallel(graph, **plan))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert ways(log) == ["ControlNet"]
+
+
+def test_a_controlnet_for_a_family_that_takes_none_is_refused(comfyui: ComfyUI) -> None:
+    comfy_on_path()
+    from comfy.t2i_adapter.adapter import Adapter
+
+    torch.manual_seed(0)
+    adapter = Adapter(cin=192, channels=[8, 16, 32, 32], nums_rb=2, ksize=1, sk=True, use_conv=False)
+    save_file(adapter.state_dict(), comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
+    save_pixart(comfyui.base_dir / "models" / "diffusion_models" / "pixart-controlled.safetensors")
+    save_conditioning(comfyui.input_dir / "pixart.safetensors", 9, width=PIXART_TEXT)
+    graph = parallel(controlled(job(positive="pixart", negative="pixart") | {"net": T2I}))
+    graph["model"] = node("LoadParallelPixArt", unet_name="pixart-controlled.safetensors", weight_dtype="default")
+    graph["model"]["inputs"]["plan"] = ["plan", 0]
+    run = comfyui.queue(graph, timeout=300)
+    assert run.error is not None
+    assert run.error.exception_message == (
+        "the ControlNet changes input blocks, which this model does not have: use a ControlNet that was made for this model."
+    )
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
