@@ -18,7 +18,7 @@ from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, ksampler_graph, parallel, queue_logged
 from tests.host.test_faults import wait_until, workers
-from tests.tiny_flux import save_flux
+from tests.tiny_formats import save_sparse
 
 RELEASED = re.compile(
     r"Parallel: (\S+) released; the workers hold (\S+) MiB on their devices and keep (\S+) MiB in host"
@@ -57,32 +57,41 @@ def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(com
     assert workers(comfyui) == processes
 
 
-def test_free_while_loading_and_while_sampling_lets_the_prompt_finish_first(comfyui, latent_of):
-    expected = latent_of(job(seed=120, steps=4))
-    comfyui._post("/free", {"unload_models": True, "free_memory": True})
-    save_flux(
-        comfyui.base_dir / "models" / "diffusion_models" / "fresh.safetensors"
-    )  # tiny-schnell's tensors, not loaded
-    before = len(comfyui.log)
-    loading = comfyui.submit(parallel(job("fresh", seed=120, steps=4)))
-    wait_until(lambda: "in the workers on" in comfyui.log[before:], 60)
-    comfyui.free()
-    run = comfyui.wait(loading, timeout=300).check()
-    assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
-    assert free_and_wait(comfyui, before)[1] == 0
+def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
+    expected = latent_of(job(seed=120))
+    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=16)
+    graph = parallel(job("large", seed=120))
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    before, loading = len(comfyui.log), []
 
+    def at_progress(progress) -> None:
+        if not loading:
+            loading.append(progress)
+            comfyui.free()
+
+    comfyui.queue(graph, on_progress=at_progress, timeout=300).check()
+    assert loading[0].max > 500, "MiB of the file, which is being loaded"
+    assert 0 < loading[0].value < loading[0].max
+    name, on_devices, _ = free_and_wait(comfyui, before)
+    assert (name, on_devices) == ("large.safetensors", 0)
+    run = comfyui.queue(parallel(job(seed=120)), timeout=300).check()
+    assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+
+
+def test_free_while_sampling_lets_the_prompt_finish_first(comfyui, latent_of):
+    expected = latent_of(job(seed=120))
     before, asked = len(comfyui.log), []
 
     def at_step(progress) -> None:
-        if not asked:
+        if not asked and progress.max == 40:  # and not the MiB of loading
             asked.append(progress.value)
             comfyui.free()
 
-    sampling = parallel(job("fresh", seed=121, steps=40))
+    sampling = parallel(job(seed=121, steps=40))
     comfyui.wait(comfyui.submit(sampling), on_progress=at_step, timeout=300).check()
     assert asked == [1]
     assert free_and_wait(comfyui, before)[1] == 0
-    run = comfyui.queue(parallel(job("fresh", seed=120, steps=4)), timeout=300).check()
+    run = comfyui.queue(parallel(job(seed=120)), timeout=300).check()
     assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
 
 

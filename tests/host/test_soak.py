@@ -1,0 +1,15 @@
+"""A dozen prompts of the soak (benchmarks/soak.py): models, sizes, texts, samplers and plans at random, none fails."""
+
+from __future__ import annotations
+
+from benchmarks.soak import PROBE_EVERY, TOLERANCE, fill_families, soak
+
+
+def test_prompts_at_random_end_in_pictures_and_leave_no_process_and_no_shared_memory(comfyui):
+    fill_families(comfyui)
+    report = soak(comfyui, prompts=12, seed=1, most_workers=2)
+    assert report.failures == []
+    assert len(report.probes) == 1 + 12 // PROBE_EVERY
+    assert all(error <= TOLERANCE for error in report.probes)
+    assert {held.processes for held in report.held} == {0}
+    assert {held.shared for held in report.held} == {report.held[0].shared}
