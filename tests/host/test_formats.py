@@ -152,7 +152,7 @@ def test_a_folder_of_a_whole_pipeline_and_a_file_with_diffusers_names(error):
     assert error(small("pipeline"), "stages") <= TOLERANCE
 
 
-@pytest.mark.parametrize(("form", "plan"), zip(FULL, PLANS, strict=True))
+@pytest.mark.parametrize(("form", "plan"), list(zip(FULL, PLANS, strict=True)))
 def test_full_checkpoints(error, form, plan):
     assert error(small(form), plan, f"checkpoints/{form}.safetensors") <= TOLERANCE
 

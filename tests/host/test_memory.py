@@ -16,8 +16,8 @@ from parallel_backend.models.family import ModelSpec
 from scripts.comfyui import REPO, ComfyUI, Run
 from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
+from tests.host.faulty import wait_until, workers_among
 from tests.host.graphs import Graph, ksampler_graph, parallel, queue_logged
-from tests.host.test_faults import wait_until, workers
 from tests.tiny_formats import save_sparse
 
 RELEASED = re.compile(
@@ -45,7 +45,7 @@ def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(com
     seed = 100 + len(flags) + ("free_memory" in flags)
     expected = latent_of(job(seed=seed))
     comfyui.queue(parallel(job(seed=seed + 10)), timeout=300).check()
-    before, processes = len(comfyui.log), workers(comfyui)
+    before, processes = len(comfyui.log), workers_among(comfyui.children())
     comfyui._post("/free", flags)
     name, on_devices, on_host = free_and_wait(comfyui, before)
     assert name == "tiny-schnell.safetensors"
@@ -54,7 +54,7 @@ def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(com
     assert relative_error(saved_latent(comfyui, run.check()), expected) <= 1e-5
     assert float(RESTORED.search(log)[2]) == on_host
     assert "loaded" not in log.split("Prompt executed")[0].split("Parallel: tiny")[0]
-    assert workers(comfyui) == processes
+    assert workers_among(comfyui.children()) == processes
 
 
 def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
@@ -127,7 +127,7 @@ def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, li
         run, log = queue_logged(comfyui, graph(prompt, ulysses=2, memory_limit=limit))
         run.check()
         restored += len(RESTORED.findall(log))
-        everyone = [psutil.Process(comfyui.process.pid), *workers(comfyui)]
+        everyone = [psutil.Process(comfyui.process.pid), workers_among(comfyui.children())]
         sizes.append(sum(process.memory_info().rss for process in everyone))
     assert restored in moves
     assert max(sizes[6:]) - max(sizes[:6]) <= 64 * MEBIBYTE
@@ -158,7 +158,7 @@ def test_a_limit_below_the_models_part_is_refused_with_the_numbers_and_a_plan_th
 def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice_and_the_next_prompt_works(comfyui, latent_of):
     expected = latent_of(job(seed=310))
     comfyui.queue(parallel(job(seed=311)), timeout=300).check()
-    victim = workers(comfyui)[1]
+    victim = workers_among(comfyui.children())[1]
     room = victim.memory_info().vms + 8 * MEBIBYTE
     victim.rlimit(psutil.RLIMIT_AS, (room, room))
     run: Run = comfyui.queue(
