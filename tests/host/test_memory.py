@@ -127,7 +127,7 @@ def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, li
         run, log = queue_logged(comfyui, graph(prompt, ulysses=2, memory_limit=limit))
         run.check()
         restored += len(RESTORED.findall(log))
-        everyone = [psutil.Process(comfyui.process.pid), workers_among(comfyui.children())]
+        everyone = [psutil.Process(comfyui.process.pid), *workers_among(comfyui.children())]
         sizes.append(sum(process.memory_info().rss for process in everyone))
     assert restored in moves
     assert max(sizes[6:]) - max(sizes[:6]) <= 64 * MEBIBYTE
