@@ -68,7 +68,7 @@ def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_
     victim = worker(1)
     room = victim.memory_info().vms + (16 << 20)
     victim.rlimit(psutil.RLIMIT_AS, (room, room))
-    large = Job(models[4], sigmas(1), height=160, width=160)
+    large = Job(models[4], sigmas(1), height=320, width=320)
     with pytest.raises(WorkerOutOfMemory) as caught:
         run(large, plan)
     words = (
