@@ -23,8 +23,9 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
         each: bytes that a worker needs, weights that it may hold already included.
     """
     comfy.model_management.soft_empty_cache()  # what torch keeps for later looks free to ComfyUI, but only to it
-    loaded = comfy.model_management.current_loaded_models
-    ours = [entry for entry in loaded if getattr(getattr(entry.model, "remote", None), "spec", None) == model]
+    loaded = [(entry, entry.model) for entry in comfy.model_management.current_loaded_models]
+    # held in `loaded`, no model is garbage collected while ComfyUI goes through them
+    ours = [entry for entry, patcher in loaded if getattr(getattr(patcher, "remote", None), "spec", None) == model]
     for name in dict.fromkeys(workers):
         if "/" in name:
             continue  # of another machine
