@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import Refused
-from ..layout import TokenLayout, cut, length
+from ..layout import TokenLayout, length
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
 from ..weights.flux_keys import DIFFUSERS_NAMES, HEAD_DIM, TIME_FEATURES, flux_keys
@@ -24,8 +24,9 @@ from ..weights.keymap import KeyMap, renamed, under_map_names
 from ..weights.layers import rms_norm, use_cast_linears
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
-from .functions import pad_circularly, rotate, sinusoids
+from .functions import rotate, sinusoids
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
+from .picture import grid, patchify, row_patches
 
 PATCH = 2
 PREFIXES = ("", "model.diffusion_model.")
@@ -107,11 +108,11 @@ class FluxFamily:
 
     def token_rows(self, config: FluxConfig, latent_shape: Sequence[int]) -> int:
         """Patches are whole rows of tokens."""
-        return _grid(latent_shape)[0]
+        return grid(latent_shape, PATCH)[0]
 
     def image_tokens(self, config: FluxConfig, latent_shape: Sequence[int]) -> int:
         """One for each 2 x 2 of the latent."""
-        return math.prod(_grid(latent_shape))
+        return math.prod(grid(latent_shape, PATCH))
 
     def two_of_each(self, config: FluxConfig) -> tuple[FluxConfig, tuple[int, ...]]:
         """Double blocks, then single ones."""
@@ -231,15 +232,7 @@ class FluxModel:
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Patch, ...]:
         """Whole rows of tokens each; the last patch of an odd latent has a partial row."""
-        rows, columns = _grid(latent_shape)
-        return tuple(
-            Patch(
-                tokens=slice(run.start * columns, run.stop * columns),
-                dim=2,
-                span=slice(run.start * PATCH, min(run.stop * PATCH, latent_shape[2])),
-            )
-            for run in cut(rows, count)
-        )
+        return row_patches(latent_shape, PATCH, count)
 
     def text_tokens(self, conditioning: Conditioning) -> int:
         """All of the text is in the sequence."""
@@ -248,7 +241,7 @@ class FluxModel:
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
         """The tokens of one sequence rank: text, image, references."""
         beside = conditioning.get("concat")
-        patches = _patchify(latent if beside is None else torch.cat([latent, beside], dim=1))
+        patches = patchify(latent if beside is None else torch.cat([latent, beside], dim=1), PATCH)
         image = self._flux.x_embedder(torch.cat([patches[:, run] for run in layout.image(rank)], dim=1))
         text = self._flux.context_embedder(conditioning["context"][:, layout.text(rank)])
         references = conditioning.get("reference")
@@ -293,9 +286,9 @@ class FluxModel:
 
     def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
         """Rows of tokens as rows of a latent, the padding cropped."""
-        _, columns = _grid(latent_shape)
-        grid = tokens.unflatten(1, (-1, columns)).unflatten(3, (-1, PATCH, PATCH)).permute(0, 3, 1, 4, 2, 5)
-        return grid.flatten(4, 5).flatten(2, 3)[:, :, : length(patch.span), : latent_shape[3]]
+        _, columns = grid(latent_shape, PATCH)
+        squares = tokens.unflatten(1, (-1, columns)).unflatten(3, (-1, PATCH, PATCH)).permute(0, 3, 1, 4, 2, 5)
+        return squares.flatten(4, 5).flatten(2, 3)[:, :, : length(patch.span), : latent_shape[3]]
 
 
 def _keep_stage(module: Any, stage: Stage) -> list[nn.Module]:
@@ -372,22 +365,9 @@ class SingleBlock:
         return _finite(state.tokens + gate[:, None] * out)
 
 
-def _grid(latent_shape: Sequence[int]) -> tuple[int, int]:
-    return math.ceil(latent_shape[2] / PATCH), math.ceil(latent_shape[3] / PATCH)
-
-
-def _patchify(latent: Tensor) -> Tensor:
-    """`[batch, channels, height, width]` to `[batch, rows * columns, channels * patch area]`, padded circularly."""
-    rows, columns = _grid(latent.shape)
-    latent = pad_circularly(latent, PATCH)
-    batch, channels = latent.shape[:2]
-    grid = latent.view(batch, channels, rows, PATCH, columns, PATCH).permute(0, 2, 4, 1, 3, 5)
-    return grid.reshape(batch, rows * columns, channels * PATCH**2)
-
-
 def _positions(latent_shape: Sequence[int], device: torch.device) -> Tensor:
     """`[image tokens, 3]`: 0, row, column."""
-    rows, columns = _grid(latent_shape)
+    rows, columns = grid(latent_shape, PATCH)
     ids = torch.zeros(rows, columns, 3, device=device)
     ids[..., 1] = torch.arange(rows, device=device)[:, None]
     ids[..., 2] = torch.arange(columns, device=device)
@@ -435,7 +415,7 @@ def reference_tokens(latents: Sequence[Tensor], method: str, latent_shape: Seque
             else:
                 down = height
             height, width = max(height, latent.shape[2] + down), max(width, latent.shape[3] + across)
-        tokens.append(_patchify(latent).repeat(batch // latent.shape[0], 1, 1))
+        tokens.append(patchify(latent, PATCH).repeat(batch // latent.shape[0], 1, 1))
         ids.append(
             _positions(latent.shape, latent.device)
             + torch.tensor([index, _half_up(down), _half_up(across)], device=latent.device)

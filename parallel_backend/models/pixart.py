@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import Refused
-from ..layout import TokenLayout, cut, length
+from ..layout import TokenLayout, length
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap, under_map_names
@@ -25,8 +25,9 @@ from ..weights.layers import use_cast_linears
 from ..weights.pixart_keys import PATCH, TIME_FEATURES, pixart_keys
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
-from .functions import conv_as_linear, pad_circularly, sine_positions, sinusoids
+from .functions import conv_as_linear, sine_positions, sinusoids
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
+from .picture import grid, patchify, row_patches
 
 PREFIXES = ("", "model.diffusion_model.")
 ORIGINAL_NAMES = {
@@ -135,11 +136,11 @@ class PixArtFamily:
 
     def token_rows(self, config: PixArtConfig, latent_shape: Sequence[int]) -> int:
         """Patches are whole rows of tokens."""
-        return _grid(latent_shape)[0]
+        return grid(latent_shape, PATCH)[0]
 
     def image_tokens(self, config: PixArtConfig, latent_shape: Sequence[int]) -> int:
         """One for each 2 x 2 of the latent."""
-        return math.prod(_grid(latent_shape))
+        return math.prod(grid(latent_shape, PATCH))
 
     def two_of_each(self, config: PixArtConfig) -> tuple[PixArtConfig, tuple[int, ...]]:
         """There is one kind of block."""
@@ -226,15 +227,7 @@ class PixArtModel:
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Patch, ...]:
         """Whole rows of tokens each; the last patch of an odd latent has a partial row."""
-        rows, columns = _grid(latent_shape)
-        return tuple(
-            Patch(
-                tokens=slice(run.start * columns, run.stop * columns),
-                dim=2,
-                span=slice(run.start * PATCH, min(run.stop * PATCH, latent_shape[2])),
-            )
-            for run in cut(rows, count)
-        )
+        return row_patches(latent_shape, PATCH, count)
 
     def text_tokens(self, conditioning: Conditioning) -> int:
         """Text is no part of the sequence."""
@@ -242,7 +235,7 @@ class PixArtModel:
 
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
         """The tokens of one sequence rank, with their positions."""
-        patches, places = _patchify(latent), self._places(latent.shape, latent.device)
+        patches, places = patchify(latent, PATCH), self._places(latent.shape, latent.device)
         runs = layout.image(rank)
         image = conv_as_linear(self._pixart.pos_embed.proj, torch.cat([patches[:, run] for run in runs], dim=1))
         return (image + torch.cat([places[run] for run in runs])).to(image.dtype)
@@ -287,13 +280,13 @@ class PixArtModel:
 
     def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
         """Rows of tokens as rows of a latent, the padding cropped."""
-        _, columns = _grid(latent_shape)
-        grid = tokens.unflatten(1, (-1, columns)).unflatten(3, (PATCH, PATCH, -1)).permute(0, 5, 1, 3, 2, 4)
-        return grid.flatten(4, 5).flatten(2, 3)[:, :, : length(patch.span), : latent_shape[3]]
+        _, columns = grid(latent_shape, PATCH)
+        squares = tokens.unflatten(1, (-1, columns)).unflatten(3, (PATCH, PATCH, -1)).permute(0, 5, 1, 3, 2, 4)
+        return squares.flatten(4, 5).flatten(2, 3)[:, :, : length(patch.span), : latent_shape[3]]
 
     def _places(self, latent_shape: Sequence[int], device: torch.device) -> Tensor:
         """Absolute positions `[tokens, features]` in fp32: column, then row, on a grid of GRID x GRID."""
-        rows, columns = _grid(latent_shape)
+        rows, columns = grid(latent_shape, PATCH)
         row, column = (torch.arange(n, dtype=torch.float32, device=device) * (GRID / n) for n in (rows, columns))
         half = self._config.hidden // 2
         places = torch.cat(
@@ -348,18 +341,6 @@ class PixArtBlock:
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self._head_dim))
-
-
-def _grid(latent_shape: Sequence[int]) -> tuple[int, int]:
-    return math.ceil(latent_shape[2] / PATCH), math.ceil(latent_shape[3] / PATCH)
-
-
-def _patchify(latent: Tensor) -> Tensor:
-    """`[batch, channels, height, width]` to `[batch, rows * columns, channels * patch area]`."""
-    rows, columns = _grid(latent.shape)
-    batch, channels = latent.shape[:2]
-    grid = pad_circularly(latent, PATCH).view(batch, channels, rows, PATCH, columns, PATCH)
-    return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * PATCH**2)
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
