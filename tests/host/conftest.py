@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parallel_backend.wire.secret import VARIABLE
 from parallel_backend.worker.environment import FAULT_FILE
 from scripts.comfyui import REPO, ComfyUI, Graph, Run
 from tests.tiny_flux import save_conditioning, save_flux
@@ -31,7 +32,11 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     A test may make a worker fail by writing the file that FAULT_FILE names.
     """
     base_dir = tmp_path_factory.mktemp("comfyui")
-    server = ComfyUI(os.environ["COMFYUI_PATH"], base_dir, env={FAULT_FILE: str(base_dir / "fault")})
+    server = ComfyUI(
+        os.environ["COMFYUI_PATH"],
+        base_dir,
+        env={FAULT_FILE: str(base_dir / "fault"), VARIABLE: str(base_dir / "secret")},
+    )
     fill(server)
     with server:
         yield server

@@ -1,0 +1,96 @@
+"""A real ComfyUI whose plan names workers that torchrun started: the same graphs, latents and pixels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parallel_backend.host.elsewhere import ask
+from parallel_backend.wire.address import SCHEME, Address
+from parallel_backend.wire.secret import VARIABLE
+from scripts.comfyui import REPO, ComfyUI, Graph
+from tests.host.conftest import relative_error
+from tests.host.graphs import ksampler_graph, node, parallel
+from tests.tiny_vae import save_image_vae
+
+TOLERANCE = 1e-5
+START_SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """A group of two ranks on the loopback interface, with model files in a folder of its own."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    vae = save_image_vae(comfyui.base_dir / "models" / "vae" / "elsewhere.safetensors", torch.float32, encoder=128)
+    shutil.copy(vae, folder)
+    shutil.copy(
+        comfyui.base_dir / "models" / "diffusion_models" / "tiny-dev.safetensors", folder / "renamed.safetensors"
+    )
+    secret = comfyui.env[VARIABLE]
+    Path(secret).touch(mode=0o600)
+    Path(secret).write_text("the secret of a test's workers")
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        address, rendezvous = Address("127.0.0.1", one.getsockname()[1]), other.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--master-addr", address.host, "--master-port", str(rendezvous), "-m", "parallel_backend.worker"),
+        *(
+            "--listen",
+            str(address).removeprefix(SCHEME),
+            "--device",
+            "cpu",
+            "--models",
+            str(folder),
+            "--secret",
+            secret,
+        ),
+    ]
+    with (folder / "log").open("wb") as log, pytest.MonkeyPatch.context() as patch:
+        agent = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=REPO, stdout=log, stderr=log)
+        try:
+            patch.setenv(VARIABLE, secret)
+            ask(address, START_SECONDS)
+            yield address
+        except ValueError as error:
+            pytest.fail(f"{error}\n{(folder / 'log').read_text(errors='replace')}")
+        finally:
+            agent.send_signal(signal.SIGTERM)
+            agent.wait(60)
+
+
+def test_ksampler_on_workers_elsewhere_equals_ksampler(address: Address, latent_of: Callable[[Graph], Tensor]) -> None:
+    graph = ksampler_graph("tiny-dev", width=136, height=200, steps=3)
+    assert relative_error(latent_of(parallel(graph, str(address), ulysses=2)), latent_of(graph)) <= TOLERANCE
+
+
+def test_pixels_come_from_elsewhere_too(
+    comfyui: ComfyUI, address: Address, latent_of: Callable[[Graph], Tensor]
+) -> None:
+    """There they cannot be handed over in shared memory."""
+    latent = torch.randn(1, 16, 9, 7, generator=torch.Generator().manual_seed(1))
+    save_file(
+        {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, comfyui.input_dir / "elsewhere.latent"
+    )
+    graph = {
+        "vae": node("VAELoader", vae_name="elsewhere.safetensors"),
+        "latent": node("LoadLatent", latent="elsewhere.latent"),
+        "pixels": node("VAEDecode", samples=["latent", 0], vae=["vae", 0]),
+        "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["vae", 0]),
+        "save": node("SaveLatent", samples=["encoded", 0], filename_prefix="test"),
+    }
+    swapped = graph | {
+        "plan": node("ParallelPlan", devices=str(address), ulysses=0, ring=0, attention="auto"),
+        "vae": node("LoadParallelVAE", vae_name="elsewhere.safetensors", plan=["plan", 0]),
+    }
+    assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE
