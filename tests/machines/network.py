@@ -57,7 +57,7 @@ class Machines:
     folder: Path
     secret: Path
     apart: bool
-    agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.spaces = [f"parallel-{os.getpid()}-{name}" for name in "ab"]
@@ -113,32 +113,45 @@ class Machines:
                 if str(self.secret) in process.cmdline() and process.environ().get("RANK") == str(rank):
                     process.kill()
 
-    def start(self, ranks: int = 2, packages: tuple[str, str] = ("", "")) -> None:
-        """Have torchrun start `ranks` workers on each machine, with folders ahead of all others on their PYTHONPATH."""
-        for node, models in enumerate(self.models):
-            models.mkdir(exist_ok=True)
-            enter = ["ip", "netns", "exec", self.spaces[node], "unshare", "--uts", "sh", "-c"]
-            command = [
-                *([*enter, f'hostname {self.names[node]} && exec "$@"', "sh"] if self.apart else []),
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks)),
-                *("--node-rank", str(node), "--master-addr", self.address.host),
-                *("--master-port", str(self.rendezvous), "--max-restarts", "10"),
-                *("-m", "parallel_backend.worker", "--listen", str(self.address).removeprefix(SCHEME)),
-                *("--device", "cpu", "--models", str(models), "--secret", str(self.secret)),
-            ]
-            paths = os.pathsep.join(filter(None, [packages[node], str(REPO)]))
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-            with models.with_suffix(".log").open("ab") as log:
-                self.agents.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=REPO)
-                )
+    def start(self, packages: tuple[str, str] = ("", "")) -> None:
+        """Have torchrun start two workers on each machine, with folders ahead of all others on their PYTHONPATH."""
+        for node, folder in enumerate(packages):
+            self.start_machine(node, folder)
+
+    def start_machine(self, node: int, packages: str) -> None:
+        """The same on one of them."""
+        models = self.models[node]
+        models.mkdir(exist_ok=True)
+        enter = ["ip", "netns", "exec", self.spaces[node], "unshare", "--uts", "sh", "-c"]
+        command = [
+            *([*enter, f'hostname {self.names[node]} && exec "$@"', "sh"] if self.apart else []),
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"),
+            *("--node-rank", str(node), "--master-addr", self.address.host),
+            *("--master-port", str(self.rendezvous), "--max-restarts", "10"),
+            *("-m", "parallel_backend.worker", "--listen", str(self.address).removeprefix(SCHEME)),
+            *("--device", "cpu", "--models", str(models), "--secret", str(self.secret)),
+        ]
+        paths = os.pathsep.join(filter(None, [packages, str(REPO)]))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        with models.with_suffix(".log").open("ab") as log:
+            self.agents[node] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=REPO
+            )
+
+    def lose_machine(self, node: int) -> None:
+        """End torchrun and its workers on a machine, as a power cut does."""
+        agent = self.agents.pop(node)
+        process = psutil.Process(agent.pid)
+        for each in (process, *process.children(recursive=True)):
+            each.kill()
+        agent.wait()
 
     def stop(self) -> None:
         """End both agents and their workers."""
-        for agent in self.agents:
+        for agent in self.agents.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(agent.pid, signal.SIGTERM)
-        for agent in self.agents:
+        for agent in self.agents.values():
             try:
                 agent.wait(10)
             except subprocess.TimeoutExpired:

@@ -304,46 +304,36 @@ def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], N
 # -- versions
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=str)
-def test_the_oldest_diffusers_gives_the_same(
-    group: Machines,
-    restarted: Callable[..., None],
-    run: Runner,
-    large: Job,
-    references: dict[int, Tensor],
-    oldest: str,
-    wish: dict[str, int],
+def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named(
+    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, oldest: str
 ) -> None:
-    restarted(oldest, oldest)
-    assert {member.diffusers for member in ask(group.address)} == {oldest_version(oldest)}
-    assert_right(run, large, planned(group, **wish), references)
-
-
-def test_ranks_with_different_versions_are_named(
-    group: Machines, restarted: Callable[..., None], run: Runner, small: Job, oldest: str
-) -> None:
-    restarted("", oldest, ranks=1)
+    message = rf"^Worker [23] of 4 \({group.address}/{group.names[1]}/cpu\) was lost while sampling, step \d+"
+    assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 10
+    group.start_machine(1, oldest)
+    wait_for(group)
     first, second = group.names
     message = (
-        rf"^worker 1 on {second} has diffusers {oldest_version(oldest)} and worker 0 on {first} 0\.42\.\d: install"
+        rf"^worker 2 on {second} has diffusers {oldest_version(oldest)} and worker 0 on {first} 0\.42\.\d: install"
     )
     with pytest.raises(Refused, match=message):
-        run(small, planned(group, pipefusion=2))
+        run(small, plan)
 
 
 @pytest.fixture(scope="module")
-def restarted(group: Machines) -> Callable[..., None]:
-    """Starts the group anew, unless it runs so, with folders ahead of all others on each machine's PYTHONPATH."""
-    now: list[tuple[str, ...]] = []
+def group_with_the_oldest(group: Machines, oldest: str) -> Machines:
+    """The same group, started anew with the oldest supported diffusers."""
+    group.stop()
+    group.start((oldest, oldest))
+    wait_for(group)
+    assert {member.diffusers for member in ask(group.address)} == {oldest_version(oldest)}
+    return group
 
-    def restart(*packages: str, ranks: int = 2) -> None:
-        if now != [packages]:
-            now[:] = [packages]
-            group.stop()
-            group.start(ranks, packages)
-            wait_for(group)
 
-    return restart
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+def test_the_oldest_diffusers_gives_the_same(
+    group_with_the_oldest: Machines, run: Runner, large: Job, references: dict[int, Tensor], wish: dict[str, int]
+) -> None:
+    assert_right(run, large, planned(group_with_the_oldest, **wish), references)
 
 
 def oldest_version(folder: str) -> str:
