@@ -44,8 +44,9 @@ def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> None:
     """Sample, once the models of other tests have left the workers' devices."""
     server.free()
     server.queue(parallel(graph), timeout=300).check()
+    before = len(server.log)
     server.free()
-    wait_until(lambda: on_devices(server) == 0, 30)
+    wait_until(lambda: RELEASED.search(server.log[before:]) and on_devices(server) == 0, 30)
     graph["sampler"]["inputs"]["seed"] += 1
     server.queue(parallel(graph), timeout=300).check()
 
