@@ -19,6 +19,7 @@ from parallel_backend.host import Backend
 from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.worker.environment import FAULT_FILE
+from parallel_backend.worker.faults import LATE_SECONDS
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.faults.fault_file import FaultFile
 from tests.plans import cpu_plan
@@ -50,8 +51,11 @@ DEATHS = {
 }
 """Ways in which a process ends, and what the message says of each."""
 
-BOUND = 10
+BOUND = 5
 """Seconds from a death, or an exception, to the error; about one on a quiet machine."""
+
+CANCEL_BOUND = LATE_SECONDS + 3
+"""Seconds from the moment when a worker is held up, and Cancel pressed, to the end: it leaves at the next step boundary."""
 
 ERROR = "one error"
 """An outcome in the table: a message with rank, phase and step, and all that `Bench.assert_recovered` looks at."""

@@ -16,7 +16,9 @@ class FaultFile:
     def arm(self, text: str) -> None:
         """Have the fault strike; its text is as parallel_backend/worker/faults.py reads it."""
         self._struck.unlink(missing_ok=True)
-        self.path.write_text(text)
+        whole = self.path.with_suffix(".new")
+        whole.write_text(text)
+        whole.rename(self.path)  # a worker that is still at its last job must not read half a fault
 
     def disarm(self) -> None:
         """Take the fault back if it has not struck."""

@@ -8,10 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from parallel_backend.worker.faults import LATE_SECONDS
-from tests.faults.bench import AFTERWARDS, DEATHS, PHASES, Bench, Case
-
-BOUND = LATE_SECONDS + 5
-"""Seconds: the worker is held up in its phase, and leaves it at the next step boundary."""
+from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, Bench, Case
 
 PATIENCE = 3
 
@@ -39,7 +36,7 @@ def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
         took.append(seconds)
     bench.assert_right(workers)
     for seconds in took:
-        bench.held(f"Cancel while a worker is held up for {LATE_SECONDS} s", "cancelled", seconds, BOUND)
+        bench.held(f"Cancel while a worker is held up for {LATE_SECONDS} s", "cancelled", seconds, CANCEL_BOUND)
 
 
 @pytest.mark.parametrize("kind", list(DEATHS))

@@ -11,7 +11,7 @@ import pytest
 
 from parallel_backend.worker.faults import LATE_SECONDS
 from scripts.comfyui import ComfyUI
-from tests.faults.bench import AFTERWARDS, BOUND, DEATHS, ERROR, PHASES, Case, deaths
+from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, ERROR, PHASES, Case, deaths
 from tests.host.conftest import saved_latent
 from tests.host.faulty import PATIENCE, FaultyComfyUI, kill, wait_until
 from tests.host.graphs import ksampler_graph, parallel
@@ -19,8 +19,6 @@ from tests.reliability import Ledger
 
 MARGIN = 6
 """Seconds from the end of patience to the error."""
-
-CANCEL_BOUND = LATE_SECONDS + 5
 
 SIGNALS = {signal.SIGKILL: "kill", signal.SIGSEGV: "segv", signal.SIGTERM: "term"}
 

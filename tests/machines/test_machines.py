@@ -265,7 +265,7 @@ def test_a_killed_worker_is_named_and_torchrun_starts_the_group_anew(
         lambda: group.kill(3),
         rf"^Worker 3 of 4 \({group.address}/{group.names[1]}/cpu\) was lost while",
     )
-    assert seconds <= 10
+    assert seconds <= 5
     wait_for(group)
     assert_right(run, small, plan, references)
 
@@ -308,7 +308,7 @@ def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named(
     group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, oldest: str
 ) -> None:
     message = rf"^Worker [23] of 4 \({group.address}/{group.names[1]}/cpu\) was lost while sampling, step \d+"
-    assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 10
+    assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 5
     group.start_machine(1, oldest)
     wait_for(group)
     first, second = group.names
