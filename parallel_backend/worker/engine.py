@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import msgspec
 import torch
 
-from ..errors import Refused
-from ..models.family import ModelSpec
-from ..plan import ResolvedPlan
 from ..wire.frames import Frame
 from ..wire.messages import (
     RESIDUAL,
@@ -24,6 +18,7 @@ from ..wire.messages import (
     Release,
     Sample,
 )
+from .agreement import Agreement
 from .autoencoding import Autoencoding
 from .measuring import measure_blocks, measure_machine
 from .rank import Rank
@@ -37,14 +32,14 @@ class Engine:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
-        self._agreed: tuple[ResolvedPlan, ModelSpec] | None = None
+        self._agreement = Agreement(rank.world, rank.files, rank.status)
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
         """Do what a frame asks for and answer."""
         rank, message = self._rank, frame.message
         rank.begin()
-        if isinstance(message, Sample | Forward | Decode | Encode | MeasureBlocks) and not self._agree(message):
+        if isinstance(message, Sample | Forward | Decode | Encode | MeasureBlocks) and self._declines(message):
             rank.status.enter("idle")
             return
         match message:
@@ -84,28 +79,10 @@ class Engine:
         if rank.world.rank == 0:
             rank.link.send(Done(message.request))
 
-    def _agree(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> bool:
-        """Whether all ranks are about to do the same and have the model's file; if not, rank 0 tells the host.
-
-        A collective, for each new plan or model.
-        """
-        wanted = message.plan, message.model
-        if self._agreed == wanted:
-            return True
-        self._rank.status.enter("comparing plan and model")
-        digest = hashlib.sha256(msgspec.msgpack.encode(wanted)).hexdigest()[:16]
-        problem = ""
-        try:
-            self._rank.files.find(message.model)
-        except Refused as refusal:
-            problem = str(refusal)
-        said = [each.split(" ", 1) for each in self._rank.world.gather(f"{digest} {problem}")]
-        for rank, (theirs, their_problem) in enumerate(said):
-            if theirs != said[0][0]:
-                their_problem = f"its plan and model are {theirs} and rank 0's {said[0][0]}."
-            if their_problem:
-                if self._rank.world.rank == 0:
-                    self._rank.link.send(Declined(message.request, f"Worker {rank} of {len(said)}: {their_problem}"))
-                return False
-        self._agreed = wanted
-        return True
+    def _declines(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> bool:
+        """Whether the ranks cannot do this together; rank 0 then tells the host why."""
+        rank = self._rank
+        problem = self._agreement.problem(message.plan, message.model)
+        if problem and rank.world.rank == 0:
+            rank.link.send(Declined(message.request, problem))
+        return bool(problem)

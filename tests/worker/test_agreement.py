@@ -1,0 +1,54 @@
+"""Ranks that were asked for different things say so before any of them begins."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_backend.models.family import ModelSpec
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.worker.agreement import Agreement
+from parallel_backend.worker.environment import Environment, Launched
+from parallel_backend.worker.files import ModelFiles
+from parallel_backend.worker.status import Status
+from parallel_backend.worker.world import World
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+PLAN = cpu_plan(ulysses=3)
+MODEL = ModelSpec("flux", "a.safetensors", 1, 2, "float32")
+NEWER = msgspec.structs.replace(MODEL, modified=3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rank"),
+    [
+        ([(PLAN, MODEL)] * 3, None),
+        ([(PLAN, MODEL), (PLAN, MODEL), (PLAN, NEWER)], 2),
+        ([(PLAN, MODEL), (cpu_plan(ring=3), MODEL), (PLAN, MODEL)], 1),
+    ],
+    ids=["the same", "another model", "another plan"],
+)
+def test_a_rank_that_was_asked_for_something_else_is_named(
+    tmp_path: Path, asked: list[tuple[ResolvedPlan, ModelSpec]], rank: int | None
+) -> None:
+    def problems(rank: int) -> list[str]:
+        dist.destroy_process_group()  # a World makes its own
+        environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), None)
+        world = World(environment, dist.FileStore(str(tmp_path / "store"), 3))
+        agreement = Agreement(world, ModelFiles(()), Status())
+        return [agreement.problem(*asked[rank]), agreement.problem(PLAN, NEWER)]
+
+    host = re.escape(socket.gethostname())
+    said = rf"Worker {rank} of 3 on {host} was asked for plan and model \w{{16}} and worker 0 on {host} for \w{{16}}: "
+    answers = run_ranks(3, problems)
+    assert len({first for first, _ in answers}) == 1
+    for first, second in answers:
+        assert re.match(said, first) if rank is not None else first == ""
+        assert second == ""
