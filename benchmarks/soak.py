@@ -2,7 +2,8 @@
 
 Models of three families, sizes, text lengths, batches, samplers, schedules, guidance and plans are drawn from a seed. A
 prompt whose plan keeps KSampler's picture is, from time to time, the probe: a fixed prompt whose latent must be the one
-that ComfyUI's own KSampler made before. What is held after the first prompts bounds what may be held later.
+that ComfyUI's own KSampler made before. What is held after the first prompts bounds what may be held later; the very first
+ones have the same workers load every model whole, which is the most that a worker keeps.
 
 Run from the repository root: COMFYUI_PATH=... python -m benchmarks.soak [--prompts 300] [--seed 0]
 It ends with 1 if a prompt failed or something grew beyond its bound.
@@ -117,9 +118,9 @@ def fill_families(server: ComfyUI) -> None:
         save_file({"cond": draw(1, tokens, width, seed=tokens)}, server.input_dir / f"soak-{tokens}.safetensors")
 
 
-def draw_graph(chance: random.Random, devices: int) -> Graph:
-    """A prompt at random on so many workers."""
-    model = chance.choice(list(HEADS))
+def draw_graph(chance: random.Random, devices: int, whole: str | None = None) -> Graph:
+    """A prompt at random on so many workers; if a model is given, of this one, and every worker holds it whole."""
+    model = whole or chance.choice(list(HEADS))
     two_sided = chance.random() < 0.5
     batch = chance.choice((1, 1, 2))
     width, height = (8 * chance.randint(8, 24) for _ in "wh")
@@ -145,7 +146,11 @@ def draw_graph(chance: random.Random, devices: int) -> Graph:
             "EmptyHunyuanLatentVideo", length=chance.choice((5, 13)), **size
         )  # latent frames by twos
         graph["sampler"]["inputs"]["sampler_name"] = chance.choice(("cogvideox_ddim", "cogvideox_dpm", "euler"))
-    plan = chance.choice(list(plans(devices, HEADS[model], two_sided, batch)))
+    plan = (
+        {"ulysses": 1, "ring": devices}
+        if whole
+        else chance.choice(list(plans(devices, HEADS[model], two_sided, batch)))
+    )
     graph = parallel(graph, f"cpu:{devices}", sampler=False, **plan)
     graph["model"]["class_type"] = LOADERS.get(model, "LoadParallelFlux")
     return graph
@@ -176,10 +181,12 @@ def soak(server: ComfyUI, prompts: int, seed: int, most_workers: int = 4) -> Rep
     expected = saved_latent(server, server.queue(probe_graph(), timeout=300).check())
     started, log = time.monotonic(), len(server.log)
     devices = 2
+    models = iter(HEADS)
     for number in range(prompts):
-        if chance.random() < 0.2:
+        whole = next(models, None)
+        if not whole and chance.random() < 0.2:
             devices = chance.randint(1, most_workers)
-        graph = draw_graph(chance, devices)
+        graph = draw_graph(chance, devices, whole)
         probe = number % PROBE_EVERY == PROBE_EVERY - 1 or number == prompts - 1
         if probe:
             graph = parallel(probe_graph(), f"cpu:{devices}", ulysses=1, ring=devices)

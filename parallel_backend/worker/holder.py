@@ -92,6 +92,7 @@ class Holder:
             self._make_room(held, allowance)
             self._status.enter("loading the model")
             part.fill()
+            self._memory.give_back()
         elif not held.on_device:
             self._make_room(held, allowance)
             self._status.enter("restoring the model from host memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import re
@@ -111,12 +112,20 @@ class Memory:
     def give_back(self) -> None:
         """Free what is no longer used, for other processes too."""
         gc.collect()
+        _trim_heap()
         self.trim()
 
     def trim(self) -> None:
         """Return what torch keeps for later to the device: ComfyUI and other workers may be waiting for it."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _trim_heap() -> None:
+    """Return freed host memory that the C library keeps for later; others than glibc have no such call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def available_on_host() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -117,6 +118,19 @@ def test_a_part_larger_than_the_limit_runs_out_of_memory_and_the_next_fits():
     assert on_device(held) == {}
     held.hold(B, "whole", pytest.fail, Allowance(limit=3 * ROW))
     assert on_device(held) == {"b": 2}
+
+
+def test_freed_memory_leaves_the_process():
+    resident = psutil.Process().memory_info
+    before = resident().rss
+    small = [torch.ones(64 << 8) for _ in range(1600)]  # 64 KiB each, which the C library takes from its heap
+    taken = resident().rss - before
+    assert taken > 90 << 20
+    last = small[-1]  # at the heap's end, so that it cannot shrink
+    del small
+    Memory(CPU, 1).give_back()
+    assert resident().rss - before < taken / 10
+    assert last.sum() == last.numel()
 
 
 def test_ranks_with_different_room_hold_and_drop_the_same():
