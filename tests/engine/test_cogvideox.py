@@ -39,6 +39,8 @@ class Video:
     height: int = 6
     width: int = 10
     text: int = 7
+    negative_text: int | None = None
+    """Tokens of the negative side, if not as many."""
     batch: int = 1
     form: str = ""
     """How the file stores the blocks' matrices, if not in fp32 (one of FORMS)."""
@@ -51,7 +53,7 @@ class Video:
     @property
     def prompts(self) -> tuple[Tensor, Tensor]:
         """Positive and negative text."""
-        return draw(1, self.text, TEXT_WIDTH, seed=2), draw(1, self.text, TEXT_WIDTH, seed=4)
+        return draw(1, self.text, TEXT_WIDTH, seed=2), draw(1, self.negative_text or self.text, TEXT_WIDTH, seed=4)
 
     @property
     def image(self) -> Tensor:
@@ -223,6 +225,29 @@ def test_tokens_and_heads_that_do_not_divide_on_eight_ranks(original: Original, 
     tokens = 3 * 3 * 5 + job.text
     assert tokens % 4
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+
+
+@each_plan(
+    [cpu_plan(), cpu_plan(cfg=2), cpu_plan(cfg=2, ring=2), cpu_plan(pipefusion=2, ulysses=2, warmup_steps=STEPS)]
+)
+def test_texts_of_different_length_on_the_two_sides(ours: Ours, plan: ResolvedPlan) -> None:
+    """diffusers' pipeline wants them equal; here its transformer computes each side by itself, between its scheduler's steps."""
+    job = Video("5b", text=3, negative_text=12)
+    transformer, scheduler = cogvideox("5b"), schedulers("5b")["cogvideox_ddim"]
+    pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
+    positions = pipeline._prepare_rotary_positional_embeddings(
+        8 * job.height, 8 * job.width, job.frames, torch.device("cpu")
+    )
+    scheduler.set_timesteps(STEPS)
+    x = job.noise.transpose(1, 2)
+    with torch.no_grad():
+        for time in scheduler.timesteps:
+            positive, negative = (
+                transformer(x, text, time[None], image_rotary_emb=positions, return_dict=False)[0]
+                for text in job.prompts
+            )
+            x = scheduler.step(negative + CFG * (positive - negative), time, x, return_dict=False)[0]
+    assert relative_error(ours(job, plan), x.transpose(1, 2)) <= TOLERANCE
 
 
 @each_plan([cpu_plan(data=2, ulysses=2), cpu_plan(data=2, cfg=2)])
