@@ -215,6 +215,14 @@ def test_every_parallel_form_is_refused_where_it_cannot_work(wish, job, message)
         resolve(ParallelPlan(devices="cpu:4", **wish), 0, FOUR_HEADS, job)
 
 
+def test_shards_want_a_gpu_for_each_worker():
+    message = "devices '1,0,1' puts several on one: use weights replicated, or name each GPU once."
+    with pytest.raises(Refused, match=re.escape(message)):
+        resolve(ParallelPlan(devices="1,0,1", weights="sharded"), 2, FLUX)
+    assert resolve(ParallelPlan(devices="1,0,1"), 2, FLUX).transport == "gloo"
+    assert resolve(ParallelPlan(devices="1,0", weights="sharded"), 2, FLUX).transport == "nccl"
+
+
 def test_automatic_uses_cfg_only_where_there_is_a_negative():
     assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, TWO_SIDED).degrees == "cfg 2 x ulysses 2"
     assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, ONE_SIDED).degrees == "ulysses 4"

@@ -23,6 +23,11 @@ CHOICES = ("auto", "sdpa", "flash")
 FLASH_HEAD_DIM = 256
 """The widest head that flash attention takes."""
 
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+
+FLASH_CAPABILITY = (8, 0)
+"""The oldest GPUs that flash attention runs on, torch's own too (Ampere)."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -47,7 +52,7 @@ def choose_kernel(choice: str, device: torch.device, dtype: torch.dtype, head_di
     if choice != "sdpa" and not obstacle:
         return Kernel("flash", "flash-attn is installed", _flash_attn)
     reason = "asked for" if choice == "sdpa" else obstacle or ""
-    return Kernel("sdpa", reason, _sdpa_cpu if device.type == "cpu" else _sdpa_cuda)
+    return Kernel("sdpa", reason, _sdpa(device, dtype, head_dim))
 
 
 def flash_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -56,11 +61,17 @@ def flash_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
         return f"flash-attn runs on GPUs only and this worker is on the {device.type}"
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed"
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in FLASH_DTYPES:
         return f"flash-attn takes fp16 and bf16, not {str(dtype).removeprefix('torch.')}"
     if head_dim > FLASH_HEAD_DIM:
         return f"flash-attn takes heads of up to {FLASH_HEAD_DIM}, this model's have {head_dim}"
+    if _is_older(device):
+        return f"flash-attn needs a GPU of compute capability 8.0, and {torch.cuda.get_device_name(device)} is older"
     return None
+
+
+def _is_older(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) < FLASH_CAPABILITY
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,17 +81,27 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def _sdpa(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
+    """torch's own kernel for a device: of those for GPUs flash attention, where it runs."""
+    if device.type == "cpu":
+        return _sdpa_cpu
+    flash = dtype in FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= FLASH_HEAD_DIM and not _is_older(device)
+    return _sdpa_flash if flash else _sdpa_efficient
+
+
 def _sdpa_cpu(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
     return out.transpose(1, 2), lse
 
 
-def _sdpa_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _sdpa_flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    if q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= FLASH_HEAD_DIM:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
-    else:
-        out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
-        lse = lse[..., : q.shape[2]]  # this kernel pads the LSE to a multiple of its block
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
     return out.transpose(1, 2), lse
+
+
+def _sdpa_efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
+    return out.transpose(1, 2), lse[..., : q.shape[2]]  # this kernel pads the LSE to a multiple of its block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -65,8 +66,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def transport(self) -> str:
         """ "nccl" with one GPU a rank; "gloo" on CPUs and when ranks share a GPU (staged through host memory)."""
-        on_gpu = all(device.rpartition("/")[2].startswith("cuda") for device in self.devices)
-        return "nccl" if on_gpu and len(set(self.devices)) == len(self.devices) else "gloo"
+        return "nccl" if all(map(_is_gpu, self.devices)) and not share_a_gpu(self.devices) else "gloo"
 
     @property
     def degrees(self) -> str:
@@ -83,6 +83,16 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.patches > 1:
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
         return text + (", weights sharded" if self.weights == "sharded" else "")
+
+
+def share_a_gpu(devices: Sequence[str]) -> bool:
+    """Whether two workers are on one GPU."""
+    gpus = [device for device in devices if _is_gpu(device)]
+    return len(set(gpus)) < len(gpus)
+
+
+def _is_gpu(device: str) -> bool:
+    return device.rpartition("/")[2].startswith("cuda")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..errors import Refused
 from ..layout import cut, length
 from .devices import named_devices, visible
-from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload
+from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload, share_a_gpu
 
 
 def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]:
@@ -130,6 +130,11 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workl
             raise Refused(f"{axis} {getattr(plan, axis)} is no degree: use 0 for automatic, or 1 and more.")
     if plan.weights not in WEIGHTS:
         raise Refused(f"weights {plan.weights!r} is unknown: use {' or '.join(WEIGHTS)}.")
+    if plan.weights == "sharded" and share_a_gpu(planned_devices(plan, gpus)):
+        raise Refused(
+            f"weights sharded needs a GPU for each worker, and devices {plan.devices!r} puts several on one: use weights "
+            "replicated, or name each GPU once."
+        )
     if not 0 <= plan.memory_limit < math.inf:
         raise Refused(
             f"memory_limit {plan.memory_limit} is no amount: use gigabytes a device, or 0 for all that is free."

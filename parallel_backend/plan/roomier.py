@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .plan import ResolvedPlan
+from .plan import ResolvedPlan, share_a_gpu
 
 
 def roomier(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
@@ -26,7 +26,7 @@ def roomier(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
         )
     if plan.weights != "sharded":
         world, stages = plan.world_size, plan.pipefusion
-        if stages == 1 and world > 1 and part - part // world >= missing:
+        if stages == 1 and world > 1 and not share_a_gpu(plan.devices) and part - part // world >= missing:
             return _instead("weights sharded", part // world, part)
         for degree in (stages * factor for factor in (2, 4, 8, 16, 32)):
             if degree <= sum(plan.stages) and part - part * stages // degree >= missing:

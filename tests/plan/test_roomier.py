@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.plan.resolve import in_rows
 from parallel_backend.plan.roomier import roomier
+from tests.plans import cpu_plan
 
 
 def test_a_vae_is_not_sharded() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
     advice = roomier(plan, part=400_000_000, others=0, missing=1)
     assert advice.startswith("use more devices, a smaller picture or fewer frames, or tiles, which are approximate")
+
+
+def test_workers_on_one_gpu_do_not_shard() -> None:
+    plan = cpu_plan(ulysses=2)
+    assert roomier(plan, 400_000_000, 0, 10**8).startswith("use weights sharded")
+    shared = msgspec.structs.replace(plan, devices=("cuda:0", "cuda:0"))
+    assert roomier(shared, 400_000_000, 0, 10**8).startswith("use pipefusion 2 in")
 
 
 def test_other_models_make_way_first() -> None:
