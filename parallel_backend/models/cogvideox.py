@@ -353,8 +353,8 @@ class CogVideoXModel:
         rank: int,
         device: torch.device,
         conditioning: Conditioning,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Rotary cosine and sine of frame, row and column; text is at the origin."""
+    ) -> Tensor | None:
+        """Rotary positions of frame, row and column; text is at the origin."""
         if not self._config.rotary:
             return None
         grid = Grid.of(self._config, latent_shape)
@@ -369,8 +369,8 @@ class CogVideoXModel:
             ],
             dim=1,
         )
-        angles = F.pad(angles, (0, 0, length(layout.text(rank)), 0)).repeat_interleave(2, dim=1)
-        return angles.cos(), angles.sin()
+        angles = F.pad(angles, (0, 0, length(layout.text(rank)), 0))
+        return torch.polar(torch.ones_like(angles), angles)
 
     def unembed(self, state: Activations) -> Tensor:
         """The model's output for the local image tokens, `[batch, local image tokens, channels * patch volume]`."""

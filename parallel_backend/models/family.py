@@ -76,14 +76,14 @@ class Activations:
     """One rank's part of the sequence between two blocks.
 
     `tokens` is `[batch, local text + local image + local references, features]`, in this order; `text` and `references`
-    count the local text and reference tokens; `vec` is what `Model.modulation` made; `rope` holds cosine and sine for the
-    local tokens, if the model has such positions.
+    count the local text and reference tokens; `vec` is what `Model.modulation` made; `rope` turns the pairs of
+    features of the local tokens, `[local tokens, head_dim / 2]` (complex64), if the model has such positions.
     """
 
     tokens: Tensor
     text: int
     vec: Any
-    rope: tuple[Tensor, Tensor] | None
+    rope: Tensor | None
     references: int = 0
 
 
@@ -137,8 +137,8 @@ class Model(Protocol):
         rank: int,
         device: torch.device,
         conditioning: Conditioning,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Every stage: cosine and sine of the rotary positions of one sequence rank's tokens; None without such."""
+    ) -> Tensor | None:
+        """Every stage: the rotary positions of one sequence rank's tokens, `Activations.rope`; None without such."""
 
     def unembed(self, state: Activations) -> Tensor:
         """Last stage: the model's output for the local image tokens, `[batch, local image tokens, channels]`."""

@@ -268,14 +268,15 @@ class FluxModel:
         rank: int,
         device: torch.device,
         conditioning: Conditioning,
-    ) -> tuple[Tensor, Tensor]:
-        """Rotary cosine and sine; text is at the origin."""
+    ) -> Tensor:
+        """Rotary positions; text is at the origin."""
         text = torch.zeros(length(layout.text(rank)), 3, device=device)
         image = _positions(latent_shape, device)
         ids = [text, *(image[run] for run in layout.image(rank))]
         if "reference_ids" in conditioning:
             ids.append(conditioning["reference_ids"][0, layout.references(rank)].to(device).float())
-        return self._flux.pos_embed(torch.cat(ids))
+        cosine, sine = self._flux.pos_embed(torch.cat(ids))  # each number twice, for the two features of a pair
+        return torch.complex(cosine[:, ::2], sine[:, ::2])
 
     def unembed(self, state: Activations) -> Tensor:
         """The velocity of the local image tokens, `[batch, local image tokens, channels * patch area]`."""

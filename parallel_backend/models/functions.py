@@ -21,14 +21,15 @@ def conv_as_linear(conv: nn.Conv2d, patches: Tensor) -> Tensor:
     return F.linear(patches, conv.weight.flatten(1).to(patches.dtype), conv.bias.to(patches.dtype))
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Rotary positions (arXiv 2104.09864), if any, on `[batch, tokens, heads, head_dim]`, computed in fp32."""
+def rotate(x: Tensor, rope: Tensor | None) -> Tensor:
+    """Rotary positions (arXiv 2104.09864), if any, on `[batch, tokens, heads, head_dim]`, computed in fp32.
+
+    Pairs of features are multiplied as complex numbers by `rope` `[tokens, head_dim / 2]` (complex64).
+    """
     if rope is None:
         return x
-    cos, sin = (t[None, :, None] for t in rope)
-    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([-imaginary, real], dim=-1).flatten(-2)
-    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rope[:, None]).flatten(-2).to(x.dtype)
 
 
 def sinusoids(values: Tensor, width: int) -> Tensor:

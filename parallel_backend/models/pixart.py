@@ -267,7 +267,7 @@ class PixArtModel:
         rank: int,
         device: torch.device,
         conditioning: Conditioning,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> Tensor | None:
         """Positions are in the tokens already."""
         return None
 
