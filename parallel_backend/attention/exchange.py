@@ -6,6 +6,8 @@ positions are applied to q and k beforehand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,18 +23,25 @@ class HeadExchange:
         self._heads = layout.head_counts()
         self._tokens = layout.ulysses_tokens(mesh.ring.rank)
 
-    def to_heads(self, qkv: Tensor) -> Tensor:
-        """`[3, batch, local tokens, heads, head_dim]` to `[3, batch, the ring rank's tokens, local heads, head_dim]`."""
+    def to_heads(self, parts: Sequence[Tensor]) -> Tensor:
+        """q, k and v from `[batch, local tokens, heads, head_dim]` to one tensor.
+
+        Returns `[3, batch, the ring rank's tokens, local heads, head_dim]`.
+        """
         axis = self._axis
         if axis.size == 1:
-            return qkv
-        three, batch, local, _, head_dim = qkv.shape
-        row, mine = three * batch * head_dim, self._heads[axis.rank]
-        send = torch.cat([piece.reshape(-1) for piece in qkv.split(self._heads, dim=3)])
+            return torch.stack(tuple(parts))
+        batch, local, heads, head_dim = parts[0].shape
+        row, mine = len(parts) * batch * head_dim, self._heads[axis.rank]
+        send_sizes = [row * local * h for h in self._heads]
+        send = parts[0].new_empty(row * local * heads)
+        by_rank = zip(*(part.split(self._heads, dim=2) for part in parts), strict=True)
+        for piece, theirs in zip(send.split(send_sizes), by_rank, strict=True):
+            torch.stack(theirs, out=piece.view(len(parts), *theirs[0].shape))
         sizes = [row * n * mine for n in self._tokens]
-        received = axis.all_to_all(send, [row * local * h for h in self._heads], sizes)
+        received = axis.all_to_all(send, send_sizes, sizes)
         pieces = zip(received.split(sizes), self._tokens, strict=True)
-        return torch.cat([piece.view(three, batch, n, mine, head_dim) for piece, n in pieces], dim=2)
+        return torch.cat([piece.view(len(parts), batch, n, mine, head_dim) for piece, n in pieces], dim=2)
 
     def to_tokens(self, out: Tensor) -> Tensor:
         """`[batch, the ring rank's tokens, local heads, head_dim]` to `[batch, local tokens, heads, head_dim]`."""
@@ -41,8 +50,11 @@ class HeadExchange:
             return out
         batch, _, mine, head_dim = out.shape
         row, local = batch * head_dim, self._tokens[axis.rank]
-        send = torch.cat([piece.reshape(-1) for piece in out.split(self._tokens, dim=1)])
+        send_sizes = [row * n * mine for n in self._tokens]
+        send = out.new_empty(sum(send_sizes))
+        for piece, theirs in zip(send.split(send_sizes), out.split(self._tokens, dim=1), strict=True):
+            piece.view(theirs.shape).copy_(theirs)
         sizes = [row * local * h for h in self._heads]
-        received = axis.all_to_all(send, [row * n * mine for n in self._tokens], sizes)
+        received = axis.all_to_all(send, send_sizes, sizes)
         pieces = zip(received.split(sizes), self._heads, strict=True)
         return torch.cat([piece.view(batch, local, h, head_dim) for piece, h in pieces], dim=2)

@@ -40,7 +40,7 @@ class WholeAttention:
 
     def __call__(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the local tokens."""
-        qkv = self._exchange.to_heads(torch.stack((q, k, v)))
+        qkv = self._exchange.to_heads((q, k, v))
         if self._cache is not None:
             self._cache.fill(block, qkv[1:])
         return self._exchange.to_tokens(around_the_ring(self._ring, self._tokens, self._attend, qkv[0], qkv[1:]))
@@ -81,7 +81,7 @@ class PatchAttention:
 
     def __call__(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the local tokens of the patch."""
-        qkv = self._exchange.to_heads(torch.stack((q, k, v)))
+        qkv = self._exchange.to_heads((q, k, v))
         kv = self._cache.update(block, self._patch, qkv[1:])
         return self._exchange.to_tokens(self._over_the_ring(qkv[0], kv))
 

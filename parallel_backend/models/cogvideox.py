@@ -464,9 +464,9 @@ class CogVideoXBlock:
     def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
         """The block's output tokens."""
         block = self._block
-        tokens = state.tokens + self._gated(carried, block.attn1.to_out[0](attention.flatten(2)), state.text)
+        tokens = self._added(state.tokens, carried, block.attn1.to_out[0](attention.flatten(2)), state.text)
         x, gates = self._modulated(block.norm2, tokens, state)
-        return tokens + self._gated(gates, block.ff(x), state.text)
+        return self._added(tokens, gates, block.ff(x), state.text)
 
     @staticmethod
     def _modulated(norm: Any, tokens: Tensor, state: Activations) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -476,13 +476,14 @@ class CogVideoXBlock:
         return torch.cat([words, video], dim=1), (gate, text_gate)
 
     @staticmethod
-    def _gated(gates: tuple[Tensor, Tensor], x: Tensor, text: int) -> Tensor:
+    def _added(tokens: Tensor, gates: tuple[Tensor, Tensor], x: Tensor, text: int) -> Tensor:
         gate, text_gate = gates
-        return torch.cat([text_gate[:, None] * x[:, :text], gate[:, None] * x[:, text:]], dim=1)
+        words = torch.addcmul(tokens[:, :text], text_gate[:, None], x[:, :text])
+        return torch.cat([words, torch.addcmul(tokens[:, text:], gate[:, None], x[:, text:])], dim=1)
 
 
 def _modulate(norm: nn.LayerNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return layer_norm(norm, x) * (1 + scale)[:, None] + shift[:, None]
+    return torch.addcmul(shift[:, None], layer_norm(norm, x), (1 + scale)[:, None])
 
 
 def _linspace(start: float, span: int, count: int, device: torch.device) -> Tensor:

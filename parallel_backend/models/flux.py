@@ -339,8 +339,8 @@ class DoubleBlock:
     @staticmethod
     def _stream(x: Tensor, attention: Tensor, modulation: Tensor, feed_forward: nn.Module) -> Tensor:
         _, _, gate, shift, scale, mlp_gate = modulation.chunk(6, dim=1)
-        x = x + gate[:, None] * attention
-        return x + mlp_gate[:, None] * feed_forward(_modulate(x, shift, scale))
+        x = torch.addcmul(x, gate[:, None], attention)
+        return torch.addcmul(x, mlp_gate[:, None], feed_forward(_modulate(x, shift, scale)))
 
 
 class SingleBlock:
@@ -361,9 +361,12 @@ class SingleBlock:
     def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
         """The block's output tokens."""
         x, gate = carried
-        mlp = F.gelu(self._block.proj_mlp(x), approximate="tanh")
-        out = self._block.proj_out(torch.cat([attention.flatten(2), mlp], dim=2))
-        return _finite(state.tokens + gate[:, None] * out)
+        mlp = self._block.proj_mlp(x)
+        joined = mlp.new_empty(*mlp.shape[:2], x.shape[2] + mlp.shape[2])  # joining them later would copy all of it
+        joined[..., : x.shape[2]] = attention.flatten(2)
+        torch.ops.aten.gelu.out(mlp, approximate="tanh", out=joined[..., x.shape[2] :])
+        out = self._block.proj_out(joined)
+        return _finite(torch.addcmul(state.tokens, gate[:, None], out))
 
 
 def _positions(latent_shape: Sequence[int], device: torch.device) -> Tensor:
@@ -439,7 +442,7 @@ def _split(x: Tensor) -> Tensor:
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+    return torch.addcmul(shift[:, None], F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale[:, None])
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -328,9 +328,9 @@ class PixArtBlock:
     def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, ...]) -> Tensor:
         """The block's output tokens."""
         block, (gate, shift, scale, mlp_gate) = self._block, carried
-        tokens = state.tokens + gate * block.attn1.to_out[0](attention.flatten(2))
+        tokens = torch.addcmul(state.tokens, gate, block.attn1.to_out[0](attention.flatten(2)))
         tokens = tokens + self._attend_to_text(tokens, state.vec)
-        return tokens + mlp_gate * block.ff(_modulate(tokens, shift, scale))
+        return torch.addcmul(tokens, mlp_gate, block.ff(_modulate(tokens, shift, scale)))
 
     def _attend_to_text(self, tokens: Tensor, told: Told) -> Tensor:
         attn = self._block.attn2
@@ -344,4 +344,4 @@ class PixArtBlock:
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale)
