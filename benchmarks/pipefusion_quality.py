@@ -32,9 +32,9 @@ def prompts() -> tuple[Prompt, Prompt]:
     """Every caption once for each seed, as one batch, and the empty prompt."""
     captions = [load_file(path) for path in sorted(SPRITES.glob("*-on-*.safetensors"))]
     pooled = "pooled_output"
-    positive = tuple(torch.cat([caption[key] for caption in captions for _ in SEEDS]) for key in ("cond", pooled))
+    text, vector = (torch.cat([caption[key] for caption in captions for _ in SEEDS]) for key in ("cond", pooled))
     empty = load_file(SPRITES / "empty.safetensors")
-    return positive, (empty["cond"], empty[pooled])
+    return (text, vector), (empty["cond"], empty[pooled])
 
 
 def load_vae() -> Any:

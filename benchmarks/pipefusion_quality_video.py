@@ -12,6 +12,7 @@ import argparse
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import CogVideoXTransformer3DModel
@@ -75,7 +76,7 @@ def colours(latents: Tensor) -> Tensor:
 def train(path: Path, steps: int) -> None:
     """Train the model and write its file."""
     torch.manual_seed(0)
-    model = CogVideoXTransformer3DModel(
+    model: Any = CogVideoXTransformer3DModel(
         num_attention_heads=6,
         attention_head_dim=16,
         num_layers=LAYERS,

@@ -21,6 +21,7 @@ from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
 from parallel_backend.plan.profiles import (  # noqa: E402
     XDIT_COMPILED,
     XDIT_EAGER,
+    Device,
     ModelShape,
     Profile,
     model_shape,
@@ -279,7 +280,7 @@ def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
     return [h100(compiled), h100(eager), a100(fast), a100(fast_eager), *cogs, l40(piped, "8 l40 port")]
 
 
-def _machine(base: Profile, values: Values, device: object) -> Profile:
+def _machine(base: Profile, values: Values, device: Device) -> Profile:
     passes = values["passes"] if base.software.passes > 50 else base.software.passes
     software = replace(base.software, hop=values["hop"], passes=passes)
     levels = base.levels

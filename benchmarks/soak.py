@@ -20,7 +20,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -156,7 +156,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
     return graph
 
 
-def plans(devices: int, heads: int, two_sided: bool, batch: int) -> Iterator[dict[str, int | str]]:
+def plans(devices: int, heads: int, two_sided: bool, batch: int) -> Iterator[Mapping[str, int | str]]:
     """All plans for a job on so many workers: an automatic one, and every product of degrees, whole and sharded."""
     yield dict.fromkeys(("cfg", "pipefusion", "ulysses", "ring", "data"), 0)
     limits = {"cfg": 1 + two_sided, "pipefusion": 3, "ulysses": heads, "ring": devices, "data": batch}

@@ -48,7 +48,7 @@ def _gguf_files() -> Iterator[str]:
 
 def _folders() -> dict[str, Path]:
     """Diffusers folders by name, in both kinds of folders that may hold them."""
-    found = {}
+    found: dict[str, Path] = {}
     for kind, prefix in ((MODELS, ""), (DIFFUSERS, f"{DIFFUSERS}/")):
         for directory in map(Path, folder_paths.get_folder_paths(kind)):
             if directory.is_dir():

@@ -7,7 +7,7 @@ from typing import Any
 import comfy.samplers
 from comfy_api.latest import io
 
-import nodes as comfy_nodes
+import nodes as comfy_nodes  # type: ignore[import-not-found]
 
 from ..parallel_backend.errors import Refused
 from .model.patcher import ParallelModelPatcher

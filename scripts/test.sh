@@ -20,6 +20,10 @@ part() {
 part "ruff check" ruff check
 part "ruff format" ruff format --check
 part "mypy" mypy
+part "mypy: benchmarks" mypy -p benchmarks
+# The nodes import the rest as parts of one package, which has the folder's name in ComfyUI; here it is called "pack".
+ln -sfn -- "$REPO" .mypy_cache/pack
+(cd .mypy_cache && part "mypy: nodes" mypy --config-file "$REPO/pyproject.toml" -p pack.nodes)
 part "pytest" pytest "$@"
 # The exactness suite once more with the oldest diffusers: in the workers, whose oracles keep the installed one, and for
 # the autoencoders in the tests' own process.

@@ -74,7 +74,7 @@ class AdapterReader:
             strength=float(strength),
             scale=float(scale),
             alpha=None if alpha is None else float(alpha),
-            offset=None if offset is None else tuple(offset),
+            offset=None if offset is None else (*offset,),
             function=None if function is None else FUNCTION_NAMES[function],
         )
         if crosses_layers(adapter, tensors, self._packed.get(name, ())):

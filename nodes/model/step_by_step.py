@@ -73,7 +73,8 @@ class StepByStep:
     ) -> Any:
         if _going_twice_would_show(executor, conds, options):
             return executor(model, conds, x, timestep, options)
-        self._collected = calls = []
+        calls: list[dict[str, Tensor]] = []
+        self._collected = calls
         try:
             executor(model, conds, x, timestep, options)
         finally:

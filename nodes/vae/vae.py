@@ -5,7 +5,7 @@ ComfyUI's own class says how pixels and latents are cropped, scaled and tiled; o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import comfy.model_management
@@ -25,6 +25,9 @@ from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.digest import file_digest
 from ..model.remote import device_name, dtype_name
 from .remote import RemoteVAE
+
+MemoryUse = Callable[[Sequence[int], torch.dtype], float]
+"""Bytes that work on a latent or on pixels of a shape needs."""
 
 BYTES_OF_A_BLENDED_VALUE = 6
 """A decoded value in fp32 and its share of the fp32 weight by which its pixel's three are blended, rounded up."""
@@ -52,6 +55,12 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     Raises:
         Refused: ComfyUI does not know a VAE of this shape.
     """
+
+    # ComfyUI's, which are replaced here
+    patcher: Any
+    upscale_ratio: Any
+    memory_used_decode: MemoryUse
+    memory_used_encode: MemoryUse
 
     def __init__(self, part: Checkpoint) -> None:
         try:
