@@ -63,7 +63,7 @@ class DiffusionProxy(nn.Module):
         if references is not None:
             conditioning |= reference_tokens(references, method, x.shape)
         self.remote.check(x, conditioning)
-        self.remote.kernel(x.dtype)
+        self.remote.attention(x.dtype)
         tensors = {"x": x, "timestep": timestep.float(), **conditioning}
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:

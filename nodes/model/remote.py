@@ -13,7 +13,7 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ...parallel_backend.attention.kernels import Kernel, choose_kernel
+from ...parallel_backend.attention.kernels import choose_kernel
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planner import Question
@@ -87,10 +87,17 @@ class RemoteModel:
         """The model's size and limits."""
         return self.family.shape(self.config)
 
-    def kernel(self, dtype: torch.dtype) -> Kernel:
-        """The attention kernel the workers will use. Raises Refused where the plan's choice cannot run."""
-        device = torch.device(self.devices[0].rpartition("/")[2])  # of other machines, what follows their names
-        return choose_kernel(self.wish.attention, device, dtype, self.shape.head_dim)
+    def attention(self, dtype: torch.dtype) -> str:
+        """The attention kernel that the workers will use and why, for the log; of GPUs elsewhere, what is asked for.
+
+        Raises:
+            Refused: the plan's choice cannot run here.
+        """
+        machine, _, device = self.devices[0].rpartition("/")
+        if machine and device != "cpu":  # what they can run only they know
+            return self.wish.attention
+        kernel = choose_kernel(self.wish.attention, torch.device(device), dtype, self.shape.head_dim)
+        return f"{kernel.name} ({kernel.reason})"
 
     def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""

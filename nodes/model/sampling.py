@@ -43,7 +43,7 @@ def run_in_workers(
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
     refuse_what_cannot_work(run)
-    kernel = remote.kernel(guider.inner_model.get_dtype_inference())
+    attention = remote.attention(guider.inner_model.get_dtype_inference())
     for entries in guider.conds.values():
         for entry in entries:
             remote.check(noise, tensors_of(entry["model_conds"], noise.shape))
@@ -63,7 +63,7 @@ def run_in_workers(
     job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
     plan = remote.plan(job, example, dtype)
     working = remote.make_room(plan, job)
-    where = f"{plan.describe()}, attention {kernel.name} ({kernel.reason})"
+    where = f"{plan.describe()}, attention {attention}"
     if not_carried is not None:
         log.info(
             "Parallel: one forward per model call on %s, because the workers' loop does not carry %s",
