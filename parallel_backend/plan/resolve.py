@@ -45,7 +45,9 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
             continue
         if ulysses > limits.heads or stages > limits.blocks or data > job.batch or cfg > (2 if job.two_sided else 1):
             continue
-        if (plan.weights == "sharded" and stages > 1) or (plan.patches or stages) > job.token_rows:
+        if plan.weights == "sharded" and (stages > 1 or share_a_gpu(devices)):
+            continue
+        if (plan.patches or stages) > job.token_rows:
             continue
         fits.append(
             ResolvedPlan(
