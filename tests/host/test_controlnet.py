@@ -14,7 +14,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import Graph, controlled, ksampler_graph, node, parallel, queue_logged, ways
+from tests.host.graphs import Graph, controlled, insert_after, ksampler_graph, node, parallel, queue_logged, ways
 from tests.tiny_controlnet import save_controlnet
 from tests.tiny_flux import save_conditioning
 from tests.tiny_pixart import TEXT_WIDTH as PIXART_TEXT
@@ -41,6 +41,9 @@ def _files(comfyui: ComfyUI) -> None:
     folder = comfyui.base_dir / "models" / "controlnet"
     save_controlnet(folder / "tiny-a.safetensors")
     save_controlnet(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
+    reference = torch.randn(1, 16, 7, 5, generator=torch.Generator().manual_seed(1))
+    tensors = {"latent_tensor": reference, "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, comfyui.input_dir / "reference.latent")
     noise = torch.randint(0, 256, (6, 10, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
     Image.fromarray(noise).resize((80, 48), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint.png")
 
@@ -58,6 +61,13 @@ JOBS: dict[str, Graph] = {
     "one": controlled(job(), strength=0.7),
     "two-on-a-batch": controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
     "only-at-first-texts-of-37-and-256": controlled(job(negative="cond-256"), end=0.4),
+    "beside-a-reference": insert_after(
+        controlled(job() | {"reference": node("LoadLatent", latent="reference.latent")}),
+        "positive",
+        "ReferenceLatent",
+        "conditioning",
+        latent=["reference", 0],
+    ),
 }
 
 
@@ -93,4 +103,4 @@ def test_a_controlnet_for_a_family_that_takes_none_is_refused(comfyui: ComfyUI) 
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
-    return {side: [side, 0] for side in ("positive", "negative") if side in graph}
+    return {side: graph["control by net"]["inputs"][side] for side in ("positive", "negative")}
