@@ -15,10 +15,11 @@ from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, insert_after, ksampler_graph, node, parallel, queue_logged, ways
-from tests.tiny_controlnet import save_controlnet
+from tests.tiny_controlnet import save_instantx, save_xlabs
 from tests.tiny_flux import save_conditioning
 from tests.tiny_pixart import TEXT_WIDTH as PIXART_TEXT
 from tests.tiny_pixart import save_pixart
+from tests.tiny_vae import save_image_vae
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
@@ -39,8 +40,10 @@ LatentOf = Callable[[Graph], Tensor]
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     folder = comfyui.base_dir / "models" / "controlnet"
-    save_controlnet(folder / "tiny-a.safetensors")
-    save_controlnet(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
+    save_xlabs(folder / "tiny-a.safetensors")
+    save_xlabs(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
+    save_instantx(folder / "instantx.safetensors")
+    save_image_vae(comfyui.base_dir / "models" / "vae" / "hint.safetensors", encoder=128)
     reference = torch.randn(1, 16, 7, 5, generator=torch.Generator().manual_seed(1))
     tensors = {"latent_tensor": reference, "latent_format_version_0": torch.tensor([])}
     save_file(tensors, comfyui.input_dir / "reference.latent")
@@ -57,10 +60,19 @@ def job(**settings: Any) -> Graph:
     }
 
 
+def controlled_by_latent(graph: Graph) -> Graph:
+    """With a ControlNet whose hint is the picture's latent, by the stock VAE."""
+    net = node("ControlNetLoader", control_net_name="instantx.safetensors")
+    graph = controlled(graph | {"net": net, "vae": node("VAELoader", vae_name="hint.safetensors")}, strength=0.6)
+    graph["control by net"]["inputs"]["vae"] = ["vae", 0]
+    return graph
+
+
 JOBS: dict[str, Graph] = {
     "one": controlled(job(), strength=0.7),
     "two-on-a-batch": controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
     "only-at-first-texts-of-37-and-256": controlled(job(negative="cond-256"), end=0.4),
+    "a-latent-hint": controlled_by_latent(job()),
     "beside-a-reference": insert_after(
         controlled(job() | {"reference": node("LoadLatent", latent="reference.latent")}),
         "positive",

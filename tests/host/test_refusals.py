@@ -28,7 +28,7 @@ from tests.host.graphs import (
     parallel,
     queue_logged,
 )
-from tests.tiny_controlnet import save_controlnet
+from tests.tiny_controlnet import save_xlabs
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
 from tests.tiny_formats import save_diffusers
 
@@ -266,7 +266,7 @@ def test_saving_weights_is_refused_and_writes_nothing(comfyui, refusal, kind, in
 
 def test_a_controlnet_of_another_model_is_refused(comfyui, refusal):
     folder = comfyui.base_dir / "models" / "controlnet"
-    save_controlnet(folder / "narrow-controlnet.safetensors", heads=1)
+    save_xlabs(folder / "narrow-controlnet.safetensors", heads=1)
     graph = on_one_worker(small()) | {
         "net": node("ControlNetLoader", control_net_name="narrow-controlnet.safetensors"),
         "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
