@@ -1,14 +1,14 @@
 """PipeFusion against Ulysses and Ring where the network is slow: two ranks, each in a network namespace of its own.
 
 From the repository's root, as root: OMP_NUM_THREADS=1 python -m benchmarks.slow_network
-The namespaces are joined by a veth pair that `tc` (tbf) holds to a rate in both directions. Workers are the launcher's
-own: it starts sys.executable, for which a script stands in that enters the rank's namespace first. The host stays
-outside and speaks to them through its Unix socket. Prints a Markdown table and writes docs/slow-network.md.
+The namespaces are joined by a veth pair that `tc` (tbf) holds to a rate in both directions. Each has one worker, started
+as on several machines, and the first has the host too. Prints a Markdown table and writes docs/slow-network.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import statistics
@@ -20,21 +20,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest import mock
+from secrets import token_hex
 
+import msgspec
 import torch
 from torch import Tensor
 
 from parallel_backend.host import Backend
+from parallel_backend.host.elsewhere import ask
 from parallel_backend.models.family import ModelSpec
-from parallel_backend.plan import ResolvedPlan
+from parallel_backend.plan import ParallelPlan, ResolvedPlan
+from parallel_backend.wire.address import Address
 from parallel_backend.wire.messages import FlowSettings, Prompt
+from parallel_backend.wire.secret import VARIABLE
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PAGE = Path(__file__).parents[1] / "docs" / "slow-network.md"
 COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.slow_network"
 INTERFACE = "shaped0"
+ADDRESS = Address("10.77.0.1", 29600)
+START_SECONDS = 120
 PROBE_PORT = 29400
 PROBE_BYTES = 20_000_000
 HEADS, DOUBLE_BLOCKS, SINGLE_BLOCKS = 4, 2, 4
@@ -146,22 +152,41 @@ class Network:
                 receiver.kill()
 
     @contextmanager
-    def workers(self) -> Iterator[Backend]:
-        """A backend that starts rank n in namespace n."""
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder) / "python"
-            prefix = self.spaces[0].removesuffix("0")
-            script.write_text(f'#!/bin/sh\nexec ip netns exec "{prefix}$RANK" "{sys.executable}" "$@"\n')
-            script.chmod(0o700)
-            with (
-                mock.patch.object(sys, "executable", str(script)),
-                mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": INTERFACE}),
-            ):
-                backend = Backend()
-                try:
-                    yield backend
-                finally:
-                    backend.close()
+    def workers(self, folder: Path) -> Iterator[Backend]:
+        """A backend in namespace 0, which this thread does not leave again, and rank n in namespace n."""
+        secret = folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text(token_hex(32))
+        os.environ[VARIABLE] = str(secret)
+        together = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": ADDRESS.host,
+            "MASTER_PORT": "29500",
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+        }
+        worker = [sys.executable, "-m", "parallel_backend.worker", "--listen", str(ADDRESS), "--device", "cpu"]
+        ranks = [
+            subprocess.Popen(["ip", "netns", "exec", space, *worker], env={**os.environ, **together, "RANK": str(rank)})
+            for rank, space in enumerate(self.spaces)
+        ]
+        try:
+            enter_namespace(self.spaces[0])
+            ask(ADDRESS, START_SECONDS)
+            backend = Backend()
+            yield backend
+            backend.close()
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+
+
+def enter_namespace(name: str) -> None:
+    """Have this thread's new sockets be in a network namespace. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", name).open() as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"namespace {name} cannot be entered")
 
 
 @dataclass
@@ -231,13 +256,14 @@ class Series:
 def measure(network: Network, job: Job, rounds: int, megabits: int) -> dict[str, Series]:
     """All plans on the shaped link in turn, `rounds` times, and then as often on the free one."""
     series = {name: Series() for name in plans()}
-    with network.workers() as backend:
+    with network.workers(job.path.parent) as backend:
+        devices = tuple(backend.located(ParallelPlan(devices=str(ADDRESS))).devices.split(","))
         for rate in (megabits, 0):
             network.shape(rate)
             for _ in range(rounds):
                 for name, plan in plans().items():
                     runs = series[name].shaped if rate else series[name].free
-                    runs.append(job.run(backend, plan))
+                    runs.append(job.run(backend, msgspec.structs.replace(plan, devices=devices)))
                     print(f"{rate or 'free'} {name}: {runs[-1]}", file=sys.stderr, flush=True)
     return series
 
