@@ -6,8 +6,6 @@ positions are applied to q and k beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -23,14 +21,14 @@ class HeadExchange:
         self._heads = layout.head_counts()
         self._tokens = layout.ulysses_tokens(mesh.ring.rank)
 
-    def to_heads(self, parts: Sequence[Tensor]) -> Tensor:
+    def to_heads(self, parts: tuple[Tensor, ...]) -> Tensor:
         """q, k and v from `[batch, local tokens, heads, head_dim]` to one tensor.
 
         Returns `[3, batch, the ring rank's tokens, local heads, head_dim]`.
         """
         axis = self._axis
         if axis.size == 1:
-            return torch.stack(tuple(parts))
+            return torch.stack(parts)
         batch, local, heads, head_dim = parts[0].shape
         row, mine = len(parts) * batch * head_dim, self._heads[axis.rank]
         send_sizes = [row * local * h for h in self._heads]
