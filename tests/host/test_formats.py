@@ -184,13 +184,13 @@ def test_loading_shows_on_the_progress_bar_and_can_be_cancelled(comfyui: ComfyUI
     plan = {"pipefusion": 1, "ulysses": 2}
     before = small("tiny-dev", seed=31)
     assert relative_error(latent_of(in_workers(before, "ulysses", **plan)), latent_of(before)) <= TOLERANCE
-    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=16)
+    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=32)
     graph = in_workers(small("large"), "ulysses", **plan)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     log = len(comfyui.log)
     run = comfyui.queue(graph, on_progress=lambda _: comfyui.interrupt(), timeout=300)
     assert run.status == "interrupted"
-    assert run.progress[0].max > 500, "MiB of the file"
+    assert run.progress[0].max > 2000, "MiB of the file"
     assert 0 < run.progress[0].value < run.progress[0].max
     after = small("tiny-dev", seed=32)
     assert relative_error(latent_of(in_workers(after, "ulysses", **plan)), latent_of(after)) <= TOLERANCE

@@ -79,7 +79,7 @@ def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(com
 
 def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
     expected = latent_of(job(seed=120))
-    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=16)
+    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=32)
     graph = parallel(job("large", seed=120))
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     before, loading = len(comfyui.log), []
@@ -90,7 +90,7 @@ def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
             comfyui.free()
 
     comfyui.queue(graph, on_progress=at_progress, timeout=300).check()
-    assert loading[0].max > 500, "MiB of the file, which is being loaded"
+    assert loading[0].max > 2000, "MiB of the file, which is being loaded"
     assert 0 < loading[0].value < loading[0].max
     assert held_after_release(comfyui, "large.safetensors", before)[0] == 0
     run = comfyui.queue(parallel(job(seed=120)), timeout=300).check()
