@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -135,18 +137,36 @@ def test_pipefusion_follows_its_rule_exactly(
 
 
 DETERMINED = [(patches, warmup) for patches in (2, 3, 4, 7) for warmup in (1, 2)]
+OF_2_4_8 = [plan for workers in (2, 4, 8) for plan in products(workers, 4)]
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
-@pytest.mark.parametrize(("patches", "warmup"), DETERMINED)
+@pytest.mark.parametrize("plan", OF_2_4_8, ids=[f"{plan.world_size} workers, {plan.degrees}" for plan in OF_2_4_8])
 def test_pipefusion_depends_on_patches_and_warm_up_alone(
-    run: Runner, models: dict[int, Path], simulated: Simulated, workers: int, patches: int, warmup: int
+    run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan
 ) -> None:
     job = job_of(models, 4)
-    for plan in products(workers, 4, patches=patches, warmup_steps=warmup):
+    for patches, warmup in DETERMINED:
+        plan = msgspec.structs.replace(plan, patches=patches, warmup_steps=warmup)
         first = run(job, plan)
-        assert relative_error(first, simulated(job, patches, warmup)) <= TOLERANCE, plan.describe()
+        assert relative_error(first, simulated(job, patches, warmup)) <= TOLERANCE, (patches, warmup)
     assert torch.equal(run(job, plan), first), "not the same again"
+
+
+@pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2, ulysses=2, patches=2)], ids=["4 workers"])
+def test_other_patches_and_warm_up_use_the_same_connections(
+    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+) -> None:
+    def connections() -> set[object]:
+        processes = [psutil.Process(pid) for pid in run.workers()]
+        return {(c.laddr, c.raddr) for process in processes for c in process.net_connections("inet")}
+
+    job = job_of(models, 4)
+    run(job, plan)
+    before = connections()
+    run(job, msgspec.structs.replace(plan, patches=3, warmup_steps=2))
+    assert connections() == before
+    run(job, cpu_plan(pipefusion=2, ring=2, patches=3, warmup_steps=2))
+    assert connections() != before
 
 
 @pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2, patches=3), cpu_plan(pipefusion=2, ring=2, patches=4)])
