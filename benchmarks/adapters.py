@@ -79,7 +79,7 @@ def figures(plan: dict[str, Any]) -> list[float]:
 
 def main() -> None:
     """Print the figures."""
-    print("| plan | model loaded again | LoRA put in | the same again | another strength | LoRA taken out |")
+    print("| plan | model loaded again | LoRA put in | nothing changed | another strength | LoRA taken out |")
     print("|---|---:|---:|---:|---:|---:|")
     for name, plan in PLANS.items():
         print(f"| {name} | " + " | ".join(f"{value:.2f} s" for value in figures(plan)) + " |", flush=True)

@@ -176,12 +176,12 @@ def test_a_limit_below_the_models_part_is_refused_with_the_numbers_and_a_plan_th
 
 def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice_and_the_next_prompt_works(comfyui, latent_of):
     expected = latent_of(job(seed=310))
-    comfyui.queue(parallel(job(seed=311)), timeout=300).check()
+    comfyui.queue(parallel(job(seed=311), ulysses=2), timeout=300).check()
     victim = workers_among(comfyui.children())[1]
     room = victim.memory_info().vms + 8 * MEBIBYTE
     victim.rlimit(psutil.RLIMIT_AS, (room, room))
     run: Run = comfyui.queue(
-        parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=1, seed=312)), timeout=300
+        parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=1, seed=312), ulysses=2), timeout=300
     )
     assert run.status == "error"
     message = run.error.exception_message
