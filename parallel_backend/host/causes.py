@@ -107,6 +107,13 @@ CAUSES = (
         "The limit of open files is reached: raise it with `ulimit -n 65536` before starting ComfyUI.",
     ),
     Cause(
+        "too many threads",
+        r"can't start new thread|Thread creation failed|pthread_create|RuntimeError: Resource temporarily unavailable"
+        r"|fork[^\n]*Resource temporarily unavailable",
+        "A limit keeps a worker from starting another thread: raise that of processes (`ulimit -u`, in Docker --pids-limit) "
+        "or of address space (`ulimit -v`) before starting ComfyUI.",
+    ),
+    Cause(
         "host memory",
         r"Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|MemoryError",
         "The machine's memory, not the GPU's, ran out: close other programs, use fewer workers, or weights sharded.",

@@ -83,6 +83,14 @@ TEXTS = [
     ("folder removed", "[Errno 2] No such file or directory: '/tmp/comfyui-parallel-4qx3/socket'"),
     ("disk full", "torch.distributed.DistStoreError: No space left on device"),
     ("too many files", "OSError: [Errno 24] Too many open files"),
+    (
+        "too many threads",
+        "    backend_class = ProcessGroupGloo(\n                    ^^^^^^^^^^^^^^^^^\n"
+        "RuntimeError: Resource temporarily unavailable",
+    ),
+    ("too many threads", "RuntimeError: can't start new thread"),
+    ("too many threads", "libgomp: Thread creation failed: Resource temporarily unavailable"),
+    ("too many threads", "BlockingIOError: fork: [Errno 11] Resource temporarily unavailable"),
     ("host memory", "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
     ("permission", "PermissionError: [Errno 13] Permission denied: '/models/flux.safetensors'"),
 ]

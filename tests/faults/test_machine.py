@@ -18,6 +18,7 @@ from parallel_backend.errors import WorkerFailed
 from parallel_backend.host import Backend
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
+from tests.plans import cpu_plan
 
 REPO = Path(__file__).parents[2]
 RESULT = "the result"
@@ -95,6 +96,22 @@ def test_a_full_shared_memory(bench, tmp_path):
     again = "assert (run(job, PLANS[2]) == first).all()"
     _, seconds = on_a_small_disk(bench, "/dev/shm", str(tmp_path), again)
     bench.held("a full /dev/shm", RESULT, seconds, BOUND)
+
+
+def test_no_room_for_another_thread(bench):
+    bench.assert_right(2)
+    victim = bench.workers()[1]
+    room = victim.memory_info().vms
+    victim.rlimit(psutil.RLIMIT_AS, (room, room))
+    started = time.monotonic()
+    with pytest.raises(
+        WorkerFailed, match=r"Worker 1 of 2 .* A limit keeps a worker from starting another thread"
+    ) as raised:
+        bench.run(bench.job, cpu_plan(ring=2))  # connections for it, which have threads of their own
+    seconds = time.monotonic() - started
+    assert AFTERWARDS in str(raised.value)
+    bench.assert_recovered(2)
+    bench.held("no room for another thread", ERROR, seconds, BOUND)
 
 
 def test_the_socket_removed_under_running_workers(bench):
