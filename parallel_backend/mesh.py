@@ -78,7 +78,7 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
 
 def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:
     """The group of the ranks that differ from this one in the given axes only; None if that is this rank alone."""
-    sizes = [int(getattr(plan, axis)) for axis in AXES]
+    sizes = plan.mesh_shape
     along = [AXES.index(axis) for axis in axes]
     members = math.prod(sizes[axis] for axis in along)
     if members == 1:

@@ -108,8 +108,8 @@ CAUSES = (
     ),
     Cause(
         "too many threads",
-        r"can't start new thread|Thread creation failed|pthread_create|RuntimeError: Resource temporarily unavailable"
-        r"|fork[^\n]*Resource temporarily unavailable",
+        r"can't start new thread|(?:Thread creation|pthread_create) failed[^\n]*: Resource temporarily unavailable"
+        r"|RuntimeError: Resource temporarily unavailable",
         "A limit keeps a worker from starting another thread: raise that of processes (`ulimit -u`, in Docker --pids-limit) "
         "or of address space (`ulimit -v`) before starting ComfyUI.",
     ),

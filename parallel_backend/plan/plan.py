@@ -69,9 +69,14 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "nccl" if all(map(_is_gpu, self.devices)) and not share_a_gpu(self.devices) else "gloo"
 
     @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """The degree of every axis, in the order of AXES."""
+        return self.data, self.cfg, self.pipefusion, self.ring, self.ulysses
+
+    @property
     def degrees(self) -> str:
         """The degrees above 1, such as `cfg 2 x ulysses 4`; `1 worker` if there is none."""
-        named = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        named = [f"{axis} {degree}" for axis, degree in zip(AXES, self.mesh_shape, strict=True) if degree > 1]
         return " x ".join(named) or "1 worker"
 
     def describe(self) -> str:

@@ -46,16 +46,16 @@ class Rank:
         self.holder = Holder(self.memory, world.all_agree, status)
         self.adapters = AdapterStore()
         self.files = ModelFiles(environment.models)
-        self._mesh: tuple[str, Mesh] | None = None
+        self._mesh: tuple[tuple[int, ...], Mesh] | None = None
         self._read = 0
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
         """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
-        if self._mesh is None or self._mesh[0] != plan.degrees:
+        if self._mesh is None or self._mesh[0] != plan.mesh_shape:
             self.status.enter("connecting the workers")
             if self._mesh is not None:
                 self._mesh[1].close()
-            self._mesh = plan.degrees, build_mesh(plan, self.device, self.meter)
+            self._mesh = plan.mesh_shape, build_mesh(plan, self.device, self.meter)
         return self._mesh[1]
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:

@@ -90,7 +90,10 @@ TEXTS = [
     ),
     ("too many threads", "RuntimeError: can't start new thread"),
     ("too many threads", "libgomp: Thread creation failed: Resource temporarily unavailable"),
-    ("too many threads", "BlockingIOError: fork: [Errno 11] Resource temporarily unavailable"),
+    (
+        "too many threads",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 2 of 64: Resource temporarily unavailable",
+    ),
     ("host memory", "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
     ("permission", "PermissionError: [Errno 13] Permission denied: '/models/flux.safetensors'"),
 ]
