@@ -66,11 +66,20 @@ def info(comfyui: ComfyUI) -> Info:
     return {name: node for name, node in every.items() if node["python_module"] == f"custom_nodes.{PACK}"}
 
 
+def press(thing: Locator) -> None:
+    """Click in one turn of the page.
+
+    ComfyUI draws its lists anew at any time, and one that is drawn anew between press and release of a mouse button
+    loses the click.
+    """
+    thing.dispatch_event("click")
+
+
 def template_cards(page: Page) -> Locator:
     """Open the template browser at this pack; its cards."""
-    page.get_by_role("button", name="Templates").click()
+    press(page.get_by_role("button", name="Templates"))
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text(PACK, exact=True).click()
+    press(dialog.get_by_text(PACK, exact=True))
     return dialog.get_by_test_id("template-workflows-content").locator("[data-testid^=template-workflow-]")
 
 
@@ -78,7 +87,7 @@ def open_template(page: Page, name: str) -> None:
     """Open one of the pack's templates from the template browser."""
     active = "app.extensionManager.workflow.activeWorkflow"
     before = page.evaluate(f"{active}.path")
-    template_cards(page).and_(page.get_by_test_id(f"template-workflow-{name}")).click()
+    press(template_cards(page).and_(page.get_by_test_id(f"template-workflow-{name}")))
     expect(page.get_by_role("dialog")).to_have_count(0)
     # opened once more, it gets a number
     page.wait_for_function(f"{active}?.path !== {before!r} && {active}?.filename.startsWith({name!r})")
@@ -186,7 +195,7 @@ def test_pack_has_these_nodes(info: Info) -> None:
 
 def test_category_lists_the_nodes(page: Page, info: Info) -> None:
     results = open_search(page)
-    page.get_by_test_id("category-Parallel").click()
+    press(page.get_by_test_id("category-Parallel"))
     for node in info.values():
         expect(results.filter(has_text=node["display_name"]).first).to_be_visible()
     expect(results).to_have_count(len(NODES))
@@ -225,7 +234,7 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
         name,
     )
     if page.get_by_test_id("panel-tab-info").count() == 0:
-        page.get_by_test_id("info-button").click()
+        press(page.get_by_test_id("info-button"))
     text = page.locator(".node-help-content")
     expect(text.get_by_role("heading", level=1)).to_have_text(info[name]["display_name"])
     node = info[name]
