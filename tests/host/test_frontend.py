@@ -67,11 +67,12 @@ def info(comfyui: ComfyUI) -> Info:
 
 
 def press(thing: Locator) -> None:
-    """Click in one turn of the page.
+    """Click what is to be seen, in one turn of the page.
 
     ComfyUI draws its lists anew at any time, and one that is drawn anew between press and release of a mouse button
     loses the click.
     """
+    expect(thing).to_be_visible()
     thing.dispatch_event("click")
 
 
