@@ -26,6 +26,28 @@ def length(run: slice) -> int:
 
 
 @dataclass(frozen=True)
+class SequenceSplit:
+    """How the tokens and heads of one attention lie on ring x ulysses ranks, as TokenLayout numbers them."""
+
+    tokens: tuple[int, ...]
+    heads: int
+    ring: int
+    ulysses: int
+
+    def ulysses_tokens(self, ring_rank: int) -> list[int]:
+        """Tokens held by each Ulysses rank of one ring rank, in rank order."""
+        return list(self.tokens[ring_rank * self.ulysses : (ring_rank + 1) * self.ulysses])
+
+    def ring_tokens(self) -> list[int]:
+        """Tokens held by each ring rank: the lengths of the KV blocks in the ring."""
+        return [sum(self.ulysses_tokens(ring_rank)) for ring_rank in range(self.ring)]
+
+    def head_counts(self) -> list[int]:
+        """Attention heads that each Ulysses rank computes; they differ by at most one."""
+        return [length(run) for run in cut(self.heads, self.ulysses)]
+
+
+@dataclass(frozen=True)
 class TokenLayout:
     """The cut of one sequence over ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from ..layout import TokenLayout, length
+from ..layout import TokenLayout
 
 
 class KVCache:
     """Keys and values of all tokens, for each block of this stage.
 
-    Split as attention is, nothing replicated: this rank's heads of Ulysses, this ring rank's tokens. For its slots see
-    TokenLayout.slots.
+    Split as attention is, nothing replicated: this rank's heads of Ulysses, this ring rank's tokens. `slots` are, for each
+    patch, the places of its tokens among them, in the order in which a patch's own all-to-all delivers them.
     """
 
-    def __init__(self, layout: TokenLayout, ring_rank: int) -> None:
-        self._slots = [layout.slots(ring_rank, patch) for patch in range(len(layout.patches))]
+    def __init__(self, slots: Sequence[Tensor]) -> None:
+        self._slots = slots
         self._blocks: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, layout: TokenLayout, ring_rank: int) -> KVCache:
+        """For the text, image and reference tokens of a layout."""
+        places = [
+            [torch.arange(slot.start, slot.stop) for slot in layout.slots(ring_rank, patch)]
+            for patch in range(len(layout.patches))
+        ]
+        return cls([torch.cat(slots) for slots in places])
 
     @property
     def nbytes(self) -> int:
@@ -29,8 +41,6 @@ class KVCache:
 
     def update(self, block: int, patch: int, kv: Tensor) -> Tensor:
         """Put in the fresh keys and values of one patch's chunk; returns all, newest of each token."""
-        whole, offset = self._blocks[block], 0
-        for slot in self._slots[patch]:
-            whole[:, :, slot] = kv[:, :, offset : offset + length(slot)]
-            offset += length(slot)
+        whole = self._blocks[block]
+        whole[:, :, self._slots[patch].to(whole.device)] = kv
         return whole

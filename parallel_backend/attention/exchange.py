@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..layout import TokenLayout
+from ..layout import SequenceSplit, TokenLayout
 from ..mesh import Mesh
 
 
 class HeadExchange:
     """The exchange for the tokens of one layout."""
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout) -> None:
+    def __init__(self, mesh: Mesh, layout: SequenceSplit | TokenLayout) -> None:
         self._axis = mesh.ulysses
         self._heads = layout.head_counts()
         self._tokens = layout.ulysses_tokens(mesh.ring.rank)

@@ -113,8 +113,8 @@ class StageForward:
     def _attention(self, inputs: Inputs, whole: TokenLayout, patch: int | None) -> Attention:
         kernel = choose_kernel(self._plan.attention, inputs.device, inputs.dtype, self._model.head_dim)
         if patch is not None:
-            return PatchAttention(self._mesh, whole, patch, kernel.attend, self._caches[inputs.key])
+            return PatchAttention(self._mesh, whole.only(patch), patch, kernel.attend, self._caches[inputs.key])
         cache = None
         if len(whole.patches) > 1:
-            cache = self._caches[inputs.key] = KVCache(whole, self._mesh.ring.rank)
+            cache = self._caches[inputs.key] = KVCache.of(whole, self._mesh.ring.rank)
         return WholeAttention(self._mesh, whole, kernel.attend, cache)

@@ -39,13 +39,16 @@ def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int, patche
 
     def attend_on(rank: int) -> list[Tensor]:
         mesh = build_mesh(plan, CPU, Meter())
-        cache = KVCache(layout, mesh.ring.rank) if patches > 1 else None
+        cache = KVCache.of(layout, mesh.ring.rank) if patches > 1 else None
         mine = inputs[:, :, indices(layout, rank, text)]
         whole = WholeAttention(mesh, layout, attend, cache)(0, *mine)
         if cache is None:
             return [whole]
         chunks = [inputs[:, :, indices(layout.only(patch), rank, text)] for patch in range(patches)]
-        parts = [PatchAttention(mesh, layout, patch, attend, cache)(0, *chunk) for patch, chunk in enumerate(chunks)]
+        parts = [
+            PatchAttention(mesh, layout.only(patch), patch, attend, cache)(0, *chunk)
+            for patch, chunk in enumerate(chunks)
+        ]
         return [whole, *parts]
 
     results = run_ranks(ring * ulysses, attend_on)

@@ -1,0 +1,1 @@
+"""Where the tokens of each family are: one short declaration a file."""

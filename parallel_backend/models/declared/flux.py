@@ -1,0 +1,45 @@
+"""FLUX.1, FLUX.2 and Chroma: double blocks of text and picture, single blocks of both behind each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Segments, Spread
+
+DOUBLE = Group(
+    "double_blocks",
+    streams={"img": Pictured(), "txt": Beside()},
+    arguments={"pe": Along(("txt", "img"), dim=2), "vec": Same(), "modulation_dims_img": Segments("img")},
+    attentions=(Spread(("txt", "img")),),
+    returns=("img", "txt"),
+)
+SINGLE = Group(
+    "single_blocks",
+    streams={"x": Pictured(lambda length, picture: length - picture)},
+    arguments={"pe": Along(("x",), dim=2), "vec": Same(), "modulation_dims": Segments("x")},
+    attentions=(Spread(("x",)),),
+    returns=("x",),
+)
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    return model.num_heads, model.hidden_size // model.num_heads
+
+
+FLUX = Declaration(
+    groups=(DOUBLE, SINGLE),
+    heads=(
+        Group(
+            "final_layer",
+            streams={"x": Pictured()},
+            arguments={"vec": Same(), "modulation_dims": Segments("x")},
+            returns=("x",),
+        ),
+    ),
+    heads_of=_heads,
+)
+CHROMA = Declaration(
+    groups=(DOUBLE, SINGLE),
+    heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
+    heads_of=_heads,
+)

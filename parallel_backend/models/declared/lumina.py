@@ -1,0 +1,40 @@
+"""Z-Image and Lumina 2: refiners of the picture, then blocks of text and picture, one behind the other.
+
+The text's own refiners run on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..spread.declaration import Along, Argument, Declaration, Group, Pictured, Same, Segments, Spread
+
+MULTIPLE = 32
+"""Z-Image pads the picture's tokens to a multiple of this, at their end."""
+
+
+def _declaration(picture: Pictured) -> Declaration:
+    arguments: Mapping[str, Argument] = {
+        "freqs_cis": Along(("x",), dim=1),
+        "adaln_input": Same(),
+        "timestep_zero_index": Segments("x"),
+    }
+    blocks = (
+        Group(path, streams={"x": picture}, arguments=arguments, attentions=(Spread(("x",)),), returns=("x",))
+        for path in ("noise_refiner", "layers")
+    )
+    head = {"c": Same(), "timestep_zero_index": Segments("x")}
+    return Declaration(
+        groups=tuple(blocks),
+        heads=(Group("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),
+        heads_of=_heads,
+    )
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    return model.n_heads, model.dim // model.n_heads
+
+
+LUMINA = _declaration(Pictured(lambda length, picture: length - picture))
+Z_IMAGE = _declaration(Pictured(lambda length, picture: length - -(-picture // MULTIPLE) * MULTIPLE))

@@ -1,0 +1,56 @@
+"""Wan 2.1 and 2.2: blocks of the video alone, text attended to; VACE's control blocks beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..spread.declaration import Along, Attention, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
+
+VIDEO = Pictured(lambda length, picture: length - picture)
+"""A reference frame (Fun's `ref_conv`) comes before the video."""
+
+
+def _attentions(block: nn.Module) -> Sequence[Attention]:
+    """With itself, with the first frame's features where the model takes such, with the text."""
+    pictured = hasattr(block.cross_attn, "k_img")
+    return (Spread(("c",) if hasattr(block, "after_proj") else ("x",)), *[Local()] * (2 if pictured else 1))
+
+
+def _arguments(stream: str) -> dict[str, Any]:
+    return {
+        "e": ByFrame(stream, dims=4),
+        "freqs": Along((stream,), dim=1),
+        "context": Same(),
+        "context_img_len": Same(),
+    }
+
+
+BLOCKS = Group("blocks", streams={"x": VIDEO}, arguments=_arguments("x"), attentions=_attentions, returns=("x",))
+CONTROL = Group(
+    "vace_blocks",
+    streams={"c": VIDEO, "x": VIDEO},
+    arguments=_arguments("c"),
+    attentions=_attentions,
+    returns=("c", "c"),
+)
+HEAD = Group("head", streams={"x": VIDEO}, arguments={"e": ByFrame("x", dims=3)}, returns=("x",))
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    return model.num_heads, model.dim // model.num_heads
+
+
+def _with_control(model: Any) -> list[list[str]]:
+    """A block and the control block that adds to it are of one stage."""
+    control = model.vace_layers_mapping
+    return [
+        [f"blocks.{index}", *([f"vace_blocks.{control[index]}"] if index in control else [])]
+        for index in range(len(model.blocks))
+    ]
+
+
+WAN = Declaration(groups=(BLOCKS,), heads=(HEAD,), heads_of=_heads)
+WAN_VACE = Declaration(groups=(BLOCKS, CONTROL), heads=(HEAD,), heads_of=_heads, units=_with_control)

@@ -1,0 +1,172 @@
+"""A block's arguments: checked against the declaration, and each turned into what this rank's tokens need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ...errors import Refused
+from .call import Call
+from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextMask
+from .stream import Stream
+
+OPTIONS = "transformer_options"
+"""ComfyUI's own channel to attention, which every block may take."""
+
+IDLE = torch.zeros(1, dtype=torch.int64)
+"""The position that stands in where a rank has no token of a stream: models reshape with -1, which takes no empty tensor."""
+
+MASKED = -1e4
+"""Below this a number added to attention scores hides a token."""
+
+
+class Arguments:
+    """The arguments of the blocks of one group.
+
+    Raises:
+        Refused: the block's forward has not the arguments that are declared.
+    """
+
+    def __init__(self, group: Group, block: nn.Module) -> None:
+        self._group = group
+        self._name = type(block).__name__
+        self._signature = inspect.signature(block.forward)
+        kinds = {p.kind: p.name for p in self._signature.parameters.values()}
+        self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+        self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
+        """What a forward that takes `*args`, as linear layers' do, is given without a name."""
+        missing = sorted({*group.streams, *group.arguments} - set(self._signature.parameters))
+        if missing and not self._rest:
+            raise Refused(
+                f"ComfyUI's {self._name} has no argument {', '.join(missing)}: this ComfyUI is newer or older than this pack "
+                "knows; update the pack, or use Load Diffusion Model."
+            )
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All values by name, as the model gave them.
+
+        Raises:
+            Refused: one is given that is not declared.
+        """
+        if self._unnamed:
+            return dict(zip(self._unnamed, args, strict=True)) | kwargs
+        values: dict[str, Any] = dict(self._signature.bind(*args, **kwargs).arguments)
+        if self._rest is not None:
+            values |= values.pop(self._rest, {})
+        for name, value in values.items():
+            declared = name in self._group.streams or name in self._group.arguments or name == OPTIONS
+            if not declared and value is not None:
+                raise self._refused(name, "is not supported")
+        return values
+
+    def call(self, forward: Callable[..., Any], local: Mapping[str, Any]) -> Any:
+        """What the block's forward gives for these values."""
+        named = {name: value for name, value in local.items() if name not in self._unnamed}
+        return forward(*(local[name] for name in self._unnamed), **named)
+
+    def kept(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
+        """The positions of a stream that no mask hides; None for all."""
+        for name, argument in self._group.arguments.items():
+            if isinstance(argument, TextMask) and argument.stream == stream and values.get(name) is not None:
+                return self._visible(name, values[name], values[stream].shape[1])
+        return None
+
+    def _visible(self, name: str, mask: Tensor, length: int) -> Tensor:
+        rows = mask.reshape(mask.shape[0], -1)
+        if rows.shape[1] != length:
+            raise self._refused(name, f"is for {rows.shape[1]} tokens, and the text has {length}")
+        hidden = rows < MASKED if rows.is_floating_point() else rows == 0
+        plain = not rows.is_floating_point() or bool(((rows == 0) | hidden).all())
+        if not plain or bool((hidden != hidden[:1]).any()):
+            raise self._refused(name, "weighs tokens, or differs inside a batch, which is not supported")
+        return torch.arange(length)[~hidden[0].cpu()]
+
+    def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: Call) -> dict[str, Any]:
+        """What the block is called with on this rank.
+
+        Raises:
+            Refused: what should be the same on all ranks is not.
+        """
+        found = dict(values)
+        for name, stream in streams.items():
+            found[name] = stream.local if stream.local.shape[stream.dim] else _idle(stream)
+        places = {name: positions_of(stream, call.rank) for name, stream in streams.items()}
+        lengths = {name: stream.shape[stream.dim] for name, stream in streams.items()}
+        for name, argument in self._group.arguments.items():
+            value = values.get(name)
+            if value is not None:
+                found[name] = self._local(name, value, argument, places, lengths, call)
+        return found
+
+    def _local(
+        self,
+        name: str,
+        value: Any,
+        argument: Argument,
+        places: Mapping[str, Tensor],
+        lengths: Mapping[str, int],
+        call: Call,
+    ) -> Any:
+        match argument:
+            case Along(streams, dim):
+                if value.shape[dim] != sum(lengths[stream] for stream in streams):
+                    raise self._refused(name, f"has {value.shape[dim]} places along its dimension {dim}")
+                return call.select(value, dim, _one_behind_the_other(streams, places, lengths))
+            case Segments(stream):
+                run = places[stream]
+                return [[*(_before(run, edge) for edge in segment[:2]), *segment[2:]] for segment in value]
+            case Boundary(stream):
+                return _before(places[stream], value)
+            case ByFrame(stream, dims):
+                return value if value.ndim < dims else _by_frame(value, places[stream], lengths[stream])
+            case TextMask():
+                return None
+            case Same():
+                if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
+                    raise self._refused(name, "is spread over the ranks and was declared the same on all")
+                return value
+
+    def _refused(self, name: str, reason: str) -> Refused:
+        return Refused(
+            f"{name} of ComfyUI's {self._name} {reason} with a parallel MODEL: remove the node that sets it, or use Load "
+            "Diffusion Model."
+        )
+
+
+def positions_of(stream: Stream, rank: int) -> Tensor:
+    """The positions of a rank's tokens, or of the one that stands in for none."""
+    positions = stream.placement.ranks[rank]
+    return positions if positions.numel() else IDLE
+
+
+def _idle(stream: Stream) -> Tensor:
+    shape = list(stream.local.shape)
+    shape[stream.dim] = 1
+    return stream.local.new_zeros(shape)
+
+
+def _before(positions: Tensor, edge: int) -> int:
+    return int(torch.searchsorted(positions, edge))
+
+
+def _one_behind_the_other(streams: Sequence[str], places: Mapping[str, Tensor], lengths: Mapping[str, int]) -> Tensor:
+    offset, runs = 0, []
+    for stream in streams:
+        runs.append(places[stream] + offset)
+        offset += lengths[stream]
+    return torch.cat(runs)
+
+
+def _by_frame(value: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Each token's row; a frame's row is repeated as ComfyUI's Wan does it (`repeat_e`)."""
+    frames = value.shape[1]
+    if frames == 1:
+        return value
+    each = length // frames
+    rows = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")
+    return value.index_select(1, rows.to(value.device))

@@ -1,0 +1,199 @@
+"""The attentions of a block, over the ranks that its tokens are spread over, in the order that is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...attention.cache import KVCache
+from ...attention.kernels import choose_kernel
+from ...attention.parallel import PatchAttention, WholeAttention
+from ...errors import Refused
+from ...layout import SequenceSplit
+from ...mesh import Mesh
+from .call import Call
+from .declaration import Attention, Local, Spread
+from .placement import Placement
+
+Kernel = Callable[..., Tensor]
+
+KNOWN = {"transformer_options", "_inside_attn_wrapper"}
+"""What attention may be told besides its operands."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One call of ComfyUI's `optimized_attention`, its heads apart: q, k and v `[batch, heads, tokens, head_dim]`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool) -> Operands:
+        """From the arguments."""
+        if skip_reshape:
+            return cls(q, k, v)
+        return cls(*(x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v)))
+
+
+@dataclass
+class BlockCall:
+    """What the attentions of the running block need to know.
+
+    `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `done` counts the
+    calls of attention that have come.
+    """
+
+    number: int
+    turn: int
+    name: str
+    attentions: Sequence[Attention]
+    placements: dict[str, Placement]
+    done: int = 0
+
+    def next(self) -> Attention:
+        """The attention that is due. Raises Refused if none is."""
+        if self.done == len(self.attentions):
+            raise Refused(
+                f"ComfyUI's {self.name} calls attention more than {len(self.attentions)} times: this ComfyUI is newer or "
+                "older than this pack knows; update the pack, or use Load Diffusion Model."
+            )
+        self.done += 1
+        return self.attentions[self.done - 1]
+
+    def finish(self) -> None:
+        """Raises Refused if one did not come."""
+        if self.done != len(self.attentions):
+            raise Refused(
+                f"ComfyUI's {self.name} called attention {self.done} times where this pack knows of "
+                f"{len(self.attentions)}: update the pack, or use Load Diffusion Model."
+            )
+
+
+@dataclass
+class Caches:
+    """The keys and values of one set of prompts, for PipeFusion."""
+
+    by_attention: dict[tuple[int, int, int], KVCache] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(cache.nbytes for cache in self.by_attention.values())
+
+
+class Attentions:
+    """Answers a model's calls of attention during one forward.
+
+    Args:
+        choice: the plan's attention kernel.
+        caches: kept from call to call where the picture is cut into patches.
+    """
+
+    def __init__(self, call: Call, mesh: Mesh, choice: str, caches: Caches | None) -> None:
+        self._call = call
+        self._mesh = mesh
+        self._choice = choice
+        self._caches = caches
+        self.block: BlockCall | None = None
+
+    def __call__(
+        self,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        """Stand in for `optimized_attention`, whose own kernel is `kernel`."""
+        if set(others) - KNOWN:
+            raise Refused(
+                f"ComfyUI's attention is given {', '.join(sorted(set(others) - KNOWN))}, which this pack does not know: update "
+                "the pack, or use Load Diffusion Model."
+            )
+        block = self.block
+        attention = block.next() if block is not None else Local()
+        alone = self._mesh.sequence.size == 1 and self._caches is None
+        spread = isinstance(attention, Spread)
+        if not spread or (alone and not self._masked(attention)):
+            return kernel(
+                q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                skip_output_reshape=skip_output_reshape, **others,
+            )  # fmt: skip
+        assert block is not None and isinstance(attention, Spread)
+        given = Operands.of(q, k, v, heads, skip_reshape)
+        out = self._spread(block, attention, given)
+        return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
+
+    def _masked(self, attention: Attention) -> bool:
+        assert self.block is not None and isinstance(attention, Spread)
+        return any(self._idle(self.block.placements[name]) for name in attention.streams)
+
+    def _idle(self, placement: Placement) -> bool:
+        return placement.counts[self._call.rank] == 0
+
+    def _spread(self, block: BlockCall, attention: Spread, given: Operands) -> Tensor:
+        """`[batch, local tokens, heads, head_dim]`."""
+        placements = [block.placements[name] for name in attention.streams]
+        counts = [placement.counts[self._call.rank] for placement in placements]
+        shown = [max(1, count) for count in counts]
+        if not given.q.shape[2] == given.k.shape[2] == sum(shown):
+            raise Refused(
+                f"ComfyUI's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
+                f"knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
+            )
+        q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
+        split = SequenceSplit(
+            tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True))),
+            q.shape[2],
+            self._mesh.ring.size,
+            self._mesh.ulysses.size,
+        )
+        attend = choose_kernel(self._choice, q.device, q.dtype, q.shape[3]).attend
+        key, ordinal = (block.number, block.turn, block.done - 1), 0
+        out: Tensor
+        if self._call.patch is not None:
+            assert self._caches is not None
+            cache = self._caches.by_attention[key]
+            out = PatchAttention(self._mesh, split, self._call.patch, attend, cache)(ordinal, q, k, v)
+        else:
+            kept = None
+            if self._caches is not None:
+                kept = self._caches.by_attention[key] = KVCache(self._slots(placements))
+            out = WholeAttention(self._mesh, split, attend, kept)(ordinal, q, k, v)
+        return _with_idle(out, shown, counts)
+
+    def _slots(self, placements: Sequence[Placement]) -> list[Tensor]:
+        """Where each patch's tokens lie among those of this ring rank, as the all-to-all delivers them."""
+        first = self._mesh.ring.rank * self._mesh.ulysses.size
+        ranks = range(first, first + self._mesh.ulysses.size)
+        patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
+        return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.patches)]
+
+
+def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """`[batch, heads, tokens, head_dim]` less the tokens that stand in for none."""
+    if list(shown) == list(counts):
+        return x
+    parts = [part[:, :, :count] for part, count in zip(x.split(list(shown), dim=2), counts, strict=True)]
+    return torch.cat(parts, dim=2)
+
+
+def _with_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """`[batch, tokens, heads, head_dim]` and zeros for the tokens that stand in for none."""
+    if list(shown) == list(counts):
+        return x
+    parts = []
+    for part, count in zip(x.split(list(counts), dim=1), counts, strict=True):
+        parts.append(part if count else part.new_zeros(part.shape[0], 1, *part.shape[2:]))
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,244 @@
+"""Doorways: what stands in the place of a model's blocks and hands them this rank's tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import Refused
+from ..family import Stage
+from .arguments import Arguments
+from .attend import BlockCall
+from .call import StageOver
+from .declaration import Attention, Declaration, Group
+from .forward import Forward
+from .stream import LEFT, RIGHT, Stream
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the model: `unit` counts what stages are cut from, `number` the blocks of all stages."""
+
+    module: nn.Module
+    group: Group
+    path: str
+    unit: int
+    number: int
+
+
+def blocks_of(module: nn.Module, declaration: Declaration) -> list[Block]:
+    """All blocks in the order in which they run.
+
+    Raises:
+        Refused: the model has not the blocks that are declared.
+    """
+    groups = {path: group for group in declaration.groups for path in paths_of(module, group)}
+    units = declaration.units(module) if declaration.units else [[path] for path in groups]
+    named = [(unit, path) for unit, paths in enumerate(units) for path in paths]
+    assert sorted(path for _, path in named) == sorted(groups), "every block is in one unit"
+    return [
+        Block(module.get_submodule(path), groups[path], path, unit, number) for number, (unit, path) in enumerate(named)
+    ]
+
+
+def paths_of(module: nn.Module, group: Group) -> list[str]:
+    """The names of a group's blocks. Raises Refused if the model has none of that name."""
+    try:
+        found = module.get_submodule(group.path)
+    except AttributeError:
+        raise Refused(
+            f"ComfyUI's {type(module).__name__} has no {group.path}: this ComfyUI is newer or older than this pack knows; "
+            "update the pack, or use Load Diffusion Model."
+        ) from None
+    if isinstance(found, nn.ModuleList):
+        return [f"{group.path}.{index}" for index in range(len(found))]
+    return [group.path]
+
+
+class Doorway(nn.Module):
+    """Stands in a block's place; `way` gets the block's arguments."""
+
+    def __init__(self, way: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = way
+
+
+class SpreadModel:
+    """A model whose blocks run on the tokens of one rank.
+
+    Args:
+        module: the model, on the meta device; blocks and heads of other stages are dropped from it.
+        stage: the units that this rank's stage holds.
+
+    Attributes:
+        module: it holds the weights.
+        entrance: a copy of it without weights of its own, with doorways in the place of blocks; this one is called.
+        blocks: the blocks of this stage.
+    """
+
+    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage) -> None:
+        self.module = module
+        self.blocks: list[nn.Module] = []
+        self.running: Forward | None = None
+        doors: dict[str, Doorway] = {}
+        for block in blocks_of(module, declaration):
+            arguments = Arguments(block.group, block.module)
+            if stage.start <= block.unit < stage.stop:
+                doors[block.path] = Doorway(_Through(self, block, arguments, len(self.blocks)))
+                self.blocks.append(block.module)
+            else:
+                doors[block.path] = Doorway(_Past(self, block, arguments, before=block.unit < stage.start))
+                module.set_submodule(block.path, nn.Identity())
+        for group in declaration.heads:
+            for path in paths_of(module, group):
+                head = module.get_submodule(path)
+                if stage.last:
+                    doors[path] = Doorway(_Head(self, group, Arguments(group, head), head))
+                else:
+                    doors[path] = Doorway(_stage_over)
+                    module.set_submodule(path, nn.Identity())
+        self.entrance = _with_doors(module, doors)
+
+    @property
+    def now(self) -> Forward:
+        """The forward that is running."""
+        assert self.running is not None, "a block was called outside of a forward"
+        return self.running
+
+
+def _with_doors(module: nn.Module, doors: Mapping[str, Doorway]) -> nn.Module:
+    """A copy that shares everything with the model but has the doors in their places."""
+    shallow = copy.copy(module)
+    shallow._modules = dict(module._modules)
+    inner: dict[str, dict[str, Doorway]] = {}
+    for path, door in doors.items():
+        first, _, rest = path.partition(".")
+        if rest:
+            inner.setdefault(first, {})[rest] = door
+        else:
+            shallow._modules[first] = door
+    for first, some in inner.items():
+        child = module._modules[first]
+        assert child is not None
+        shallow._modules[first] = _with_doors(child, some)
+    return shallow
+
+
+def _stage_over(*_: Any, **__: Any) -> Any:
+    raise StageOver
+
+
+class _Through:
+    """The way into a block of this stage."""
+
+    def __init__(self, model: SpreadModel, block: Block, arguments: Arguments, index: int) -> None:
+        self._model = model
+        self._block = block
+        self._arguments = arguments
+        self._index = index
+        self._attentions = attentions_of(block.group, block.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        now, block = self._model.now, self._block
+        values = self._arguments.bind(args, kwargs)
+        streams = {
+            name: now.received(stream) for name, stream in _streams(block.group, self._arguments, values, now).items()
+        }
+        local = self._arguments.local(values, streams, now.call)
+        placements = {name: stream.placement for name, stream in streams.items()}
+        expected = BlockCall(
+            block.number, now.turn(block.number), type(block.module).__name__, self._attentions, placements
+        )
+        now.attentions.block = expected
+        with now.holding.block(self._index):
+            out = self._arguments.call(block.module.forward, local)
+        expected.finish()
+        now.attentions.block = None
+        now.mark()
+        return _returned(block.group, out, streams)
+
+
+class _Past:
+    """The way past a block of another stage, `before` or behind this one: what it gives is there."""
+
+    def __init__(self, model: SpreadModel, block: Block, arguments: Arguments, before: bool) -> None:
+        self._model = model
+        self._block = block
+        self._arguments = arguments
+        self._before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        now, group = self._model.now, self._block.group
+        values = self._arguments.bind(args, kwargs)
+        streams = _streams(group, self._arguments, values, now)
+        if not self._before:
+            for name, stream in streams.items():
+                if isinstance(values[name], Stream):  # what is no stream yet, the other stage has made for itself
+                    now.hand_on(stream)
+        shells = [streams[name].at(LEFT if self._before else RIGHT) for name in group.returns]
+        return shells[0] if len(shells) == 1 else tuple(shells)
+
+
+class _Head:
+    """The way into what turns tokens into the output."""
+
+    def __init__(self, model: SpreadModel, group: Group, arguments: Arguments, head: nn.Module) -> None:
+        self._model = model
+        self._group = group
+        self._arguments = arguments
+        self._head = head
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        now = self._model.now
+        values = self._arguments.bind(args, kwargs)
+        streams = _streams(self._group, self._arguments, values, now)
+        now.call.blocks_done = True
+        out = self._arguments.call(self._head.forward, self._arguments.local(values, streams, now.call))
+        return _returned(self._group, out, streams)
+
+
+def attentions_of(group: Group, block: nn.Module) -> Sequence[Attention]:
+    """The calls of attention of one block."""
+    return group.attentions(block) if callable(group.attentions) else group.attentions
+
+
+def _streams(group: Group, arguments: Arguments, values: Mapping[str, Any], now: Forward) -> dict[str, Stream]:
+    found = {}
+    for name, kind in group.streams.items():
+        value = values[name]
+        if not isinstance(value, Stream):
+            value = now.call.stream(value, kind, arguments.kept(values, name))
+        found[name] = value
+    return found
+
+
+def _returned(group: Group, out: Any, streams: Mapping[str, Stream]) -> Any:
+    """What the block returned, as streams again."""
+    several = isinstance(out, (tuple, list))
+    values = list(out) if several else [out]
+    if len(values) != len(group.returns):
+        raise Refused(
+            f"ComfyUI's block of {group.path} returns {len(values)} values where this pack knows of {len(group.returns)}: "
+            "update the pack, or use Load Diffusion Model."
+        )
+    wrapped = [
+        None if value is None else _as_stream(value, streams[name])
+        for value, name in zip(values, group.returns, strict=True)
+    ]
+    return tuple(wrapped) if several else wrapped[0]
+
+
+def _as_stream(value: Tensor, stream: Stream) -> Stream:
+    count = stream.placement.counts[stream.call.rank]
+    if count == 0 and value.shape[stream.dim] == 1:
+        value = value.narrow(stream.dim, 0, 0)
+    if value.shape[stream.dim] != count:
+        raise Refused(
+            f"a block of ComfyUI's returned {value.shape[stream.dim]} tokens where it was given {count}: update the pack, or "
+            "use Load Diffusion Model."
+        )
+    return stream.like(value)

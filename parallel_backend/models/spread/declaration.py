@@ -1,0 +1,121 @@
+"""What a family declares: where the tokens of its model are, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A stream without tokens of the picture: text. It belongs to the first patch."""
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """A stream with the picture's tokens in it, in one run; what is before and behind it belongs to the first patch.
+
+    `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's.
+    """
+
+    start: Callable[[int, int], int] = lambda length, picture: 0
+
+
+StreamKind: TypeAlias = Beside | Pictured
+
+
+@dataclass(frozen=True)
+class Along:
+    """A tensor whose `dim` follows the tokens of these streams, laid one behind the other."""
+
+    streams: tuple[str, ...]
+    dim: int
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Runs of a stream's tokens: a list of (start, stop, ...)."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A position in a stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
+class ByFrame:
+    """A tensor `[batch, frames, ...]` of `dims` dimensions whose rows are repeated over the tokens of a stream.
+
+    A single row, or a tensor of fewer dimensions, is for all tokens.
+    """
+
+    stream: str
+    dims: int
+
+
+@dataclass(frozen=True)
+class TextMask:
+    """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
+class Same:
+    """The same on all ranks: modulation, text that is only attended to, numbers."""
+
+
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | Same
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order."""
+
+    streams: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Attention of this rank's queries to keys that every rank has."""
+
+
+Attention: TypeAlias = Spread | Local
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks of one kind: a ModuleList, or a single module such as a head.
+
+    `streams` and `arguments` name every argument of the block's forward; one that is not named must be None. `attentions`
+    are the block's calls of attention, in order; a function of the block where they depend on it. `returns` names, for
+    each value returned, the stream whose places it has.
+    """
+
+    path: str
+    streams: Mapping[str, StreamKind]
+    returns: tuple[str, ...]
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    attentions: Sequence[Attention] | Callable[[nn.Module], Sequence[Attention]] = ()
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One of ComfyUI's diffusion models.
+
+    `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
+    no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
+    the attention heads and their width.
+    """
+
+    groups: tuple[Group, ...]
+    heads: tuple[Group, ...]
+    heads_of: Callable[[Any], tuple[int, int]]
+    units: Callable[[Any], Sequence[Sequence[str]]] | None = None

@@ -1,0 +1,55 @@
+"""Forward: what the blocks of one running forward share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...mesh import Mesh
+from ...weights.holding import Holding
+from .attend import Attentions
+from .call import Call
+from .stream import HERE, RIGHT, Stream
+
+
+@dataclass
+class Forward:
+    """One forward on one rank.
+
+    Attributes:
+        call: where its tokens are.
+        attentions: answers the calls of attention.
+        mesh: this rank's communicators.
+        holding: how this rank holds the weights of its blocks.
+        mark: called after each block.
+        turns: how often each block has run, by number; VACE's run once for each control video.
+    """
+
+    call: Call
+    attentions: Attentions
+    mesh: Mesh
+    holding: Holding
+    mark: Callable[[], None]
+    turns: Counter[int] = field(default_factory=Counter)
+
+    def turn(self, block: int) -> int:
+        """How often a block has run before; counts this time too."""
+        self.turns[block] += 1
+        return self.turns[block] - 1
+
+    def received(self, stream: Stream) -> Stream:
+        """A stream with its tokens here: those that the stage before has come from there."""
+        assert stream.where != RIGHT, "a stage needs what a later one computes"
+        if stream.where == HERE:
+            return stream
+        axis = self.mesh.pipefusion
+        return stream.like(axis.receive(stream.local.shape, stream.dtype, axis.rank - 1))
+
+    def hand_on(self, stream: Stream) -> None:
+        """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
+        if stream.where == RIGHT:
+            return
+        axis = self.mesh.pipefusion
+        axis.send(self.received(stream).local, axis.rank + 1)
+        stream.leave(RIGHT)

@@ -1,0 +1,78 @@
+"""Picture: the tokens of a latent, and its patches as sets of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...layout import cut
+
+
+@dataclass(frozen=True)
+class Region:
+    """A patch's part of a latent: `span` along dimension `dim`."""
+
+    dim: int
+    span: slice
+
+    def of(self, latent: Tensor) -> Tensor:
+        """The part (a view); a dimension of size 1, as a mask may have, is left alone."""
+        if latent.shape[self.dim] == 1:
+            return latent
+        return latent.narrow(self.dim, self.span.start, self.span.stop - self.span.start)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A latent `[batch, channels, (frames,) height, width]` as tokens of `patch_size` latent values each, in row-major order."""
+
+    shape: tuple[int, ...]
+    patch_size: tuple[int, ...]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Tokens along each dimension; a latent that does not divide is padded."""
+        return tuple(math.ceil(size / step) for size, step in zip(self.shape[2:], self.patch_size, strict=True))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one batch item."""
+        return math.prod(self.grid)
+
+    @property
+    def cut_along(self) -> int:
+        """The dimension of the grid that patches are cut along: rows, or frames where there are more of them."""
+        rows = len(self.grid) - 2
+        return max(range(rows + 1), key=lambda dim: (self.grid[dim], dim))
+
+    @property
+    def most_patches(self) -> int:
+        """Into how many patches it can be cut."""
+        return self.grid[self.cut_along]
+
+    def regions(self, count: int) -> tuple[Region, ...]:
+        """The parts of the latent that its patches stand for; the last one of an odd latent has a partial token."""
+        along = self.cut_along
+        step, size = self.patch_size[along], self.shape[2 + along]
+        return tuple(
+            Region(2 + along, slice(run.start * step, min(run.stop * step, size)))
+            for run in cut(self.grid[along], count)
+        )
+
+    def patches(self, count: int) -> tuple[Tensor, ...]:
+        """The positions of each patch's tokens, ascending."""
+        grid, along = self.grid, self.cut_along
+        place = torch.arange(grid[along]).view(-1, *[1] * (len(grid) - along - 1)).expand(grid).flatten()
+        every = torch.arange(place.numel())
+        return tuple(every[(place >= run.start) & (place < run.stop)] for run in cut(grid[along], count))
+
+
+def as_patch_size(given: int | Sequence[int], latent_dims: int) -> tuple[int, ...]:
+    """A model's `patch_size` for every dimension of its latents; a single number is that of height and width."""
+    if isinstance(given, int):
+        return (*[1] * (latent_dims - 2), given, given)
+    return tuple(given)

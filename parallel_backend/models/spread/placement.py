@@ -1,0 +1,83 @@
+"""Placement: which tokens of a stream each sequence rank holds, and to which patch they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...layout import cut
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """The tokens of a stream of `length`.
+
+    `ranks[rank]` are the positions of that rank's tokens, ascending (int64, on the CPU), `patches[rank]` the patch of each.
+    Tokens may be held by nobody: those of other patches, and masked text.
+    """
+
+    length: int
+    ranks: tuple[Tensor, ...]
+    patches: tuple[Tensor, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many tokens each rank holds."""
+        return tuple(positions.numel() for positions in self.ranks)
+
+    def same_as(self, other: Placement) -> bool:
+        """Whether every rank holds the same tokens of a stream of the same length."""
+        if self is other:
+            return True
+        alike = self.length == other.length and self.counts == other.counts
+        return alike and all(torch.equal(a, b) for a, b in zip(self.ranks, other.ranks, strict=True))
+
+    def part(self, start: int, stop: int) -> Placement:
+        """That of the tokens from `start` to `stop`."""
+        inside = [(positions >= start) & (positions < stop) for positions in self.ranks]
+        return self._kept(inside, start, stop - start)
+
+    def only(self, patch: int) -> Placement:
+        """The tokens of one patch alone; the stream's length stays."""
+        return self._kept([patches == patch for patches in self.patches], 0, self.length)
+
+    def before(self, rank: int, position: int) -> int:
+        """How many of a rank's tokens lie before a position of the stream."""
+        return int(torch.searchsorted(self.ranks[rank], position))
+
+    def _kept(self, masks: Sequence[Tensor], start: int, length: int) -> Placement:
+        ranks = tuple(positions[mask] - start for positions, mask in zip(self.ranks, masks, strict=True))
+        return Placement(length, ranks, tuple(p[mask] for p, mask in zip(self.patches, masks, strict=True)))
+
+
+def joined(placements: Sequence[Placement]) -> Placement:
+    """That of streams laid one behind the other."""
+    offsets, total = [], 0
+    for placement in placements:
+        offsets.append(total)
+        total += placement.length
+    ranks = zip(*(p.ranks for p in placements), strict=True)
+    return Placement(
+        total,
+        tuple(torch.cat([run + offset for run, offset in zip(runs, offsets, strict=True)]) for runs in ranks),
+        tuple(torch.cat(runs) for runs in zip(*(p.patches for p in placements), strict=True)),
+    )
+
+
+def spread_evenly(length: int, patches: Sequence[Tensor], ranks: int) -> Placement:
+    """The given patches' tokens (positions, ascending), each cut into runs that differ by at most one; some may be empty."""
+    runs: list[list[Tensor]] = [[] for _ in range(ranks)]
+    labels: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for number, positions in enumerate(patches):
+        for rank, run in enumerate(cut(positions.numel(), ranks)):
+            runs[rank].append(positions[run])
+            labels[rank].append(torch.full_like(positions[run], number))
+    orders = [torch.cat(run).argsort() for run in runs]
+    return Placement(
+        length,
+        tuple(torch.cat(run)[order] for run, order in zip(runs, orders, strict=True)),
+        tuple(torch.cat(label)[order] for label, order in zip(labels, orders, strict=True)),
+    )

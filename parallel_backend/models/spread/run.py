@@ -1,0 +1,87 @@
+"""One forward of a model of ComfyUI's on one rank: its stage, for the whole sequence or for one patch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...mesh import Mesh
+from ...plan import ResolvedPlan
+from ...weights.holding import Holding
+from .attend import Attentions, Caches
+from .blocks import SpreadModel
+from .call import Call, StageOver
+from .forward import Forward
+from .picture import Picture
+
+OVERRIDE = "optimized_attention_override"
+"""Where ComfyUI looks for what stands in for its attention."""
+
+Compute = Callable[[Tensor, Mapping[str, Any]], Tensor]
+"""The model's forward, given a latent and transformer_options."""
+
+
+class SpreadForward:
+    """Runs this rank's blocks of a model.
+
+    Args:
+        holding: how this rank holds the weights of its blocks.
+        mark: called after each block, so that a watcher sees that the rank gets on.
+    """
+
+    def __init__(
+        self, model: SpreadModel, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+    ) -> None:
+        self._model = model
+        self._mesh = mesh
+        self._plan = plan
+        self._holding = holding
+        self._mark = mark
+        self._caches: dict[Hashable, Caches] = {}
+        self.gathers = 0
+        """How often the last forward gathered a stream."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values kept."""
+        return sum(caches.nbytes for caches in self._caches.values())
+
+    def run(
+        self,
+        key: Hashable,
+        picture: Picture,
+        latent: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        patch: int | None,
+        compute: Compute,
+    ) -> Tensor | None:
+        """On the last stage the output for the whole latent, or for the patch; None on the others.
+
+        Args:
+            key: tells forwards apart whose caches are kept.
+            latent: in the compute dtype, on the first stage.
+            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+        """
+        count = self._plan.patches
+        call = Call(self._mesh.sequence, picture, count, patch, device)
+        caches = None
+        if count > 1:
+            if patch is None:
+                self._caches[key] = Caches()
+            caches = self._caches[key]
+        if latent is None:  # the other stages know its shape only; what they would compute of it by mistake is NaN
+            latent = torch.full(picture.shape, torch.nan, dtype=dtype, device=device)
+        attentions = Attentions(call, self._mesh, self._plan.attention, caches)
+        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark)
+        try:
+            out = compute(latent, {OVERRIDE: attentions})
+        except StageOver:
+            return None
+        finally:
+            self._model.running = None
+            self.gathers = call.gathers
+        return out if patch is None else picture.regions(count)[patch].of(out)

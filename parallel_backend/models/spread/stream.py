@@ -1,0 +1,164 @@
+"""Stream: tokens that have the shape of the whole and lie on all sequence ranks.
+
+What a model does between its blocks is then right by construction. Joining and slicing along tokens and element-wise
+operations stay local (a slice is a view, so what is added to it in place arrives); any other operation first gathers
+the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .placement import Placement, joined
+
+aten = torch.ops.aten
+
+COPIES = (aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default, aten.copy_.default)
+"""Element-wise operations that torch does not tag as such."""
+
+
+LEFT, HERE, RIGHT = -1, 0, 1
+"""Where a stream's tokens are: with the stage before, on this one, with a later one. Elsewhere `local` has no data."""
+
+
+class Ranks(Protocol):
+    """What a stream asks of the model call that it belongs to."""
+
+    rank: int
+    device: torch.device
+
+    def whole(self, stream: Stream) -> Tensor:
+        """All tokens of a stream. A collective."""
+
+    def beside(self, tensor: Tensor, dim: int) -> Stream:
+        """A tensor that every rank has, as a stream without the picture's tokens."""
+
+    def own(self, tensor: Tensor, dim: int, placement: Placement) -> Tensor:
+        """Of a tensor that every rank has, what goes with this rank's tokens."""
+
+
+class Stream(torch.Tensor):
+    """`local` are this rank's tokens along `dim`, in the order of `placement`."""
+
+    local: Tensor
+    placement: Placement
+    dim: int
+    call: Ranks
+    where: int
+
+    @staticmethod
+    def __new__(cls, local: Tensor, placement: Placement, dim: int, call: Ranks, where: int = HERE) -> Stream:
+        assert local.shape[dim] == placement.counts[call.rank]
+        shape = (*local.shape[:dim], placement.length, *local.shape[dim + 1 :])
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=call.device)  # type: ignore[attr-defined]
+        stream = cast(Stream, made)
+        stream.local, stream.placement, stream.dim, stream.call, stream.where = local, placement, dim, call, where
+        return stream
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Stream({list(self.shape)}, local {list(self.local.shape)})"
+
+    def like(self, local: Tensor, placement: Placement | None = None, where: int = HERE) -> Stream:
+        """A stream of other tokens of this rank, by default in the same places."""
+        return Stream(local, placement or self.placement, self.dim, self.call, where)
+
+    def at(self, where: int) -> Stream:
+        """The same tokens without data, with another stage."""
+        return self.like(self.local.to("meta"), where=where)
+
+    def leave(self, where: int) -> None:
+        """Give the tokens to another stage."""
+        self.local, self.where = self.local.to("meta"), where
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Stay local where that gives the same, else gather."""
+        kwargs = kwargs or {}
+        out = NotImplemented
+        if func is aten.cat.default:
+            out = _join(*args, **kwargs)
+        elif func is aten.slice.Tensor:
+            out = _slice(*args, **kwargs)
+        elif func in COPIES or torch.Tag.pointwise in func.tags:
+            out = _element_wise(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+        assert not func._schema.is_mutable, f"{func} changes a stream in place and is not an element-wise operation"
+        whole = tree_map_only(Stream, lambda stream: stream.call.whole(stream), (tuple(args), dict(kwargs)))
+        return func(*whole[0], **whole[1])
+
+
+def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    """Along tokens; what is whole on all ranks is cut."""
+    first = next(tensor for tensor in tensors if isinstance(tensor, Stream))
+    if dim % first.ndim != first.dim:
+        return NotImplemented
+    parts = [tensor if isinstance(tensor, Stream) else first.call.beside(tensor, first.dim) for tensor in tensors]
+    if any(part.dim != first.dim for part in parts):
+        return NotImplemented
+    where = _where(parts)
+    found = [part.local if where == HERE else part.local.to("meta") for part in parts]
+    return first.like(torch.cat(found, dim=first.dim), joined([part.placement for part in parts]), where)
+
+
+def _slice(stream: Stream, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
+    dim %= stream.ndim
+    first, last, _ = slice(start, stop).indices(stream.shape[dim])
+    last = max(first, last)
+    if dim != stream.dim:
+        return stream.like(aten.slice.Tensor(stream.local, dim, first, last, step), where=stream.where)
+    if step != 1:
+        return NotImplemented
+    begin, end = (stream.placement.before(stream.call.rank, position) for position in (first, last))
+    part = stream.placement.part(first, last)
+    return stream.like(stream.local.narrow(dim, begin, end - begin), part, stream.where)
+
+
+def _where(streams: Sequence[Stream]) -> int:
+    """Where a result of streams is: as far from this stage as any of them."""
+    places = {stream.where for stream in streams}
+    assert not {LEFT, RIGHT} <= places, "what an earlier and a later stage compute meets on this one"
+    return RIGHT if RIGHT in places else LEFT if LEFT in places else HERE
+
+
+def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    streams = [tensor for tensor in tensors if isinstance(tensor, Stream)]
+    first = streams[0]
+    from_end = first.ndim - first.dim
+    for stream in streams:
+        alike = stream.ndim - stream.dim == from_end and stream.placement.same_as(first.placement)
+        if not alike or stream.ndim != first.ndim:
+            return NotImplemented
+    if any(tensor.ndim > first.ndim for tensor in tensors):
+        return NotImplemented
+    in_place = func._schema.is_mutable
+    if in_place and not isinstance(args[0], Stream):
+        return NotImplemented
+    where = _where(streams)
+
+    def local(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, Stream):
+            own = tensor.local
+        elif tensor.ndim < from_end or tensor.shape[-from_end] == 1:
+            own = tensor
+        else:
+            own = first.call.own(tensor, tensor.ndim - from_end, first.placement)
+        return own if where == HERE or not own.ndim else own.to("meta")
+
+    out = func(*(tree_map_only(Tensor, local, tuple(args))), **tree_map_only(Tensor, local, dict(kwargs)))
+    if not in_place:
+        return first.like(out, where=where)
+    if where != args[0].where:
+        args[0].leave(where)
+    return args[0]
