@@ -19,12 +19,13 @@ from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..mesh import Mesh
 from ..models.family import Patch
+from ..models.inputs import Inputs
 from .guidance import Guidance
 from .patch_sampler import PatchSampler
 from .prompts import Batch, Prompts
 from .samplers import Process
 from .schedule import Call
-from .stage import Inputs, StageForward
+from .stage import StageForward
 
 OnCall = Callable[[int, Tensor, Tensor], None]
 

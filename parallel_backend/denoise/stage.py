@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..attention.cache import KVCache
@@ -14,26 +12,9 @@ from ..attention.parallel import Attention, PatchAttention, WholeAttention
 from ..layout import TokenLayout, length
 from ..mesh import Mesh
 from ..models.family import Activations, Conditioning, Model
+from ..models.inputs import Inputs
 from ..plan import ResolvedPlan
 from ..weights.holding import Holding
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What every stage is told of a forward: all but the latent.
-
-    `key` tells forwards apart whose caches are kept; `shape` is the latent's `[batch, channels, ...]`; `timestep` is
-    `[batch]` in fp32 and the conditioning in the compute dtype. `residuals` are added to this rank's image tokens after
-    blocks of this stage.
-    """
-
-    key: Hashable
-    shape: Sequence[int]
-    dtype: torch.dtype
-    device: torch.device
-    timestep: Tensor
-    conditioning: Conditioning
-    residuals: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class StageForward:

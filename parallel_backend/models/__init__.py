@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .cogvideox import CogVideoXFamily
+from .comfyui.family import ComfyFamily
 from .family import Family
 from .flux import FluxFamily
 from .pixart import PixArtFamily
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"flux": FluxFamily(), "cogvideox": CogVideoXFamily(), "pixart": PixArtFamily()}
+    {"flux": FluxFamily(), "cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily()}
 )
 """Every family the backend runs, by name."""

@@ -237,6 +237,10 @@ class CogVideoXFamily:
         """ComfyUI's names are those of the key map."""
         return self.keys(config)
 
+    def exact(self, config: CogVideoXConfig) -> frozenset[str]:
+        """None: all parameters have the type that is chosen."""
+        return frozenset()
+
     def control_blocks(self, config: CogVideoXConfig) -> Mapping[str, range]:
         """No ControlNet is carried."""
         return {}

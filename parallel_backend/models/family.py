@@ -182,8 +182,11 @@ class Family(Protocol):
     def comfyui_keys(self, config: Any) -> KeyMap:
         """The key map in the names of ComfyUI's model whatever the file's are: adapters come in them."""
 
+    def exact(self, config: Any) -> frozenset[str]:
+        """The parameters that are fp32 whatever type is chosen for the weights."""
+
     def control_blocks(self, config: Any) -> Mapping[str, range]:
         """After which blocks the tensors of each of ComfyUI's lists of ControlNet output are added; empty for none."""
 
-    def build(self, config: Any, stage: Stage) -> Model:
+    def build(self, config: Any, stage: Stage) -> Any:
         """One stage of the model on the meta device; parameters of other stages do not exist."""

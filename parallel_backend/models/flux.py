@@ -158,6 +158,10 @@ class FluxFamily:
             self.keys(config), lambda name: name.removesuffix(".scale") + ".weight" * name.endswith(".scale")
         )
 
+    def exact(self, config: FluxConfig) -> frozenset[str]:
+        """None: all parameters have the type that is chosen."""
+        return frozenset()
+
     def control_blocks(self, config: FluxConfig) -> Mapping[str, range]:
         """Double blocks take `input`, single ones `output`."""
         doubles = config.double_blocks

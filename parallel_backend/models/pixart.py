@@ -177,6 +177,10 @@ class PixArtFamily:
         """ComfyUI's names are those of the key map."""
         return self.keys(config)
 
+    def exact(self, config: PixArtConfig) -> frozenset[str]:
+        """None: all parameters have the type that is chosen."""
+        return frozenset()
+
     def control_blocks(self, config: PixArtConfig) -> Mapping[str, range]:
         """No ControlNet is carried."""
         return {}

@@ -127,6 +127,8 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
     tokens = items(plan, job) * (job.image_tokens + text)
     inner = plan.ring * plan.ulysses
     activations = ACTIVATION_COPIES * math.ceil(tokens / inner) * model.hidden * job.element
+    if model.embeds_whole:  # in the compute dtype, beside what it is made of and, for a moment, in fp32
+        activations += tokens * model.hidden * (4 + 2 * job.element)
     cache = 2 * tokens / inner * model.hidden * max(plan.stages) * job.element if plan.patches > 1 else 0
     return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
 

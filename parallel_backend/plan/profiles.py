@@ -25,7 +25,8 @@ class ModelShape:
     `token_weights` those that multiply each token in a block. A token covers `pixels` x `pixels` pixels and, in models of
     videos, `latent_frames` frames of a latent that has one every 4 video frames (0: the model makes pictures). `channels`
     are the latent's, per token. `joint_text` is false where text tokens are only attended to (cross-attention) and take
-    no part in the sequence. `guided`: usually sampled with a negative branch.
+    no part in the sequence. `guided`: usually sampled with a negative branch. `embeds_whole`: every rank embeds the whole
+    picture before it takes its tokens.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelShape:
     text: int = 512
     joint_text: bool = True
     guided: bool = False
+    embeds_whole: bool = False
 
     @property
     def blocks(self) -> int:

@@ -75,8 +75,8 @@ def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device) -> 
     module.to(dtype).to_empty(device=device)
 
 
-def pack(linear: CastLinear, storage: Storage, scaled: bool) -> None:
-    """Turn a CastLinear on the meta device into a PackedLinear."""
+def pack(linear: nn.Linear, storage: Storage, scaled: bool) -> None:
+    """Turn a linear layer on the meta device into a PackedLinear."""
     linear.__class__ = PackedLinear
     assert isinstance(linear, PackedLinear)
     linear.storage = storage

@@ -25,6 +25,7 @@ def load_weights(
     neighbours: Neighbours,
     watch: Watch,
     only: Collection[str] | None = None,
+    exact: Collection[str] = (),
 ) -> None:
     """Fill every parameter of a materialised module, or only those named. A collective of all ranks.
 
@@ -32,7 +33,7 @@ def load_weights(
         module: shaped by `shape_parameters`; its parameters, or its shards of them, are on their device.
         checkpoint: its headers, names without prefix.
         keys: which rows of which tensors make each parameter.
-        dtype: as given to `shape_parameters`.
+        dtype, exact: as given to `shape_parameters`.
 
     Raises:
         Refused, Cancelled: as `read_wanted` does.
@@ -55,7 +56,8 @@ def load_weights(
                     kind = child.storage.dtype
                     wants.append(wanted_rows(entry, rows, into.view(kind or torch.uint8), None, files))
                 else:
-                    wants.append(wanted_rows(entry, rows, into, dtype if dtype in FLOAT8 else None, files))
+                    through = dtype if dtype in FLOAT8 and full_name not in exact else None
+                    wants.append(wanted_rows(entry, rows, into, through, files))
     read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import Refused
 from .entry import Checkpoint, Entry
 from .keymap import KeyMap, Piece
-from .layers import CARRIER, CastLinear, pack
+from .layers import CARRIER, pack
 from .storage import FLOAT8, PLAIN, Storage
 
 
@@ -54,11 +54,13 @@ def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, name
     return starts
 
 
-def shape_parameters(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype) -> None:
+def shape_parameters(
+    module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, exact: Collection[str] = ()
+) -> None:
     """Give the parameters of a module on the meta device the types they are held in.
 
     Linear layers whose weight is held quantised become PackedLinear. Other parameters become `dtype`, or CARRIER, which
-    is wide enough for every fp8 value, where `dtype` is fp8.
+    is wide enough for every fp8 value, where `dtype` is fp8; those named in `exact` are fp32.
 
     Raises:
         Refused: a tensor that no linear layer multiplies by is stored in blocks.
@@ -66,10 +68,14 @@ def shape_parameters(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dt
     for name, child in list(module.named_modules()):
         for key in [key for key, _ in child.named_parameters(recurse=False)]:
             parameter = child.get_parameter(key)
-            pieces = keys[f"{name}.{key}" if name else key]
+            full_name = f"{name}.{key}" if name else key
+            if full_name in exact:
+                child.register_parameter(key, nn.Parameter(parameter.to(torch.float32), requires_grad=False))
+                continue
+            pieces = keys[full_name]
             entry = _first_entry(checkpoint, pieces)
             storage = held_as(entry, dtype)
-            if storage.quantised and isinstance(child, CastLinear) and key == "weight":
+            if storage.quantised and isinstance(child, nn.Linear) and key == "weight":
                 pack(child, storage, entry.scale is not None)
                 continue
             if storage.dtype is None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..comm.meter import Meter
-from ..denoise.stage import Inputs, StageForward
 from ..mesh import build_mesh
 from ..models import FAMILIES
 from ..models.family import Family, Stage
+from ..models.inputs import Inputs
 from ..plan import AXES, ResolvedPlan
 from ..plan.measure import BlockTimes, measure
 from ..weights.checkpoint import read_header
@@ -22,7 +22,7 @@ from ..weights.holding import Replicated
 from ..weights.layers import materialise
 from ..wire.messages import BlocksMeasured, MachineMeasured, MeasureBlocks, MeasureMachine
 from .rank import Rank
-from .stage_part import STORAGE_DTYPES
+from .stage_part import STORAGE_DTYPES, forward_of
 
 RUNS = 3
 
@@ -87,7 +87,7 @@ def time_blocks(
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors["timestep"], conditioning)
-    forward = StageForward(model, build_mesh(alone, device, meter), alone, Replicated(), mark)
+    forward = forward_of(model, build_mesh(alone, device, meter), alone, Replicated(), mark)
     for _ in range(RUNS):
         forward(inputs, x, None)
     return _second_of_each(marks, blocks), counts

@@ -10,6 +10,7 @@ import torch
 from ..comm.meter import Meter
 from ..denoise.stage import StageForward
 from ..mesh import Mesh, build_mesh
+from ..models.comfyui.model import ComfyForward, ComfyModel
 from ..models.family import Model, ModelSpec
 from ..plan import ResolvedPlan
 from ..weights.patching import Keep
@@ -21,7 +22,7 @@ from .files import ModelFiles
 from .holder import Holder
 from .link import Link
 from .memory import Allowance, Memory, asked_bytes, is_out_of_memory
-from .stage_part import StagePart, stages
+from .stage_part import StagePart, forward_of, stages
 from .status import Status
 from .world import World
 
@@ -63,7 +64,7 @@ class Rank:
         sharers = plan.devices.count(plan.devices[self.world.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
-    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, StageForward]:
+    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model | ComfyModel, StageForward | ComfyForward]:
         """This rank's part of the model, loaded if need be.
 
         Raises:
@@ -82,7 +83,7 @@ class Rank:
         part = self.holder.hold(spec, (stage_of, sharded), build, self.allowance(plan, message.working))
         self.status.enter("applying adapters")
         part.adapt(self.adapters.named(message.adapters), watch)
-        return part.model, StageForward(part.model, mesh, plan, part.holding, self.status.mark)
+        return part.model, forward_of(part.model, mesh, plan, part.holding, self.status.mark)
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, stops with the request."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..denoise.stage import Inputs, StageForward
+from ..denoise.stage import StageForward
 from ..errors import Cancelled
 from ..layout import cut
 from ..mesh import Mesh
+from ..models.inputs import Inputs
 from ..wire.messages import Done, Forward
 from .rank import Rank
 from .residuals import distribute, shares

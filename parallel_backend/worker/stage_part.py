@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,7 +10,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from ..comm.meter import Meter
+from ..denoise.stage import StageForward
+from ..mesh import Mesh
 from ..models import FAMILIES
+from ..models.comfyui.model import ComfyForward, ComfyModel
 from ..models.family import Model, ModelSpec, Stage
 from ..plan import ResolvedPlan
 from ..weights.adapters import AdapterSet
@@ -54,9 +57,10 @@ class StagePart:
         self._device = device
         self._neighbours = neighbours
         self._watch = watch
-        self.model: Model = family.build(config, stage)
+        self.model: Model | ComfyModel = family.build(config, stage)
         self.module = self.model.module
-        shape_parameters(self.module, self._checkpoint, self._keys, self._dtype)
+        self._exact = family.exact(config)
+        shape_parameters(self.module, self._checkpoint, self._keys, self._dtype, self._exact)
         self.holding: Holding = Replicated()
         if sharded:
             everyone = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
@@ -74,7 +78,18 @@ class StagePart:
         self._patching.merge(adapters)
 
     def _load(self, only: Collection[str] | None = None) -> None:
-        load_weights(self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch, only)
+        load_weights(
+            self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch, only, self._exact
+        )
+
+
+def forward_of(
+    model: Model | ComfyModel, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+) -> StageForward | ComfyForward:
+    """A model's forward under a plan."""
+    if isinstance(model, ComfyModel):
+        return model.forward_on(mesh, plan, holding, mark)
+    return StageForward(model, mesh, plan, holding, mark)
 
 
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:

@@ -1,1 +1,31 @@
-"""Where the tokens of each family are: one short declaration a file."""
+"""Where the tokens of each family are: one short declaration a file, by the names that ComfyUI gives its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ..spread.declaration import Declaration
+from .flux import CHROMA, FLUX
+from .lumina import LUMINA, Z_IMAGE
+from .qwen_image import QWEN_IMAGE
+from .wan import WAN, WAN_VACE
+
+DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
+    {
+        "Flux": FLUX,
+        "FluxInpaint": FLUX,
+        "FluxSchnell": FLUX,
+        "Flux2": FLUX,
+        "Chroma": CHROMA,
+        "QwenImage": QWEN_IMAGE,
+        "WAN21_T2V": WAN,
+        "WAN21_I2V": WAN,
+        "WAN21_FunControl2V": WAN,
+        "WAN22_T2V": WAN,
+        "WAN21_Vace": WAN_VACE,
+        "Lumina2": LUMINA,
+        "ZImage": Z_IMAGE,
+    }
+)
+"""By the class in comfy.supported_models that ComfyUI finds for a file."""

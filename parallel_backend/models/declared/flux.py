@@ -37,9 +37,11 @@ FLUX = Declaration(
         ),
     ),
     heads_of=_heads,
+    text_width=lambda model: model.params.context_in_dim,
 )
 CHROMA = Declaration(
     groups=(DOUBLE, SINGLE),
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
     heads_of=_heads,
+    text_width=lambda model: model.params.context_in_dim,
 )

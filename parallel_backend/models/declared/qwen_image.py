@@ -27,4 +27,5 @@ QWEN_IMAGE = Declaration(
         model.transformer_blocks[0].num_attention_heads,
         model.transformer_blocks[0].attention_head_dim,
     ),
+    text_width=lambda model: model.txt_in.in_features,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -52,5 +53,11 @@ def _with_control(model: Any) -> list[list[str]]:
     ]
 
 
-WAN = Declaration(groups=(BLOCKS,), heads=(HEAD,), heads_of=_heads)
-WAN_VACE = Declaration(groups=(BLOCKS, CONTROL), heads=(HEAD,), heads_of=_heads, units=_with_control)
+WAN = Declaration(
+    groups=(BLOCKS,),
+    heads=(HEAD,),
+    heads_of=_heads,
+    text_width=lambda model: model.text_embedding[0].in_features,
+    joint_text=False,
+)
+WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control)

@@ -21,13 +21,17 @@ from .stream import LEFT, RIGHT, Stream
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the model: `unit` counts what stages are cut from, `number` the blocks of all stages."""
+    """A block of the model: `unit` counts what stages are cut from, `number` the blocks of all stages.
+
+    `ends_unit` says whether it is the last of its unit.
+    """
 
     module: nn.Module
     group: Group
     path: str
     unit: int
     number: int
+    ends_unit: bool
 
 
 def blocks_of(module: nn.Module, declaration: Declaration) -> list[Block]:
@@ -38,10 +42,11 @@ def blocks_of(module: nn.Module, declaration: Declaration) -> list[Block]:
     """
     groups = {path: group for group in declaration.groups for path in paths_of(module, group)}
     units = declaration.units(module) if declaration.units else [[path] for path in groups]
-    named = [(unit, path) for unit, paths in enumerate(units) for path in paths]
-    assert sorted(path for _, path in named) == sorted(groups), "every block is in one unit"
+    named = [(unit, path, path == paths[-1]) for unit, paths in enumerate(units) for path in paths]
+    assert sorted(path for _, path, _ in named) == sorted(groups), "every block is in one unit"
     return [
-        Block(module.get_submodule(path), groups[path], path, unit, number) for number, (unit, path) in enumerate(named)
+        Block(module.get_submodule(path), groups[path], path, unit, number, ends_unit)
+        for number, (unit, path, ends_unit) in enumerate(named)
     ]
 
 
@@ -158,7 +163,8 @@ class _Through:
             out = self._arguments.call(block.module.forward, local)
         expected.finish()
         now.attentions.block = None
-        now.mark()
+        if block.ends_unit:
+            now.mark()
         return _returned(block.group, out, streams)
 
 

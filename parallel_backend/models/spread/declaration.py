@@ -112,10 +112,12 @@ class Declaration:
 
     `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
     no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
-    the attention heads and their width.
+    the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
     """
 
     groups: tuple[Group, ...]
     heads: tuple[Group, ...]
     heads_of: Callable[[Any], tuple[int, int]]
+    text_width: Callable[[Any], int]
+    joint_text: bool = True
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None

@@ -1,0 +1,41 @@
+"""Importing ComfyUI in a worker as the host runs it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+from ...errors import Refused
+
+FOLDER = "PARALLEL_COMFYUI"
+"""Environment variable: ComfyUI's folder."""
+
+ARGUMENTS = "PARALLEL_COMFYUI_ARGUMENTS"
+"""Environment variable: ComfyUI's command line, as JSON; its switches (precision, attention) are the host's."""
+
+
+def import_comfyui(variables: Mapping[str, str] = os.environ) -> None:
+    """Make ComfyUI's modules importable here; in ComfyUI's own process they are.
+
+    Raises:
+        Refused: the folder is not known, or is none of ComfyUI's.
+    """
+    if "comfy.cli_args" in sys.modules:
+        return
+    folder = variables.get(FOLDER, "")
+    if not os.path.isdir(os.path.join(folder, "comfy")):
+        raise Refused(
+            f"this worker does not find ComfyUI ({folder or 'no folder is named'}): set {FOLDER} to ComfyUI's folder on this "
+            "machine and start the workers again."
+        )
+    sys.path.append(folder)  # last: ComfyUI's folder has modules of its own called nodes and tests
+    options = importlib.import_module("comfy.options")
+    given, sys.argv = sys.argv, ["main.py", *json.loads(variables.get(ARGUMENTS, "[]"))]
+    try:
+        options.enable_args_parsing()
+        importlib.import_module("comfy.cli_args")
+    finally:
+        sys.argv = given
