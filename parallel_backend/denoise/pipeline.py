@@ -144,7 +144,9 @@ class Pipeline:
         size = len(batch.members) * self._latent.shape[0]
         timestep = self._process.timestep(call.sigma).to(self._latent.device).expand(size)
         shape = (size, *self._latent.shape[1:])
-        return Inputs(batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning)
+        return Inputs(
+            batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning, values=batch.values
+        )
 
     @staticmethod
     def _stack(latent: Tensor | None, batch: Batch) -> Tensor | None:

@@ -9,16 +9,24 @@ import torch
 from torch import Tensor
 
 from ..models.family import Conditioning
+from ..models.inputs import Value
 from ..wire.messages import Prompt
+
+TEXT_MASK = "attention_mask"
+"""The conditioning that says which text tokens there are."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts that run as one forward, their latents stacked along the batch; `members` are (side, strength)."""
+    """Prompts that run as one forward, their latents stacked along the batch; `members` are (side, strength).
+
+    `values` are what their conditioning holds besides tensors.
+    """
 
     key: tuple[int, ...]
     members: tuple[tuple[int, float], ...]
     conditioning: Conditioning
+    values: Mapping[str, Value]
 
 
 class Prompts:
@@ -59,9 +67,15 @@ class Prompts:
         for index in self.taking_part(sigma):
             side, prompt = self._prompts[index]
             if side in self._mine:
-                shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
-                groups.setdefault(shapes, []).append(index)
+                groups.setdefault(self._alike(prompt), []).append(index)
         return [self._batch(tuple(group)) for group in groups.values()]
+
+    def _alike(self, prompt: Prompt) -> object:
+        """Equal for prompts that can run as one: of the same shapes, values and, since they choose tokens, text masks."""
+        shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
+        mask = prompt.tensors.get(TEXT_MASK)
+        masked = None if mask is None else tuple(self._tensors[mask].flatten().tolist())
+        return shapes, tuple(sorted(prompt.values.items())), masked
 
     def _batch(self, key: tuple[int, ...]) -> Batch:
         if key not in self._batches:
@@ -70,7 +84,9 @@ class Prompts:
                 name: torch.cat([self._tensors[prompt.tensors[name]] for _, prompt in chosen])
                 for name in chosen[0][1].tensors
             }
-            self._batches[key] = Batch(key, tuple((side, prompt.strength) for side, prompt in chosen), conditioning)
+            self._batches[key] = Batch(
+                key, tuple((side, prompt.strength) for side, prompt in chosen), conditioning, chosen[0][1].values
+            )
         return self._batches[key]
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
 from ..models.family import ModelSpec
+from ..models.inputs import Value
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
@@ -131,6 +133,7 @@ class Backend:
         adapters: AdapterSet = NONE,
         residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
         working: int = 0,
+        values: Sequence[Mapping[str, Value]] = (),
     ) -> Answer:
         """Run the model once for each call's tensors, with adapters in the weights; raises as `sample` does.
 
@@ -139,6 +142,7 @@ class Backend:
         Args:
             residuals: what a ControlNet adds in a single call, and its tensors.
             working: as in the message.
+            values: what each call's conditioning holds besides tensors; nothing by default.
         """
         added, added_tensors = residuals or (None, {})
         fields = {
@@ -147,6 +151,7 @@ class Backend:
             "compute_dtype": compute_dtype,
             "adapters": adapters.id,
             "calls": len(calls),
+            "values": [dict(each) for each in values] or [{} for _ in calls],
             "residuals": added,
             "working": working,
         }
@@ -199,12 +204,17 @@ class Backend:
         return in_rows(wish, devices)
 
     def plan(
-        self, question: Question, compute_dtype: str, example: Mapping[str, Tensor], interrupted: Interrupted
+        self,
+        question: Question,
+        compute_dtype: str,
+        example: Mapping[str, Tensor],
+        interrupted: Interrupted,
+        values: Mapping[str, Value] = MappingProxyType({}),
     ) -> ResolvedPlan:
         """The plan for a job; the first time on a machine its workers measure it, so they may be started.
 
         Args:
-            example: the tensors of one forward of the job.
+            example, values: the tensors of one forward of the job, and what its conditioning holds besides.
 
         Raises:
             Refused: no plan can work; the sentence says what does.
@@ -213,7 +223,9 @@ class Backend:
         return self._planner.choose(
             question,
             measure_machine=lambda plan: self._machine(plan, interrupted),
-            measure_blocks=lambda plan: self._block_times(question.spec, plan, compute_dtype, example, interrupted),
+            measure_blocks=lambda plan: self._block_times(
+                question.spec, plan, compute_dtype, example, values, interrupted
+            ),
         )
 
     def measure(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
@@ -232,12 +244,13 @@ class Backend:
         plan: ResolvedPlan,
         compute_dtype: str,
         tensors: Mapping[str, Tensor],
+        values: Mapping[str, Value],
         interrupted: Interrupted,
     ) -> BlockTimes:
         """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
 
         def measure() -> BlockTimes:
-            request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype)
+            request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype, dict(values))
             message = self._ask(request, tensors, interrupted).frame.message
             assert isinstance(message, BlocksMeasured)
             return message.times

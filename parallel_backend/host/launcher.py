@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..models.comfyui import importing
 from ..wire.forking import log_path
 from ..worker import environment as names
 from .forkserver import ForkServer, Process
@@ -94,8 +97,17 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
 
 
 def worker_environment() -> dict[str, str]:
-    """Ours, with the pack importable, and sockets on the loopback interface."""
+    """Ours, with the pack and ComfyUI importable, and sockets on the loopback interface."""
     inherited = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    return defaults | inherited | {"PYTHONPATH": os.pathsep.join(paths)}
+    return defaults | own_comfyui() | inherited | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def own_comfyui() -> dict[str, str]:
+    """Where workers find the ComfyUI that this process runs, and how it was started; nothing in another process."""
+    options = sys.modules.get("comfy.options")
+    if options is None or not options.args_parsing:
+        return {}
+    folder = Path(str(options.__file__)).resolve().parents[1]
+    return {importing.FOLDER: str(folder), importing.ARGUMENTS: json.dumps(sys.argv[1:])}

@@ -7,10 +7,11 @@ from typing import Literal
 import msgspec
 
 from ..models.family import ModelSpec
+from ..models.inputs import Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -54,12 +55,13 @@ Sampling = FlowSettings | DiffusionSettings
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors.
+    """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors, `values` what is no tensor.
 
     It takes part while `end <= sigma <= start`; outputs of several entries are averaged by `strength`.
     """
 
     tensors: dict[str, str]
+    values: dict[str, Value] = {}
     strength: float = 1.0
     start: float | None = None
     end: float | None = None
@@ -117,8 +119,8 @@ class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Forward(Message, frozen=True):
     """Run the model once for each of `calls`, with the adapters of this id ("" for none) in the weights.
 
-    Tensors of call N: `N.x` (compute dtype), `N.timestep`, and `N.` the conditioning by the model's names. All calls have
-    latents of one size.
+    Tensors of call N: `N.x` (compute dtype), `N.timestep`, and `N.` the conditioning by the model's names; `values[N]` is
+    what the conditioning holds besides. All calls have latents of one size.
     """
 
     request: int
@@ -126,6 +128,7 @@ class Forward(Message, frozen=True):
     plan: ResolvedPlan
     compute_dtype: str
     calls: int
+    values: list[dict[str, Value]]
     adapters: str = ""
     residuals: Residuals | None = None
     working: int = 0
@@ -161,12 +164,13 @@ class MeasureMachine(Message, frozen=True):
 
 
 class MeasureBlocks(Message, frozen=True):
-    """Time one block of each kind of a model, without its weights. Tensors as for one call of Forward."""
+    """Time one block of each kind of a model, without its weights. Tensors and values as for one call of Forward."""
 
     request: int
     model: ModelSpec
     plan: ResolvedPlan
     compute_dtype: str
+    values: dict[str, Value]
 
 
 RECIPE = "recipe"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from ..comm.meter import Meter
 from ..mesh import build_mesh
 from ..models import FAMILIES
 from ..models.family import Family, Stage
-from ..models.inputs import Inputs
+from ..models.inputs import Inputs, Value
 from ..plan import AXES, ResolvedPlan
 from ..plan.measure import BlockTimes, measure
 from ..weights.checkpoint import read_header
@@ -44,7 +44,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     family = FAMILIES[spec.family]
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
-    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors)
+    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
@@ -59,6 +59,7 @@ def time_blocks(
     device: torch.device,
     dtype: torch.dtype,
     tensors: dict[str, Tensor],
+    values: Mapping[str, Value],
 ) -> tuple[list[float], tuple[int, ...]]:
     """Seconds of one block of each kind, the shortest of some runs, and how many of each the model has.
 
@@ -67,7 +68,7 @@ def time_blocks(
     Args:
         plan: its attention kernel is used.
         dtype: of the weights; inputs come in the compute dtype.
-        tensors: `x`, `timestep` and the conditioning of one forward.
+        tensors, values: `x`, `timestep` and the conditioning of one forward.
     """
     small, counts = family.two_of_each(config)
     blocks = 2 * len(counts)
@@ -86,7 +87,7 @@ def time_blocks(
 
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
-    inputs = Inputs("time", x.shape, x.dtype, device, tensors["timestep"], conditioning)
+    inputs = Inputs("time", x.shape, x.dtype, device, tensors["timestep"], conditioning, values=values)
     forward = forward_of(model, build_mesh(alone, device, meter), alone, Replicated(), mark)
     for _ in range(RUNS):
         forward(inputs, x, None)

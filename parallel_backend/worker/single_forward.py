@@ -11,7 +11,8 @@ from ..denoise.stage import StageForward
 from ..errors import Cancelled
 from ..layout import cut
 from ..mesh import Mesh
-from ..models.inputs import Inputs
+from ..models.comfyui.model import ComfyForward
+from ..models.inputs import Inputs, Value
 from ..wire.messages import Done, Forward
 from .rank import Rank
 from .residuals import distribute, shares
@@ -36,15 +37,19 @@ def single_forward(
     groups = mesh.data.size * mesh.cfg.size
     pieces = _pieces(message.calls, tensors, groups)
     parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
-    mine = pieces[parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]]
+    run = parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]
+    every = message.values if message.calls > 1 else message.values * len(pieces)
+    mine = list(zip(pieces[run], every[run], strict=True))
     added: dict[int, Tensor] = {}
     if message.residuals is not None:
         rows = cut(tensors["0.x"].shape[0], len(pieces))
-        layout = forward.layout(mine[0]["x"].shape, mine[0])
+        assert isinstance(forward, StageForward), "only families with blocks for it take residuals"
+        first, _ = mine[0]
+        layout = forward.layout(first["x"].shape, first)
         each = shares(message.residuals, message.plan, stages(message.plan), layout, rows)
         found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
         added = {block: tensor.to(rank.device) for block, tensor in found.items()}
-    outputs = [_forward_piece(rank, piece, forward, added) for piece in mine]
+    outputs = [_forward_piece(rank, piece, values, forward, added) for piece, values in mine]
     mesh.pipefusion.finish_sending()
     output = None
     if mesh.last:
@@ -58,11 +63,18 @@ def single_forward(
 
 
 def _forward_piece(
-    rank: Rank, tensors: Mapping[str, Tensor], forward: StageForward, residuals: Mapping[int, Tensor]
+    rank: Rank,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Value],
+    forward: StageForward | ComfyForward,
+    residuals: Mapping[int, Tensor],
 ) -> Tensor | None:
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x, timestep = tensors["x"], tensors["timestep"]
-    return forward(Inputs("single", x.shape, x.dtype, rank.device, timestep, conditioning, residuals), x, None)
+    inputs = Inputs(
+        "single", x.shape, x.dtype, rank.device, timestep, conditioning, residuals, values=values, processed=True
+    )
+    return forward(inputs, x, None)
 
 
 def _pieces(calls: int, tensors: Mapping[str, Tensor], groups: int) -> list[dict[str, Tensor]]:

@@ -53,6 +53,7 @@ class Stream(torch.Tensor):
 
     @staticmethod
     def __new__(cls, local: Tensor, placement: Placement, dim: int, call: Ranks, where: int = HERE) -> Stream:
+        """A tensor of the shape of the whole, without storage of its own."""
         assert local.shape[dim] == placement.counts[call.rank]
         shape = (*local.shape[:dim], placement.length, *local.shape[dim + 1 :])
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=call.device)  # type: ignore[attr-defined]

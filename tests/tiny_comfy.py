@@ -1,0 +1,122 @@
+"""Random models of ComfyUI's own classes, small enough for two CPU cores, and prompts for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.tiny_models import draw, randomise
+
+HEADS = 3
+"""Odd, so that no even degree divides them."""
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One family: how its model is made, and what it is given.
+
+    `latent` is the shape of one batch item's latent without the batch; `text` the width of the text, `extra` what else a
+    prompt holds, by the keys of a CONDITIONING.
+    """
+
+    make: Callable[[Any, Any], Any]
+    latent: tuple[int, ...]
+    text: int
+    extra: Callable[[], Mapping[str, Any]] = field(default=dict)
+    pooled: int = 0
+
+    def prompt(self, tokens: int, seed: int) -> list[list[Any]]:
+        """A CONDITIONING of random text."""
+        options: dict[str, Any] = dict(self.extra())
+        if self.pooled:
+            options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
+        return [[draw(1, tokens, self.text, seed=seed), options]]
+
+    def noise(self, batch: int = 1) -> Tensor:
+        """Of the latent's shape."""
+        return draw(batch, *self.latent, seed=1)
+
+
+def save_tiny(folder: Path, name: str) -> Path:
+    """Write a family's model."""
+    import comfy.ops
+
+    model = TINY[name].make(torch, comfy.ops.disable_weight_init)
+    randomise(model, seed=len(name))
+    path = folder / f"{name}.safetensors"
+    save_file({key: tensor.contiguous() for key, tensor in model.state_dict().items()}, path)
+    return path
+
+
+def _settings(operations: Any) -> dict[str, Any]:
+    return {"dtype": torch.float32, "device": "cpu", "operations": operations}
+
+
+def _flux2(_: Any, operations: Any) -> Any:
+    from comfy.ldm.flux.model import Flux
+
+    return Flux(
+        in_channels=128, out_channels=128, vec_in_dim=None, context_in_dim=48, hidden_size=HEADS * 128, mlp_ratio=3.0,
+        num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[32, 32, 32, 32], theta=2000, patch_size=1, qkv_bias=False,
+        guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
+        default_ref_method="index", ref_index_scale=10.0, **_settings(operations),
+    )  # fmt: skip
+
+
+def _chroma(_: Any, operations: Any) -> Any:
+    from comfy.ldm.chroma.model import Chroma
+
+    return Chroma(
+        in_channels=64, out_channels=64, context_in_dim=4096, hidden_size=HEADS * 1024, mlp_ratio=4.0, num_heads=24, depth=1,
+        depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=3072,
+        hidden_dim=128, n_layers=1, txt_ids_dims=[], vec_in_dim=None, **_settings(operations),
+    )  # fmt: skip
+
+
+def _qwen(_: Any, operations: Any) -> Any:
+    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(
+        num_layers=3,
+        attention_head_dim=128,
+        num_attention_heads=HEADS,
+        joint_attention_dim=3584,
+        **_settings(operations),
+    )
+
+
+def _wan(kind: str = "t2v", channels: int = 16, image: int = 0) -> Callable[[Any, Any], Any]:
+    def make(_: Any, operations: Any) -> Any:
+        from comfy.ldm.wan.model import WanModel
+
+        return WanModel(
+            model_type=kind, in_dim=channels + image, out_dim=channels, dim=HEADS * 128, ffn_dim=256, text_dim=4096,
+            num_heads=HEADS, num_layers=3, cross_attn_norm=True, **_settings(operations),
+        )  # fmt: skip
+
+    return make
+
+
+def _vace(_: Any, operations: Any) -> Any:
+    from comfy.ldm.wan.model import VaceWanModel
+
+    return VaceWanModel(
+        dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=4, vace_layers=2, vace_in_dim=96,
+        cross_attn_norm=True, **_settings(operations),
+    )  # fmt: skip
+
+
+TINY: Mapping[str, Tiny] = {
+    "flux2": Tiny(_flux2, (128, 7, 5), 48),
+    "qwen": Tiny(_qwen, (16, 1, 9, 14), 3584),
+    "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),
+    "wan_i2v": Tiny(_wan("i2v", image=20), (16, 3, 8, 10), 4096),
+    "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
+    "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
+}
