@@ -121,13 +121,17 @@ def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "posi
     return graph | {"second": node("LoadConditioning", conditioning="cond-256.safetensors")}
 
 
-def timestep_ranges(border: float = 0.5, *settings: Any, second: bool = True, **more: Any) -> Graph:
-    """One prompt from the start to the border, and if `second` another from there."""
-    graph = combined(basic(*settings, **more)) if second else basic(*settings, **more)
+def timestep_ranges(border: float = 0.5, model: str = "tiny-schnell", **settings: Any) -> Graph:
+    """One prompt from the start to the border, another from there."""
+    graph = combined(basic(model, **settings))
     graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=border)
-    if not second:
-        return graph
     return insert_after(graph, "second", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
+
+
+def late(border: float, model: str, **settings: Any) -> Graph:
+    """No positive prompt before the border."""
+    graph = basic(model, **settings)
+    return insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
 
 
 def strengths() -> Graph:
@@ -351,9 +355,9 @@ STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
         (timestep_ranges(0.25, "tiny-dev"), STAGES),
         (timestep_ranges(0.75, "tiny-dev"), {"cfg": 2}),
         (timestep_ranges(0.6, steps=5), {"cfg": 2}),
-        (timestep_ranges(0.25, "tiny-dev", second=False, cfg=1.0), STAGES),
+        (late(0.5, "tiny-dev", cfg=1.0), STAGES),
     ],
-    ids=["2 steps, 0.5", "4 steps, 0.25", "4 steps, 0.75", "5 steps, 0.6", "4 steps, 0.25, then no prompt"],
+    ids=["2 steps, 0.5", "4 steps, 0.25", "4 steps, 0.75", "5 steps, 0.6", "4 steps, no prompt before 0.5"],
 )
 def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph, plan):
     run, log = queue_logged(comfyui, parallel(graph, **plan))
