@@ -170,7 +170,9 @@ class Branch:
         slots = torch.arange(length + tokens.start, length + tokens.stop)
         slots = torch.cat((torch.arange(length), slots)) if with_text else slots
         if first and self.references:
-            pictures, places = (torch.cat(parts, dim=1).expand(batch, -1, -1) for parts in zip(*self.references))
+            pictures, places = (
+                torch.cat(parts, dim=1).expand(batch, -1, -1) for parts in zip(*self.references, strict=True)
+            )
             image, image_ids = torch.cat((image, pictures), dim=1), torch.cat((image_ids, places), dim=1)
             end = length + image_tokens
             slots = torch.cat((slots, torch.arange(end, end + pictures.shape[1])))

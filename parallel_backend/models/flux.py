@@ -275,7 +275,9 @@ class FluxModel:
         ids = [image[run] for run in layout.image(rank)]
         if "reference_ids" in conditioning:
             ids.insert(0, conditioning["reference_ids"][0, layout.references(rank)].to(device).float())
-        cosine, sine = self._flux.pos_embed(torch.cat([text, *ids]))  # each number twice, for the two features of a pair
+        cosine, sine = self._flux.pos_embed(
+            torch.cat([text, *ids])
+        )  # each number twice, for the two features of a pair
         return torch.complex(cosine[:, ::2], sine[:, ::2])
 
     def unembed(self, state: Activations) -> Tensor:
