@@ -3,7 +3,8 @@
 The image tokens are cut into patches (one, unless PipeFusion is used). Text and each patch are cut into contiguous runs,
 one a sequence rank, whose lengths differ by at most one; a run may be empty. Every collective takes its split sizes from
 here, so no rank has to ask another and nothing is ever padded. The text belongs to the first patch's chunk, and so do reference
-tokens: those of pictures beside the one that is made.
+tokens: those of pictures beside the one that is made. A rank's tokens are ordered text, references, image, so that the first
+patch's are together.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class TokenLayout:
         return sum(map(length, self.image(rank)))
 
     def tokens(self, rank: int) -> int:
-        """How many tokens a sequence rank holds: text, image and reference, in this order."""
-        return length(self.text(rank)) + self.image_tokens(rank) + length(self.references(rank))
+        """How many tokens a sequence rank holds: text, reference and image, in this order."""
+        return length(self.text(rank)) + length(self.references(rank)) + self.image_tokens(rank)
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
         """Tokens held by each Ulysses rank of one ring rank, in rank order."""

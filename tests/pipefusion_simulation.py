@@ -9,7 +9,7 @@ cache before its queries attend to all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -78,7 +78,7 @@ def patch_rows(rows: int, patches: int) -> list[range]:
 
 
 class Cache:
-    """Keys and values of all tokens, text first, in every block, for one prompt."""
+    """Keys and values of all tokens (text, image, references) in every block, for one prompt."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -111,13 +111,25 @@ class Cache:
 class Branch:
     """One prompt's side of the model, with a cache of its own."""
 
-    def __init__(self, model: Any, prompt: Prompt, guidance: float | None, patches: int, rule: Rule) -> None:
+    def __init__(
+        self,
+        model: Any,
+        prompt: Prompt,
+        guidance: float | None,
+        patches: int,
+        rule: Rule,
+        references: Sequence[Tensor] = (),
+    ) -> None:
         self.flux = model.diffusion_model
         self.sampling = model.model_sampling
         self.context, self.pooled = prompt
         self.guidance = None if guidance is None else torch.tensor([guidance])
         self.patches = patches
         self.rule = rule
+        self.references = [  # each in a plane of its own, as ComfyUI's method "index" places them
+            self.flux.process_img(latent, index=(1 + number) * self.flux.params.ref_index_scale)
+            for number, latent in enumerate(references)
+        ]
         self.cache = Cache(rule)
 
     def denoised(self, x: Tensor, sigma: Tensor, *, whole: bool) -> Tensor:
@@ -132,23 +144,41 @@ class Branch:
         parts = []
         for m, run in enumerate([range(rows)] if whole else patch_rows(rows, self.patches)):
             tokens = slice(run.start * columns, run.stop * columns)
-            with_text = m == 0 or not self.rule.text_once
-            parts.append(self._chunk(image[:, tokens], image_ids[:, tokens], tokens, sigma, with_text, whole))
+            chunk = image[:, tokens], image_ids[:, tokens]
+            parts.append(self._chunk(*chunk, tokens, image.shape[1], sigma, first=m == 0, whole=whole))
         grid = torch.cat(parts, dim=1).view(batch, rows, columns, -1, 2, 2)
         velocity = grid.permute(0, 3, 1, 4, 2, 5).reshape(batch, -1, 2 * rows, 2 * columns)[:, :, :height, :width]
         return self.sampling.calculate_denoised(sigma, velocity, x)
 
     def _chunk(
-        self, image: Tensor, image_ids: Tensor, tokens: slice, sigma: Tensor, with_text: bool, whole: bool
+        self,
+        image: Tensor,
+        image_ids: Tensor,
+        tokens: slice,
+        image_tokens: int,
+        sigma: Tensor,
+        *,
+        first: bool,
+        whole: bool,
     ) -> Tensor:
-        batch = image.shape[0]
+        """The velocity of some of all `image_tokens`; with the `first` go the text and the references."""
+        batch, own = image.shape[:2]
         length = self.context.shape[1]
+        with_text = first or not self.rule.text_once
         # ComfyUI's blocks fail without text: one token that nothing attends to stands in for none.
         text = (self.context if with_text else self.context[:, :1]).expand(batch, -1, -1)
         slots = torch.arange(length + tokens.start, length + tokens.stop)
-        self.cache.slots = torch.cat((torch.arange(length), slots)) if with_text else slots
+        slots = torch.cat((torch.arange(length), slots)) if with_text else slots
+        if first and self.references:
+            pictures, places = (
+                torch.cat(parts, dim=1).expand(batch, -1, -1) for parts in zip(*self.references, strict=True)
+            )
+            image, image_ids = torch.cat((image, pictures), dim=1), torch.cat((image_ids, places), dim=1)
+            end = length + image_tokens
+            slots = torch.cat((slots, torch.arange(end, end + pictures.shape[1])))
+        self.cache.slots = slots
         self.cache.whole = whole
-        return self.flux.forward_orig(
+        velocity = self.flux.forward_orig(
             image,
             image_ids,
             text,
@@ -158,6 +188,7 @@ class Branch:
             self.guidance,
             transformer_options={"patches": {"attn1_patch": [self.cache]}},
         )
+        return velocity[:, :own]
 
 
 class Guider:
@@ -217,6 +248,7 @@ def simulate(
     patches: int,
     warmup_steps: int,
     latent: Tensor | None = None,
+    references: Sequence[Tensor] = (),
     rule: Rule = PIPEFUSION,
     model: Any = None,
 ) -> Tensor:
@@ -235,6 +267,8 @@ def simulate(
         patches: how many runs of token rows.
         warmup_steps: how many steps are exact, at least one.
         latent: what is denoised, in the model's latent space; nothing means zeros (an empty latent).
+        references: latents `[1, 16, height, width]` of reference pictures behind both prompts, by the method "index"; they
+            go with the first patch, as text does.
         rule: PipeFusion's, or a mutation of it.
         model: of `load_model`, when there is one already; `tensors` is then not looked at.
 
@@ -244,7 +278,9 @@ def simulate(
     if warmup_steps < 1:
         raise ValueError("The first step has no earlier keys: warmup_steps must be at least 1.")
     model = model or load_model(tensors)
-    branches = [prompt and Branch(model, prompt, guidance, patches, rule) for prompt in (positive, negative)]
+    branches = [
+        prompt and Branch(model, prompt, guidance, patches, rule, references) for prompt in (positive, negative)
+    ]
     guider = Guider(model, branches[0], branches[1], cfg, warmup_steps)
     with guider.steps_counted():
         return comfy.samplers.sampler_object(sampler).sample(

@@ -16,11 +16,13 @@ def test_cut_covers_everything_once_and_evenly(total: int, parts: int) -> None:
     assert max(map(length, runs)) - min(map(length, runs)) <= 1
 
 
-@given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
-def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: int, ring: int, ulysses: int) -> None:
-    layout = TokenLayout(text, (slice(0, image),), heads, ring, ulysses)
-    assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image
-    assert sum(layout.ring_tokens()) == text + image
+@given(text=numbers, image=numbers, references=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
+def test_what_ring_and_ulysses_ranks_hold_adds_up(
+    text: int, image: int, references: int, heads: int, ring: int, ulysses: int
+) -> None:
+    layout = TokenLayout(text, (slice(0, image),), heads, ring, ulysses, references)
+    assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image + references
+    assert sum(layout.ring_tokens()) == text + image + references
     assert sum(layout.head_counts()) == heads
     for ring_rank in range(ring):
         assert sum(layout.ulysses_tokens(ring_rank)) == layout.ring_tokens()[ring_rank]
@@ -32,11 +34,14 @@ def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int
     assert [layout.tokens(rank) for rank in range(4)] == [(text + image) // 4] * 4
 
 
-@given(text=st.integers(0, 50), image=st.integers(0, 300), patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
+some = st.integers(0, 50)
+
+
+@given(text=some, image=st.integers(0, 300), references=some, patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
 def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
-    text: int, image: int, patches: int, ring: int, ulysses: int
+    text: int, image: int, references: int, patches: int, ring: int, ulysses: int
 ) -> None:
-    layout = TokenLayout(text, tuple(cut(image, patches)), 8, ring, ulysses)
+    layout = TokenLayout(text, tuple(cut(image, patches)), 8, ring, ulysses, references)
     held = sorted(
         item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(run.start, run.stop)
     )
@@ -45,7 +50,19 @@ def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
         slots = [slot for patch in range(patches) for slot in layout.slots(ring_rank, patch)]
         items = sorted(item for slot in slots for item in range(slot.start, slot.stop))
         assert items == list(range(layout.ring_tokens()[ring_rank]))
+        ranks = range(ring_rank * ulysses, (ring_rank + 1) * ulysses)
+        cache = [token for rank in ranks for token in in_order(layout, rank)]
+        for patch in range(patches):
+            chunk = [token for rank in ranks for token in in_order(layout.only(patch), rank)]
+            assert [token for slot in layout.slots(ring_rank, patch) for token in cache[slot]] == chunk
     joined = torch.tensor(
         [item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(image)[run]]
     )
     assert torch.equal(layout.in_order(joined.view(1, -1, 1)).view(-1), torch.arange(image))
+
+
+def in_order(layout: TokenLayout, rank: int) -> list[tuple[str, int]]:
+    """What a rank holds: text, references, image."""
+    runs = [("text", layout.text(rank)), ("reference", layout.references(rank))]
+    runs += [("image", run) for run in layout.image(rank)]
+    return [(kind, token) for kind, run in runs for token in range(run.start, run.stop)]

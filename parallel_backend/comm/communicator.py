@@ -119,6 +119,14 @@ class Communicator:
             work.wait()
         self._sending.clear()
 
+    def scatter(self, send: Tensor | None, sizes: Sequence[int], kind: str) -> Tensor:
+        """Rank 0's flat fp32 tensor, cut into runs of `sizes`: each rank gets its own. The others send None."""
+        if self.rank == 0:
+            assert send is not None
+            return self.all_to_all(send, sizes, [sizes[0]] + [0] * (self.size - 1), kind)
+        nothing = torch.empty(0, device=self.device)
+        return self.all_to_all(nothing, [0] * self.size, [sizes[self.rank]] + [0] * (self.size - 1), kind)
+
     def gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
         """Every rank's run, joined along dim 1 in rank order, on every rank.
 

@@ -86,8 +86,8 @@ class Pipeline:
                 patch.of(self._latent).copy_(sampler.model_input)
         previous: tuple[int, ...] | None = None
         for index, call in enumerate(self._calls):
-            batches = self._prompts.at(float(call.sigma))
-            prompts = self._prompts.taking_part(float(call.sigma))
+            batches = self._prompts.at(call.sigma)
+            prompts = self._prompts.taking_part(call.sigma)
             whole = len(self._patches) == 1 or call.step < self._warmup_steps or prompts != previous
             previous = prompts
             numbers: Sequence[int | None] = [None] if whole else range(len(self._patches))

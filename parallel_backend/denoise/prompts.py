@@ -53,15 +53,20 @@ class Prompts:
         self._tensors = {name: _repeat(_cast(tensor, dtype), batch)[rows] for name, tensor in tensors.items()}
         self._batches: dict[tuple[int, ...], Batch] = {}
 
-    def taking_part(self, sigma: float) -> tuple[int, ...]:
-        """The numbers of the prompts, of all sides, that take part in a call at `sigma`; the same on every rank."""
+    def taking_part(self, sigma: Tensor) -> tuple[int, ...]:
+        """The numbers of the prompts, of all sides, that take part in a call at `sigma`; the same on every rank.
+
+        `sigma` is 0-dim fp32. It stays a tensor, because ComfyUI compares one with a number: that rounds the range's ends to
+        fp32 as well, so that a range which ends on a step's sigma holds it.
+        """
         return tuple(
             index
             for index, (_, prompt) in enumerate(self._prompts)
-            if (prompt.start is None or sigma <= prompt.start) and (prompt.end is None or sigma >= prompt.end)
+            if not (prompt.start is not None and sigma > prompt.start)
+            and not (prompt.end is not None and sigma < prompt.end)
         )
 
-    def at(self, sigma: float) -> list[Batch]:
+    def at(self, sigma: Tensor) -> list[Batch]:
         """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):

@@ -57,8 +57,7 @@ class StageForward:
                 qkv, carried = block.before(state)
                 state.tokens = block.after(state, attention(index, *qkv), carried)
                 if index in inputs.residuals:
-                    image = slice(state.text, state.tokens.shape[1] - state.references)
-                    state.tokens[:, image] += inputs.residuals[index]
+                    state.image.add_(inputs.residuals[index])
             self._mark()
         if not self._mesh.last:
             self._mesh.pipefusion.send(state.tokens, self._mesh.pipefusion.rank + 1)

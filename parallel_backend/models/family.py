@@ -75,7 +75,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Activations:
     """One rank's part of the sequence between two blocks.
 
-    `tokens` is `[batch, local text + local image + local references, features]`, in this order; `text` and `references`
+    `tokens` is `[batch, local text + local references + local image, features]`, in this order; `text` and `references`
     count the local text and reference tokens; `vec` is what `Model.modulation` made; `rope` turns the pairs of
     features of the local tokens, `[local tokens, head_dim / 2]` (complex64), if the model has such positions.
     """
@@ -85,6 +85,11 @@ class Activations:
     vec: Any
     rope: Tensor | None
     references: int = 0
+
+    @property
+    def image(self) -> Tensor:
+        """The local image tokens (a view)."""
+        return self.tokens[:, self.text + self.references :]
 
 
 Qkv = tuple[Tensor, Tensor, Tensor]
@@ -117,7 +122,7 @@ class Model(Protocol):
         """How many text tokens are in the sequence; none if text is only attended to."""
 
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
-        """First stage: the tokens of one sequence rank, text first, `[batch, local tokens, features]`.
+        """First stage: the tokens of one sequence rank in the layout's order, `[batch, local tokens, features]`.
 
         Args:
             latent: `[batch, channels, ...]` in the compute dtype, whole.

@@ -243,7 +243,7 @@ class FluxModel:
         return conditioning["context"].shape[1]
 
     def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
-        """The tokens of one sequence rank: text, image, references."""
+        """The tokens of one sequence rank: text, references, image."""
         beside = conditioning.get("concat")
         patches = patchify(latent if beside is None else torch.cat([latent, beside], dim=1), PATCH)
         image = self._flux.x_embedder(torch.cat([patches[:, run] for run in layout.image(rank)], dim=1))
@@ -251,7 +251,7 @@ class FluxModel:
         references = conditioning.get("reference")
         if references is None:
             return torch.cat([text, image], dim=1)
-        return torch.cat([text, image, self._flux.x_embedder(references[:, layout.references(rank)])], dim=1)
+        return torch.cat([text, self._flux.x_embedder(references[:, layout.references(rank)]), image], dim=1)
 
     def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Tensor:
         """Timestep, guidance and pooled text as one vector."""
@@ -276,18 +276,19 @@ class FluxModel:
         """Rotary positions; text is at the origin."""
         text = torch.zeros(length(layout.text(rank)), 3, device=device)
         image = _positions(latent_shape, device)
-        ids = [text, *(image[run] for run in layout.image(rank))]
+        ids = [image[run] for run in layout.image(rank)]
         if "reference_ids" in conditioning:
-            ids.append(conditioning["reference_ids"][0, layout.references(rank)].to(device).float())
-        cosine, sine = self._flux.pos_embed(torch.cat(ids))  # each number twice, for the two features of a pair
+            ids.insert(0, conditioning["reference_ids"][0, layout.references(rank)].to(device).float())
+        cosine, sine = self._flux.pos_embed(
+            torch.cat([text, *ids])
+        )  # each number twice, for the two features of a pair
         return torch.complex(cosine[:, ::2], sine[:, ::2])
 
     def unembed(self, state: Activations) -> Tensor:
         """The velocity of the local image tokens, `[batch, local image tokens, channels * patch area]`."""
         head = self._flux.norm_out
         scale, shift = head.linear(F.silu(state.vec)).chunk(2, dim=1)
-        image = _modulate(state.tokens[:, state.text : state.tokens.shape[1] - state.references], shift, scale)
-        return self._flux.proj_out(image)
+        return self._flux.proj_out(_modulate(state.image, shift, scale))
 
     def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
         """Rows of tokens as rows of a latent, the padding cropped."""

@@ -12,7 +12,9 @@ from ..denoise.patch_sampler import Inpaint, PatchSampler
 from ..denoise.pipeline import Pipeline, StopSignal
 from ..denoise.prompts import Prompts
 from ..denoise.samplers import Steps, process_of, start
+from ..denoise.samplers.noise import whole
 from ..denoise.schedule import schedule
+from ..denoise.shared_noise import SharedNoise
 from ..denoise.stage import StageForward
 from ..errors import Cancelled
 from ..layout import cut, length
@@ -44,7 +46,8 @@ def _pipeline(
 ) -> Pipeline:
     plan, x = message.plan, tensors["x"]
     batch = x.shape[0]
-    rows = cut(batch, plan.data)[mesh.data.rank]
+    runs = cut(batch, plan.data)
+    rows = runs[mesh.data.rank]
     process = process_of(message.sampling, tensors)
     patches = model.patches(x.shape, plan.patches)
     dtype: torch.dtype = getattr(torch, message.compute_dtype)
@@ -61,7 +64,7 @@ def _pipeline(
             seed=message.seed,
             options=message.options,
             latent_shape=tuple(x.shape) if patch else (0,),
-            view=(lambda drawn: patch.of(drawn[rows])) if patch else (lambda drawn: drawn),
+            share=SharedNoise(mesh, x.shape, runs, patch) if patch else whole,
         )
 
     def sampler(patch: Patch) -> PatchSampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.pipefusion_simulation import (
 )
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 
+import comfy.latent_formats  # isort: skip
 import comfy.samplers  # isort: skip
 import comfy.sd  # isort: skip
 
@@ -39,6 +41,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 POSITIVE = draw(1, 24, TEXT_WIDTH, seed=1), draw(1, POOLED_WIDTH, seed=2)
 NEGATIVE = draw(1, 11, TEXT_WIDTH, seed=3), draw(1, POOLED_WIDTH, seed=4)
+REFERENCES = draw(1, CHANNELS, 6, 10, seed=5), draw(1, CHANNELS, 7, 5, seed=6)
 
 
 class Case:
@@ -63,9 +66,15 @@ class Case:
             **settings,
         )
 
-    def ksampler(self, *, sampler: str, size: tuple[int, int], cfg: float, batch: int = 1) -> Tensor:
+    def ksampler(
+        self, *, sampler: str, size: tuple[int, int], cfg: float, batch: int = 1, references: Sequence[Tensor] = ()
+    ) -> Tensor:
         noise = draw(batch, CHANNELS, *size, seed=SEED)
-        prompts = [[[context, {"pooled_output": pooled}]] for context, pooled in (POSITIVE, NEGATIVE)]
+        given: dict[str, Any] = {}
+        if references:
+            latents = [comfy.latent_formats.Flux().process_out(latent) for latent in references]
+            given = {"reference_latents": latents, "reference_latents_method": "index"}
+        prompts = [[[context, {"pooled_output": pooled, **given}]] for context, pooled in (POSITIVE, NEGATIVE)]
         ksampler = comfy.samplers.KSampler(self.patcher, STEPS, torch.device("cpu"), sampler, "simple")
         with torch.no_grad():
             return ksampler.sample(
@@ -109,6 +118,15 @@ def test_equals_ksampler_where_nothing_is_stale(
     for patches, warmup_steps in [(4, STEPS), (1, 1)]:
         result = process_out(case.simulate(**settings, patches=patches, warmup_steps=warmup_steps))
         assert distance(result, expected) <= 1e-6
+
+
+def test_equals_ksampler_with_references_where_nothing_is_stale(dev: Case) -> None:
+    settings: dict[str, Any] = {"sampler": "euler", "size": ODD, "cfg": 2.0, "batch": 2, "references": REFERENCES}
+    expected = dev.ksampler(**settings)
+    for patches, warmup_steps in [(4, STEPS), (1, 1)]:
+        result = process_out(dev.simulate(**settings, patches=patches, warmup_steps=warmup_steps))
+        assert distance(result, expected) <= 1e-6
+    assert distance(dev.ksampler(**settings | {"references": ()}), expected) > 1e-2
 
 
 @pytest.mark.parametrize("sampler", ["euler", "heun"])

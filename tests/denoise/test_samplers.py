@@ -237,7 +237,7 @@ def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
             seed=SEED,
             options=options,
             latent_shape=tuple(x.shape),
-            view=view,
+            share=lambda draw: view(draw()),
         )
         return drive(steps, smooth)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from parallel_backend.host import Backend
 from parallel_backend.host.group import Answer
 from parallel_backend.models.family import ModelSpec
+from parallel_backend.models.flux import reference_tokens
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.digest import file_digest
 from parallel_backend.wire.messages import FlowSettings, Prompt
@@ -29,7 +30,8 @@ SCHNELL = FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0)
 class Job:
     """A denoise of the schnell type on a tiny model, from pure noise; of the dev type where `guidance` is set.
 
-    Prompts are random unless `captions` names files.
+    Prompts are random unless `captions` names files. `references` are the heights and widths of latents of reference
+    pictures behind both prompts, each in a plane of its own.
     """
 
     path: Path
@@ -44,8 +46,10 @@ class Job:
     positive_ends: float | None = None
     captions: tuple[Path, Path] | None = None
     guidance: float | None = None
+    references: tuple[tuple[int, int], ...] = ()
     noise: Tensor = field(init=False)
     prompts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] = field(init=False)
+    reference_latents: tuple[Tensor, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
@@ -60,6 +64,7 @@ class Job:
             prompts = tuple((file["cond"].float(), file["pooled_output"].float()) for file in files)
         object.__setattr__(self, "noise", noise)
         object.__setattr__(self, "prompts", prompts)
+        object.__setattr__(self, "reference_latents", tuple(draw(1, 16, *size) for size in self.references))
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -123,6 +128,10 @@ class Runner:
             if job.guidance is not None:
                 names["guidance"] = f"prompt.{side}.guidance"
                 tensors[names["guidance"]] = torch.tensor([job.guidance])
+            if job.references:
+                placed = reference_tokens(job.reference_latents, "index", job.noise.shape)
+                names |= {name: f"prompt.{side}.{name}" for name in placed}
+                tensors |= {names[name]: tensor for name, tensor in placed.items()}
             end = job.positive_ends if side == "positive" else None
             sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
         self.answer = self._backend.sample(

@@ -35,7 +35,7 @@ def simulated() -> Simulated:
     done: dict[object, Tensor] = {}
 
     def simulation(job: Job, patches: int = 1, warmup_steps: int = 1) -> Tensor:
-        key = (job.path, job.sampler, job.cfg, job.batch, job.height, patches, warmup_steps)
+        key = (job.path, job.sampler, job.cfg, job.batch, job.height, job.references, patches, warmup_steps)
         if key not in done:
             done[key] = simulate(
                 job.tensors,
@@ -46,6 +46,7 @@ def simulated() -> Simulated:
                 cfg=job.cfg,
                 sampler=job.sampler,
                 seed=job.seed,
+                references=job.reference_latents,
                 patches=patches,
                 warmup_steps=warmup_steps,
             )
@@ -134,6 +135,23 @@ def test_pipefusion_follows_its_rule_exactly(
     result = run(job, plan)
     assert relative_error(result, simulated(job, plan.patches, plan.warmup_steps)) <= TOLERANCE
     assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # it is stale indeed
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [cpu_plan(patches=2), PIPED[0], cpu_plan(pipefusion=2, ulysses=2, patches=2), PIPED[3]],
+    ids=lambda plan: plan.describe().split(": ")[-1],
+)
+def test_references_go_with_the_first_patch(
+    run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan
+) -> None:
+    job = job_of(models, 4, references=((6, 10), (7, 5)))
+    result = run(job, plan)
+    error = relative_error(result, simulated(job, plan.patches, plan.warmup_steps))
+    print(f"off by {error:.1e}")
+    assert error <= TOLERANCE
+    assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # it is stale indeed
+    assert relative_error(result, simulated(job_of(models, 4), plan.patches)) > 10 * TOLERANCE
 
 
 DETERMINED = [(patches, warmup) for patches in (2, 3, 4, 7) for warmup in (1, 2)]

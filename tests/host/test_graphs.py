@@ -121,11 +121,17 @@ def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "posi
     return graph | {"second": node("LoadConditioning", conditioning="cond-256.safetensors")}
 
 
-def timestep_ranges() -> Graph:
-    """One prompt for the first half of the noise, another for the rest."""
-    graph = combined(basic())
-    graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=0.5)
-    return insert_after(graph, "second", "ConditioningSetTimestepRange", "conditioning", start=0.5, end=1.0)
+def timestep_ranges(border: float = 0.5, model: str = "tiny-schnell", **settings: Any) -> Graph:
+    """One prompt from the start to the border, another from there."""
+    graph = combined(basic(model, **settings))
+    graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=border)
+    return insert_after(graph, "second", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
+
+
+def late(border: float, model: str, **settings: Any) -> Graph:
+    """No positive prompt before the border."""
+    graph = basic(model, **settings)
+    return insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
 
 
 def strengths() -> Graph:
@@ -337,6 +343,28 @@ def test_every_plan_can_run_step_by_step(comfyui, latent_of, plan, negative):
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == ["the sampler lms"]
     assert ("only one stage works at a time" in log) == ("pipefusion" in plan)
+
+
+STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
+
+
+@pytest.mark.parametrize(
+    ("graph", "plan"),
+    [
+        (timestep_ranges(0.5, "tiny-dev", steps=2), {"cfg": 1, "ulysses": 2}),
+        (timestep_ranges(0.25, "tiny-dev"), STAGES),
+        (timestep_ranges(0.75, "tiny-dev"), {"cfg": 2}),
+        (timestep_ranges(0.6, steps=5), {"cfg": 2}),
+        (late(0.5, "tiny-dev", cfg=1.0), STAGES),
+    ],
+    ids=["2 steps, 0.5", "4 steps, 0.25", "4 steps, 0.75", "5 steps, 0.6", "4 steps, no prompt before 0.5"],
+)
+def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph, plan):
+    run, log = queue_logged(comfyui, parallel(graph, **plan))
+    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
+    print(f"off by {error:.1e}")
+    assert error <= 1e-5
+    assert ways(log) == ["loop"]
 
 
 @pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])

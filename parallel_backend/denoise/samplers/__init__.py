@@ -23,7 +23,7 @@ from .ancestral import ddpm, dpm_2_ancestral, dpmpp_2s_ancestral, euler_ancestra
 from .base import ModelCall, Steps
 from .cogvideox import cogvideox_ddim, cogvideox_dpm
 from .multistep import deis, dpmpp_2m, gradient_estimation, ipndm, res_multistep
-from .noise import LatentNoise, whole
+from .noise import LatentNoise, Share, whole
 from .onestep import dpm_2, euler, heun
 from .process import Diffusion, Flow, Process, process_of
 from .sde import dpmpp_2m_sde, dpmpp_3m_sde, dpmpp_sde, er_sde, seeds_2
@@ -132,12 +132,12 @@ def start(
     seed: int,
     options: Mapping[str, object] = _NOTHING,
     latent_shape: tuple[int, ...] | None = None,
-    view: Callable[[Tensor], Tensor] = whole,
+    share: Share = whole,
 ) -> Steps:
     """A sampler, ready to run from the noisy latent `x` (fp32) down the schedule `sigmas` (1-D, any device).
 
     `seed` is that of the fresh noise. If `x` is one patch, `latent_shape` is the shape of the whole latent,
-    batch included, and `view` takes a tensor of that shape to the patch. Raises what `check` raises, at once;
+    batch included, and `share` gives the patch its part of noise of that shape. Raises what `check` raises, at once;
     the sampler itself runs only when driven, and is to be driven without autograd.
     """
     check(name, options)
@@ -146,5 +146,5 @@ def start(
     assert x.dtype == torch.float32 and sigmas.ndim == 1
     given = {option: value for option, value in options.items() if value is not None}
     sampler = SAMPLERS[name]
-    noise = LatentNoise(latent_shape or tuple(x.shape), x.device, seed, view)
+    noise = LatentNoise(latent_shape or tuple(x.shape), x.device, seed, share)
     return sampler.run(x, sigmas.to("cpu", torch.float32), process, noise, **sampler.fixed, **given)

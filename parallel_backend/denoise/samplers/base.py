@@ -12,7 +12,7 @@ A sampler is a generator function
 It yields a `ModelCall` for every evaluation of the model, is sent `denoised` (the predicted clean latent,
 fp32, shaped like `x`) and returns the final latent. Updates are element-wise in `x` and `denoised`: run on
 patches, the same coroutine gives the patches of the whole latent's result. Tensors that were yielded or
-sent are never written to.
+sent are never written to. Noise is drawn only after a call was answered, by all samplers of a latent in the same order.
 """
 
 from __future__ import annotations

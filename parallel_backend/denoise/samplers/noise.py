@@ -1,25 +1,32 @@
-"""Random numbers for samplers: drawn for the whole latent, seen through a view.
+"""Random numbers for samplers: drawn for the whole latent, of which each sampler gets its part.
 
 Patches of one latent, and ranks that hold different patches, must see the same noise as a run on the whole.
-So every source draws the whole latent from the seed and returns a slice of it.
+So every source draws the whole latent from the seed; who draws, and who gets what of it, is the share's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torchsde
 from torch import Tensor
 
 NoiseSource = Callable[[Tensor, Tensor], Tensor]
-"""Standard normal noise for the step from one sigma to the next (0-dim fp32): fp32, shaped like the view."""
+"""Standard normal noise for the step from one sigma to the next (0-dim fp32): fp32, shaped like the sampler's latent."""
+
+Draw = Callable[[], Tensor]
+"""Draws noise of the whole latent, fp32 on its device."""
+
+Share = Callable[[Draw], Tensor]
+"""What a sampler gets of a draw. It need not call it: another rank may have drawn for all."""
 
 
-def whole(drawn: Tensor) -> Tensor:
-    """The view of a sampler that runs on the whole latent."""
-    return drawn
+def whole(draw: Draw) -> Tensor:
+    """The share of a sampler that runs alone, on the whole latent."""
+    return draw()
 
 
 @dataclass(frozen=True)
@@ -27,14 +34,14 @@ class LatentNoise:
     """Makes the noise source a sampler needs.
 
     `shape` and `device` are those of the **whole** latent, batch included, also where the sampler runs on
-    one patch; `view` takes what was drawn to that patch. Each call of a method starts the sequence anew, so
+    one patch; `share` gives that patch its part. Each call of a method starts the sequence anew, so
     every patch's sampler gets its own source and all agree.
     """
 
     shape: tuple[int, ...]
     device: torch.device
     seed: int
-    view: Callable[[Tensor], Tensor] = whole
+    share: Share = whole
 
     def gaussian(self, *, clip_std: float = 0.0) -> NoiseSource:
         """Independent noise at every call, whatever the sigmas.
@@ -46,14 +53,14 @@ class LatentNoise:
         generator = torch.Generator(self.device)
         generator.manual_seed(self.seed + 1 if self.device.type == "cpu" else self.seed)
 
-        def draw(_sigma: Tensor, _sigma_next: Tensor) -> Tensor:
+        def draw() -> Tensor:
             drawn = torch.randn(self.shape, dtype=torch.float32, device=self.device, generator=generator)
             if clip_std > 0:
                 limit = clip_std * drawn.std()
                 drawn = drawn.clamp(-limit, limit)
-            return self.view(drawn)
+            return drawn
 
-        return draw
+        return lambda _sigma, _sigma_next: self.share(draw)
 
     def brownian(self, sigmas: Tensor, *, on_cpu: bool = True) -> NoiseSource:
         """Increments of one Brownian path over the schedule `sigmas`, scaled to unit variance.
@@ -62,13 +69,16 @@ class LatentNoise:
         the latent's device, which gives other numbers on an accelerator.
         """
         low, high = sigmas[sigmas > 0].min(), sigmas.max()
-        origin = torch.zeros(self.shape, dtype=torch.float32, device="cpu" if on_cpu else self.device)
-        path = torchsde.BrownianTree(low, origin, high, entropy=self.seed)
+
+        @cache
+        def path() -> torchsde.BrownianTree:
+            origin = torch.zeros(self.shape, dtype=torch.float32, device="cpu" if on_cpu else self.device)
+            return torchsde.BrownianTree(low, origin, high, entropy=self.seed)
 
         def draw(sigma: Tensor, sigma_next: Tensor) -> Tensor:
             # The path is parametrised upwards in sigma; samplers walk it downwards.
             start, end, sign = (sigma, sigma_next, 1) if sigma < sigma_next else (sigma_next, sigma, -1)
-            increment = self.view(path(start, end)).to(self.device)
+            increment = self.share(lambda: path()(start, end).to(self.device))
             return increment * sign / (end - start).sqrt()
 
         return draw

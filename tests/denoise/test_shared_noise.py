@@ -1,0 +1,83 @@
+"""Noise of samplers over real ranks: one draws for all, so that ranks whose generators differ agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.denoise.samplers import Flow, start
+from parallel_backend.denoise.samplers.noise import Draw, Share
+from parallel_backend.denoise.shared_noise import SharedNoise
+from parallel_backend.layout import cut
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models.picture import row_patches
+from parallel_backend.plan import ResolvedPlan
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+SHAPE = (3, 2, 5, 4)
+SIGMAS = torch.linspace(1, 0, 5)
+SAMPLERS = ("euler_ancestral", "dpmpp_sde", "seeds_2", "lcm")
+SEED = 7
+
+
+def run(name: str, x: Tensor, seed: int, share: Share) -> Tensor:
+    """A sampler's result with a model that works on each element alone."""
+    with torch.inference_mode():
+        steps = start(name, x, SIGMAS, process=Flow(0.9999), seed=seed, latent_shape=SHAPE, share=share)
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(call.x * (1.1 - call.sigma) / (1 + call.x * call.x))
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.filterwarnings("ignore:Should have t:UserWarning")
+@pytest.mark.parametrize(
+    ("plan", "drawing"),
+    [
+        (cpu_plan(data=2, cfg=2, ring=2), 0),
+        (cpu_plan(cfg=2, pipefusion=2, ulysses=2, patches=2), 2),
+        (cpu_plan(data=2, pipefusion=2, patches=3), 1),
+        (cpu_plan(), 0),
+    ],
+    ids=lambda value: value.degrees if isinstance(value, ResolvedPlan) else f"rank {value} draws",
+)
+def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> None:
+    """A seed of its own stands for the generator of another kind of card."""
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
+    runs, patches = cut(SHAPE[0], plan.data), row_patches(SHAPE, 2, plan.patches)
+
+    def on_rank(rank: int) -> tuple[int, list[Tensor], dict[str, int]] | None:
+        meter = Meter()
+        mesh = build_mesh(plan, torch.device("cpu"), meter)
+        if not mesh.last:
+            return None
+        results = [
+            run(name, patch.of(x[runs[mesh.data.rank]]), SEED + 100 * rank, SharedNoise(mesh, SHAPE, runs, patch))
+            for name in SAMPLERS
+            for patch in patches
+        ]
+        return mesh.data.rank, results, dict(meter.sent)
+
+    draws: list[Draw] = []
+
+    def counted(draw: Draw) -> Tensor:
+        draws.append(draw)
+        return draw()
+
+    expected = [run(name, x, SEED + 100 * drawing, counted) for name in SAMPLERS]
+    answers = [answer for answer in run_ranks(plan.world_size, on_rank) if answer is not None]
+    for data, results, _ in answers:
+        parts = [patch.of(latent[runs[data]]) for latent in expected for patch in patches]
+        assert all(torch.equal(*pair) for pair in zip(results, parts, strict=True))
+    received = (
+        sum(x[runs[data]].nbytes for data, *_ in answers) - x[runs[0]].nbytes
+    )  # what was drawn stays for one rank
+    sent = sum((Counter(sent) for *_, sent in answers), Counter())
+    assert sent == ({"noise": len(draws) * received} if received else {})
