@@ -6,16 +6,24 @@ one forward at a time. What is inside the diffusion model is looked at in `withi
 
 from __future__ import annotations
 
+import functools
 import inspect
+import os
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import comfy.k_diffusion.sampling
 import comfy.model_base
 import comfy.samplers
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-OWN_PACKAGES = frozenset({"comfy", "comfy_extras", "torch", "builtins", __name__.partition(".")[0]})
-"""Whose classes and functions are known: ComfyUI's, and this pack's."""
+COMFYUI = Path(comfy.samplers.__file__).parents[1]
+OWN_CODE = tuple(
+    f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
+)
+"""Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
 
 GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
 """What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
@@ -23,8 +31,18 @@ GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
 MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep", "scale_latent_inpaint")
 """What the workers' loop does as BaseModel does it."""
 
-FUNCTIONS = ("sampling_function", "calc_cond_batch", "_calc_cond_batch_outer", "_calc_cond_batch", "cfg_function")
-"""What the workers' loop does as comfy.samplers does it."""
+FUNCTIONS = (
+    (comfy.samplers, "sampling_function"),
+    (comfy.samplers, "calc_cond_batch"),
+    (comfy.samplers, "_calc_cond_batch_outer"),
+    (comfy.samplers, "_calc_cond_batch"),
+    (comfy.samplers, "cfg_function"),
+    (comfy.k_diffusion.sampling, "default_noise_sampler"),
+)
+"""What the workers' loop does as these functions of ComfyUI's do it."""
+
+CLASSES = (comfy.samplers, "KSamplerX0Inpaint"), (comfy.k_diffusion.sampling, "BrownianTreeNoiseSampler")
+"""What it does as these classes do it."""
 
 OBJECT_PATCHES = {"model_sampling", "manual_cast_dtype"}
 """What may be replaced in the model: the noise process is looked at for itself, the compute dtype is a field of requests."""
@@ -65,9 +83,11 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
         yield from (f"the model option {name}" for name in sorted(set(options) - MODEL_OPTIONS))
         yield from _unknown_hooks(options.get("transformer_options", {}))
     yield from _unknown_in_model(guider.inner_model)
-    yield from (
-        f"the function {name} of another pack" for name in FUNCTIONS if not _own(vars(comfy.samplers).get(name))
-    )
+    for module, name in FUNCTIONS:
+        if not _own(vars(module).get(name)):
+            yield f"the function {name} of another pack"
+    for module, name in CLASSES:
+        yield from (f"{what} in {name}" for what in foreign_class(vars(module)[name]))
 
 
 def _unknown_sides(guider: Any) -> Iterator[str]:
@@ -105,7 +125,7 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
 def foreign_class(kind: type) -> Iterator[str]:
     """What another pack has put into a class: itself, a class that it inherits from, or a function."""
     for base in inspect.getmro(kind):
-        if not _of_own_package(base.__module__):
+        if not _own_module(sys.modules.get(base.__module__)):
             yield f"the class {base.__name__}"
         elif not base.__module__.startswith("torch"):
             yield from (f"{name} of another pack" for name, value in vars(base).items() if not _own(value))
@@ -126,16 +146,23 @@ def _foreign(thing: Any, what: str) -> Iterator[str]:
 
 
 def _own(value: Any) -> bool:
-    """Whether this is no function, or one of ComfyUI's own or of this pack."""
-    if isinstance(value, (staticmethod, classmethod)):
+    """Whether this is nothing to be called, or ComfyUI's own or this pack's."""
+    if isinstance(value, (staticmethod, classmethod)) or inspect.ismethod(value):
         value = value.__func__
+    while isinstance(value, functools.partial):
+        value = value.func
     if not inspect.isfunction(value):
-        return True
-    name = value.__globals__["__name__"]
-    if name.startswith("torch.") and hasattr(value, "__wrapped__"):  # such as torch.no_grad around it
-        return _own(value.__wrapped__)
-    return _of_own_package(name)
+        return not callable(value) or isinstance(value, type) or inspect.isroutine(value)
+    module = sys.modules.get(value.__globals__["__name__"])
+    if hasattr(value, "__wrapped__") and not _comfyui(module):  # such as torch.no_grad around it
+        return _own_module(module) and _own(value.__wrapped__)
+    return _own_module(module)
 
 
-def _of_own_package(module: str) -> bool:
-    return module.partition(".")[0] in OWN_PACKAGES
+def _own_module(module: Any) -> bool:
+    """Whether a module is ComfyUI's, this pack's, torch's or Python's."""
+    return _comfyui(module) or getattr(module, "__name__", "").partition(".")[0] in ("torch", *sys.stdlib_module_names)
+
+
+def _comfyui(module: Any) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(OWN_CODE)

@@ -12,12 +12,22 @@ SEED = 5200
 SIZES = {"width": 64, "height": 64, "length": 5, "batch_size": 1, "steps": 2}
 """Inputs of these names, so that all is small."""
 
+FILES = {
+    "lora_name": "tiny-adapter.safetensors",
+    "control_net_name": "tiny-xlabs.safetensors",
+    "hypernetwork_name": "tiny.pt",
+}
+"""The same for files, which must be there."""
+
 NODES: Graph = {
+    "other": node("LoadConditioning", conditioning="cond-1.safetensors"),
+    "reference": node("EmptySD3LatentImage", width=64, height=64, batch_size=1),
     "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
+    "falling": node("ManualSigmas", sigmas="0.9, 0.6, 0.1"),
     "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0x4080C0),
     "mask": node("SolidMask", value=0.5, width=64, height=64),
     "vae": node("VAELoader", vae_name="taef1"),
-    "control": node("ControlNetLoader", control_net_name="tiny-xlabs.safetensors"),
+    "control": node("ControlNetLoader", control_net_name=FILES["control_net_name"]),
     "operation": node("LatentOperationSharpen", sharpen_radius=3, sigma=1.0, alpha=0.1),
     "range": node("ConditioningTimestepsRange", start_percent=0.0, end_percent=0.6),
     "camera": node("WanCameraEmbedding", camera_pose="Static", width=64, height=64, length=5),
@@ -33,8 +43,7 @@ OBJECTS = (
 
 SOURCES: dict[str, list[Any]] = {
     "MODEL": ["model", 0],
-    "CONDITIONING": ["positive", 0],
-    "LATENT": ["latent", 0],
+    "LATENT": ["reference", 0],
     "SIGMAS": ["sigmas", 0],
     "IMAGE": ["image", 0],
     "MASK": ["mask", 0],
@@ -46,6 +55,10 @@ SOURCES: dict[str, list[Any]] = {
     **{kind: ["objects", index] for index, kind in enumerate(OBJECTS)},
 }
 """What an input of a type is connected to."""
+
+
+BLANK = {"INT": 0, "FLOAT": 0.0, "STRING": "", "BOOLEAN": False}
+"""Where nothing is told."""
 
 
 def plays_a_part(info: Mapping[str, Any]) -> bool:
@@ -100,16 +113,20 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any]) -> 
     for input_name, kind, options, needed in inputs_of(info):
         if input_name in given:
             continue
-        if kind in SOURCES:
-            value = ["negative", 0] if kind == "CONDITIONING" and "neg" in input_name else SOURCES[kind]
-        elif input_name in SIZES:
-            value = SIZES[input_name]
+        if kind == "CONDITIONING":
+            value = _prompt(input_name, inputs)
+        elif kind in SOURCES:
+            value = SOURCES[kind]
+        elif input_name in SIZES and kind == "INT":
+            value = min(max(SIZES[input_name], options.get("min", 0)), options.get("max", SIZES[input_name]))
+        elif input_name in FILES:
+            value = FILES[input_name]
         elif "default" in options:
             value = options["default"]
         elif kind == "COMBO" and options["options"]:
             value = options["options"][0]
-        elif kind in ("INT", "FLOAT"):
-            value = options.get("min", 0)
+        elif kind in BLANK:
+            value = options.get("min", BLANK[kind])
         elif not needed or any(key.startswith(f"{input_name}.") for key in given):
             continue
         else:
@@ -118,6 +135,13 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any]) -> 
     _put_in_place(graph, outputs)
     graph["tried"] = node(name, **inputs)
     return graph
+
+
+def _prompt(input_name: str, inputs: Mapping[str, Any]) -> list[Any]:
+    """The positive prompt first, then another one."""
+    if "negative" in input_name and ["negative", 0] not in inputs.values():
+        return ["negative", 0]
+    return ["other", 0] if ["positive", 0] in inputs.values() else ["positive", 0]
 
 
 def _put_in_place(graph: Graph, outputs: list[str]) -> None:

@@ -46,12 +46,12 @@ def sampling_method(name: str) -> Callable[[Any], None]:
 
 
 def while_running(change: Callable[[Any], Callable[[], None]]) -> Callable[[Any], None]:
-    """Change the model itself for the time of each run; `change` returns what undoes it."""
+    """Change the model itself for the time of a run; `change` returns what undoes it."""
 
     def patch(patcher: Any) -> None:
         undo: list[Callable[[], None]] = []
         patcher.add_callback(CallbacksMP.ON_PRE_RUN, lambda running: undo.append(change(running.model)))
-        patcher.add_callback(CallbacksMP.ON_CLEANUP, lambda _: undo.pop()())
+        patcher.add_callback(CallbacksMP.ON_CLEANUP, lambda _: [one() for one in undo])
 
     return patch
 
