@@ -12,7 +12,6 @@ import comfy.k_diffusion.sampling
 import comfy.model_sampling
 import comfy.samplers
 import torch
-from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
@@ -21,15 +20,6 @@ from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
 from ...parallel_backend.wire.messages import DiffusionSettings, FlowSettings, Prompt, Sampling
 from .remote import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
-
-MODEL_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
-"""What model_options may hold; anything else changes the denoise in this process."""
-
-WRAPPERS = (WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
-"""Wrappers around what the workers do in their loop."""
-
-CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
-"""Callbacks at every model call."""
 
 PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
     "concat_latent_image", "concat_mask", "ofs", "width", "height", "aspect_ratio",
@@ -50,9 +40,6 @@ PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "in
 
 REFERENCES = ("ref_latents", "ref_latents_method")
 """ComfyUI's names of what becomes FLUX's reference tokens."""
-
-GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
-"""What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
 
 
 class NotCarried(Exception):
@@ -125,7 +112,8 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         NotCarried: with the reason.
     """
-    _check_surroundings(run)
+    if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
+        raise NotCarried("a sampler with arguments of its own")
     name, options = _sampler(run.sampler)
     prompts, tensors = _prompts(run)
     sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
@@ -147,26 +135,6 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if run.mask is not None:
         tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
     return fields, tensors
-
-
-def _check_surroundings(run: SamplerRun) -> None:
-    guider, options = run.guider, run.model_options
-    plain = comfy.samplers.CFGGuider
-    if not all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS):
-        raise NotCarried(f"the guider {type(guider).__name__}")
-    if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
-        raise NotCarried("a sampler with arguments of its own")
-    added = sorted(set(options) - MODEL_OPTIONS)
-    if added:
-        raise NotCarried(f"the model option {added[0]}")
-    transformer = options.get("transformer_options", {})
-    for kind in WRAPPERS:
-        wrappers = transformer.get("wrappers", {}).get(kind, {})
-        if names := [str(name or "unnamed") for name, functions in wrappers.items() if functions]:
-            raise NotCarried(f"the {kind} wrapper {names[0]}")
-    for kind in CALLBACKS:
-        if any(transformer.get("callbacks", {}).get(kind, {}).values()):
-            raise NotCarried(f"the callback {kind}")
 
 
 def _sampler(sampler: Any) -> tuple[str, dict[str, Any]]:

@@ -15,7 +15,8 @@ from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .remote import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
-from .unsupported import refuse_transformer_options
+from .unsupported import refuse_transformer_options, refuse_weights
+from .within import Within
 
 CONDITIONING = ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")
 """What the model takes besides the text, by ComfyUI's names."""
@@ -33,6 +34,8 @@ class DiffusionProxy(nn.Module):
         self._modules = skeleton._modules
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
+        self._within = Within(skeleton)
+        self._own = {*vars(self), "_own"}
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -49,6 +52,7 @@ class DiffusionProxy(nn.Module):
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
 
     def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
+        self.refuse_changes()
         refuse_transformer_options(transformer_options)
         references, method = inputs.pop("ref_latents", None), inputs.pop("ref_latents_method", REFERENCE_METHODS[0])
         control = inputs.pop("control", None)
@@ -71,6 +75,13 @@ class DiffusionProxy(nn.Module):
             plan = self.remote.plan(job, tensors, x.dtype)
             run = StepByStep(plan, self.remote.make_room(plan, job))
         return run.forward(self.remote, tensors, x.dtype, self.adapters(), control).to(x.device)
+
+    def refuse_changes(self) -> None:
+        """Raise Refused if another pack has changed what only the workers have."""
+        self._within.refuse_changes()
+        for name in vars(self):
+            if name not in self._own and hasattr(self._skeleton[0], name) and not hasattr(type(self), name):
+                raise refuse_weights(f"Changing diffusion_model.{name}")
 
     def adapters(self) -> AdapterSet:
         """Those of the MODEL that is being sampled."""

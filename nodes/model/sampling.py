@@ -10,8 +10,11 @@ from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
 from .carry import NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, tensors_of, two_sided
+from .proxy import DiffusionProxy
 from .remote import RemoteModel
 from .step_by_step import StepByStep
+from .stock import not_carried
+from .unsupported import refuse_weights
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,11 @@ def run_in_workers(
     Raises:
         Refused: what the workers cannot do at all, or, on a strict MODEL, not in their own loop.
     """
-    remote: RemoteModel = guider.inner_model.diffusion_model.remote
+    proxy = guider.inner_model.diffusion_model
+    if not isinstance(proxy, DiffusionProxy):
+        raise refuse_weights("Replacing the diffusion model")
+    proxy.refuse_changes()
+    remote: RemoteModel = proxy.remote
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
     refuse_what_cannot_work(run)
@@ -48,34 +55,36 @@ def run_in_workers(
         for entry in entries:
             remote.check(noise, tensors_of(entry["model_conds"], noise.shape))
     remote.check_numbers("latent", latent_image)
-    not_carried = None
+    reason = None
     try:
         if executor.idx + 1 < len(executor.wrappers):
             raise NotCarried("another wrapper around the sampler")
+        if unknown := not_carried(guider, run.sampler, run.model_options):
+            raise NotCarried(unknown)
         fields, tensors = fields_of(run)
-    except NotCarried as reason:
+    except NotCarried as error:
         if run.model_options["transformer_options"].get(STRICT):
             raise Refused(
-                f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
+                f"Parallel Sampler does not carry {error}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
-        not_carried = reason
+        reason = error
     dtype, example = guider.inner_model.get_dtype_inference(), example_of(run)
     job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
     plan = remote.plan(job, example, dtype)
     working = remote.make_room(plan, job)
     where = f"{plan.describe()}, attention {attention}"
-    if not_carried is not None:
+    if reason is not None:
         log.info(
             "Parallel: one forward per model call on %s, because the workers' loop does not carry %s",
             where,
-            not_carried,
+            reason,
         )
         if plan.pipefusion > 1:
             log.info(STAGES_IN_TURN)
         options = StepByStep(plan, working).model_options(extra_args["model_options"])
         arguments = {**extra_args, "model_options": options}
         return executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
-    adapters = guider.inner_model.diffusion_model.adapters()
+    adapters = proxy.adapters()
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1
     with tqdm(total=total, disable=disable_pbar) as bar:

@@ -21,6 +21,7 @@ from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import AdapterSet
 from .control import Control
 from .remote import RemoteModel
+from .stock import changed_model
 
 KEY = "parallel_step_by_step"
 
@@ -71,7 +72,7 @@ class StepByStep:
     def _calc_cond_batch(
         self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]
     ) -> Any:
-        if _going_twice_would_show(executor, conds, options):
+        if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
         calls: list[dict[str, Tensor]] = []
         self._collected = calls
@@ -87,7 +88,7 @@ class StepByStep:
         return executor(model, conds, x, timestep, options)
 
 
-def _going_twice_would_show(executor: Any, conds: Sequence[Any], options: Mapping[str, Any]) -> bool:
+def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Whether something else takes part in a step, which must happen once, or there is but one side."""
     transformer = options["transformer_options"]
     wrapped = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
@@ -99,4 +100,5 @@ def _going_twice_would_show(executor: Any, conds: Sequence[Any], options: Mappin
         or any(entry.get("control") is not None for side in conds for entry in side or ())
         or any(get_all_wrappers(kind, transformer) for kind in wrapped)
         or any(get_all_callbacks(kind, transformer) for kind in called)
+        or changed_model(model) is not None
     )

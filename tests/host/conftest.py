@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parallel_backend.wire.secret import VARIABLE
 from parallel_backend.worker.environment import FAULT_FILE
-from scripts.comfyui import REPO, ComfyUI, Graph, Run
+from scripts.comfyui import PACKS, REPO, ComfyUI, Graph, Run
 from tests.tiny_flux import save_conditioning, save_flux
 from tests.tiny_vae import REAL, cogvideox_vae_tensors
 
@@ -36,6 +36,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         os.environ["COMFYUI_PATH"],
         base_dir,
         env={FAULT_FILE: str(base_dir / "fault"), VARIABLE: str(base_dir / "secret")},
+        packs={**PACKS, "other-pack": REPO / "tests" / "host" / "other_pack"},
     )
     fill(server)
     with server:

@@ -1,0 +1,168 @@
+"""What of a MODEL, and of a run of it, is known to be ComfyUI's own; the workers' loop stands in for nothing else.
+
+All is decided by what is allowed: what is not known here keeps a run out of the workers' loop, and ComfyUI's loop does it,
+one forward at a time. What is inside the diffusion model is looked at in `within.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import comfy.k_diffusion.sampling
+import comfy.model_base
+import comfy.samplers
+from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+COMFYUI = Path(comfy.samplers.__file__).parents[1]
+OWN_CODE = tuple(
+    f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
+)
+"""Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
+
+GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
+"""What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
+
+MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep", "scale_latent_inpaint")
+"""What the workers' loop does as BaseModel does it."""
+
+FUNCTIONS = (
+    (comfy.samplers, "sampling_function"),
+    (comfy.samplers, "calc_cond_batch"),
+    (comfy.samplers, "_calc_cond_batch_outer"),
+    (comfy.samplers, "_calc_cond_batch"),
+    (comfy.samplers, "cfg_function"),
+    (comfy.k_diffusion.sampling, "default_noise_sampler"),
+)
+"""What the workers' loop does as these functions of ComfyUI's do it."""
+
+CLASSES = (comfy.samplers, "KSamplerX0Inpaint"), (comfy.k_diffusion.sampling, "BrownianTreeNoiseSampler")
+"""What it does as these classes do it."""
+
+OBJECT_PATCHES = {"model_sampling", "manual_cast_dtype"}
+"""What may be replaced in the model: the noise process is looked at for itself, the compute dtype is a field of requests."""
+
+MODEL_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
+"""What model_options may hold; anything else changes the denoise in this process."""
+
+WRAPPERS = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
+"""Wrappers around the loop; the others are within it."""
+
+CALLBACKS = {
+    CallbacksMP.ON_CLONE, CallbacksMP.ON_LOAD, CallbacksMP.ON_DETACH, CallbacksMP.ON_CLEANUP, CallbacksMP.ON_PRE_RUN,
+    CallbacksMP.ON_REGISTER_ALL_HOOK_PATCHES, CallbacksMP.ON_INJECT_MODEL, CallbacksMP.ON_EJECT_MODEL
+}  # fmt: skip
+"""Callbacks before and after a run; what they change in the model is looked at for itself."""
+
+
+def not_carried(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> str | None:
+    """The first thing of a run that the workers' loop does not know, as users know it; None if it knows all."""
+    return next(_unknown(guider, sampler, model_options), None)
+
+
+def changed_model(model: Any) -> str | None:
+    """What is not ComfyUI's own in a model outside its diffusion model; None if all is."""
+    return next(_unknown_in_model(model), None)
+
+
+def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Iterator[str]:
+    plain = comfy.samplers.CFGGuider
+    if not all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS):
+        yield f"the guider {type(guider).__name__}"
+    yield from _foreign(guider, "guider")
+    yield from _unknown_sides(guider)
+    yield from _foreign(sampler, "sampler")
+    if not _own(getattr(sampler, "sampler_function", None)):
+        yield "a sampler's function of another pack"
+    for options in (model_options, guider.model_options):
+        yield from (f"the model option {name}" for name in sorted(set(options) - MODEL_OPTIONS))
+        yield from _unknown_hooks(options.get("transformer_options", {}))
+    yield from _unknown_in_model(guider.inner_model)
+    for module, name in FUNCTIONS:
+        if not _own(vars(module).get(name)):
+            yield f"the function {name} of another pack"
+    for module, name in CLASSES:
+        yield from (f"{what} in {name}" for what in foreign_class(vars(module)[name]))
+
+
+def _unknown_sides(guider: Any) -> Iterator[str]:
+    if not guider.conds.get("positive"):
+        yield "a guider without a positive prompt"
+    if not guider.conds.get("negative") and guider.cfg != 1.0:
+        yield f"a guider with one side only and a cfg of {guider.cfg:g}"
+
+
+def _unknown_hooks(transformer_options: Mapping[str, Any]) -> Iterator[str]:
+    for kind, wrappers in transformer_options.get("wrappers", {}).items():
+        if kind not in WRAPPERS:
+            yield from (f"the {kind} wrapper {name or 'unnamed'}" for name, given in wrappers.items() if given)
+    for kind, callbacks in transformer_options.get("callbacks", {}).items():
+        if kind not in CALLBACKS and any(callbacks.values()):
+            yield f"the callback {kind}"
+
+
+def _unknown_in_model(model: Any) -> Iterator[str]:
+    patcher, plain = model.current_patcher, comfy.model_base.BaseModel
+    yield from (f"the object patch {name}" for name in sorted(set(patcher.object_patches) - OBJECT_PATCHES))
+    yield from (f"the injection {name}" for name, given in patcher.injections.items() if given)
+    if patcher.forced_hooks is not None:
+        yield "hooks on the whole model"
+    yield from _foreign(model, "model")
+    for name in MODEL_METHODS:
+        if getattr(type(model), name) is not getattr(plain, name):
+            yield f"{name} of {type(model).__name__}"
+    yield from _foreign(model.model_sampling, "model sampling")
+    yield from _foreign(model.diffusion_model, "diffusion model")
+    if any(hooks for table, hooks in vars(model.diffusion_model).items() if table.endswith("_hooks")):
+        yield "a hook on the diffusion model"
+
+
+def foreign_class(kind: type) -> Iterator[str]:
+    """What another pack has put into a class: itself, a class that it inherits from, or a function."""
+    for base in inspect.getmro(kind):
+        if not _own_module(sys.modules.get(base.__module__)):
+            yield f"the class {base.__name__}"
+        elif not base.__module__.startswith("torch"):
+            yield from (f"{name} of another pack" for name, value in vars(base).items() if not _own(value))
+
+
+def put_back(thing: Any, name: str) -> bool:
+    """Whether an object's attribute is only its class's method, put back where it had been replaced."""
+    value = vars(thing)[name]
+    return inspect.ismethod(value) and value.__self__ is thing and value.__func__ is getattr(type(thing), name, None)
+
+
+def _foreign(thing: Any, what: str) -> Iterator[str]:
+    """What another pack has put into an object: into its class, or a method of the object's own."""
+    yield from (f"{name} in the {what}" for name in foreign_class(type(thing)))
+    for name in vars(thing):
+        if callable(getattr(type(thing), name, None)) and not put_back(thing, name):
+            yield f"a {what} with its own {name}"
+
+
+def _own(value: Any) -> bool:
+    """Whether this is nothing to be called, or ComfyUI's own or this pack's."""
+    if isinstance(value, (staticmethod, classmethod)) or inspect.ismethod(value):
+        value = value.__func__
+    while isinstance(value, functools.partial):
+        value = value.func
+    if not inspect.isfunction(value):
+        return not callable(value) or isinstance(value, type) or inspect.isroutine(value)
+    module = sys.modules.get(value.__globals__["__name__"])
+    if hasattr(value, "__wrapped__") and not _comfyui(module):  # such as torch.no_grad around it
+        return _own_module(module) and _own(value.__wrapped__)
+    return _own_module(module)
+
+
+def _own_module(module: Any) -> bool:
+    """Whether a module is ComfyUI's, this pack's, torch's or Python's."""
+    return _comfyui(module) or getattr(module, "__name__", "").partition(".")[0] in ("torch", *sys.stdlib_module_names)
+
+
+def _comfyui(module: Any) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(OWN_CODE)

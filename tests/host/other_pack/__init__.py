@@ -1,0 +1,345 @@
+"""Custom nodes that change a MODEL, a GUIDER or a SAMPLER in the ways in which other packs do."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import comfy.clip_vision
+import comfy.model_patcher
+import comfy.samplers
+import torch
+from comfy.model_patcher import PatcherInjection
+from comfy.patcher_extension import CallbacksMP
+from torch import nn
+
+
+def halved(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with half its result."""
+
+    @functools.wraps(function)
+    def half(*args: Any, **kwargs: Any) -> Any:
+        return 0.5 * function(*args, **kwargs)
+
+    return half
+
+
+# -- MODEL
+
+
+def object_patch(name: str) -> Callable[[Any], None]:
+    """Patch a method of the model."""
+    return lambda patcher: patcher.add_object_patch(name, halved(patcher.get_model_object(name)))
+
+
+def sampling_method(name: str) -> Callable[[Any], None]:
+    """Give the MODEL a copy of its model sampling with a method of its own."""
+
+    def patch(patcher: Any) -> None:
+        sampling = copy.copy(patcher.get_model_object("model_sampling"))
+        setattr(sampling, name, halved(getattr(sampling, name)))
+        patcher.add_object_patch("model_sampling", sampling)
+
+    return patch
+
+
+def while_running(change: Callable[[Any], Callable[[], None]]) -> Callable[[Any], None]:
+    """Change the model itself for the time of a run; `change` returns what undoes it."""
+
+    def patch(patcher: Any) -> None:
+        undo: list[Callable[[], None]] = []
+        patcher.add_callback(CallbacksMP.ON_PRE_RUN, lambda running: undo.append(change(running.model)))
+        patcher.add_callback(CallbacksMP.ON_CLEANUP, lambda _: [one() for one in undo])
+
+    return patch
+
+
+def on_instance(find: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
+    """Replace a method of an object that `find` finds in the model."""
+
+    def change(model: Any) -> Callable[[], None]:
+        found = find(model)
+        setattr(found, name, halved(getattr(found, name)))
+        return lambda: delattr(found, name)
+
+    return while_running(change)
+
+
+def of_module(module: Any, name: str) -> Callable[[Any], None]:
+    """Replace a function of one of ComfyUI's modules."""
+
+    def change(_: Any) -> Callable[[], None]:
+        old = getattr(module, name)
+        setattr(module, name, halved(old))
+        return lambda: setattr(module, name, old)
+
+    return while_running(change)
+
+
+def other_class(model: Any) -> Callable[[], None]:
+    """Make the model one of a class of the pack's own."""
+    old = type(model)
+    model.__class__ = type("PackModel", (old,), {"apply_model": halved(old.apply_model)})
+    return lambda: setattr(model, "__class__", old)
+
+
+def forward_hook(find: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Hook into a module of the model."""
+
+    def half(_module: Any, _args: Any, output: Any) -> Any:
+        return tuple(0.5 * tensor for tensor in output) if isinstance(output, tuple) else 0.5 * output
+
+    def change(model: Any) -> Callable[[], None]:
+        handle: Callable[[], None] = find(model).register_forward_hook(half).remove
+        return handle
+
+    return while_running(change)
+
+
+def replaced_block(model: Any) -> Callable[[], None]:
+    """Put another module in a block's place."""
+    blocks = model.diffusion_model.single_blocks
+    old = blocks[0]
+
+    class Nothing(nn.Module):
+        def forward(self, x: Any, *_: Any, **__: Any) -> Any:
+            return x
+
+    blocks[0] = Nothing()
+
+    def undo() -> None:
+        blocks[0] = old
+
+    return undo
+
+
+def first_weight(model: Any) -> Any:
+    """One that matters."""
+    return model.diffusion_model.img_in.weight
+
+
+def edited_weight(model: Any) -> Callable[[], None]:
+    """Halve a weight in place."""
+    with torch.no_grad():
+        first_weight(model).mul_(0.5)
+    return lambda: first_weight(model).data.mul_(2.0)
+
+
+def edited_data(model: Any) -> Callable[[], None]:
+    """Halve a weight's data, which autograd does not see."""
+    first_weight(model).data.mul_(0.5)
+    return lambda: first_weight(model).data.mul_(2.0)
+
+
+def new_weight(model: Any) -> Callable[[], None]:
+    """Put another parameter in a weight's place."""
+    layer, old = model.diffusion_model.img_in, first_weight(model)
+    layer.weight = nn.Parameter(torch.zeros(old.shape, dtype=old.dtype))
+    return lambda: setattr(layer, "weight", old)
+
+
+def function_within(patcher: Any) -> None:
+    """Replace what the diffusion model's forward calls, for the time of each call of it (as TeaCache packs do)."""
+
+    def wrapper(apply_model: Any, args: dict[str, Any]) -> Any:
+        model = patcher.model.diffusion_model
+        model.forward_orig = halved(model.forward_orig)
+        try:
+            return apply_model(args["input"], args["timestep"], **args["c"])
+        finally:
+            del model.forward_orig
+
+    patcher.set_model_unet_function_wrapper(wrapper)
+
+
+def injection(patcher: Any) -> None:
+    """Patch the model by an injection."""
+
+    def inject(running: Any) -> None:
+        running.model.apply_model = halved(running.model.apply_model)
+
+    def eject(running: Any) -> None:
+        del running.model.apply_model
+
+    patcher.set_injections("pack", [PatcherInjection(inject=inject, eject=eject)])
+
+
+MODELS: dict[str, Callable[[Any], None]] = {
+    "object patch apply_model": object_patch("apply_model"),
+    "object patch process_timestep": object_patch("process_timestep"),
+    "object patch diffusion_model.forward": object_patch("diffusion_model.forward"),
+    "calculate_denoised of its own": sampling_method("calculate_denoised"),
+    "timestep of its own": sampling_method("timestep"),
+    "apply_model on the instance": on_instance(lambda model: model, "apply_model"),
+    "a class of its own": while_running(other_class),
+    "an injection": injection,
+    "cfg_function": of_module(comfy.samplers, "cfg_function"),
+    "forward on the instance": on_instance(lambda model: model.diffusion_model, "forward"),
+    "a hook on the diffusion model": forward_hook(lambda model: model.diffusion_model),
+    "forward_orig": function_within,
+    "a hook on a block": forward_hook(lambda model: model.diffusion_model.single_blocks[0]),
+    "forward on a block": on_instance(lambda model: model.diffusion_model.single_blocks[0], "forward"),
+    "a block replaced": while_running(replaced_block),
+    "a weight edited": while_running(edited_weight),
+    "a weight's data edited": while_running(edited_data),
+    "a weight replaced": while_running(new_weight),
+}
+
+
+class PackModel:
+    """Changes a MODEL."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("MODEL",), "kind": (list(MODELS),)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "change"
+
+    def change(self, model: Any, kind: str) -> tuple[Any]:
+        model = model.clone()
+        MODELS[kind](model)
+        return (model,)
+
+
+# -- GUIDER
+
+
+class StrongGuider(comfy.samplers.CFGGuider):
+    """With a guidance that is stronger while it samples."""
+
+    @property
+    def cfg(self) -> float:
+        return 2 * self._cfg
+
+    @cfg.setter
+    def cfg(self, value: float) -> None:
+        self._cfg = value
+
+
+def one_sided(guider: Any, positive: Any, _: Any) -> Any:
+    """No negative prompt, and yet guidance."""
+    guider.inner_set_conds({"positive": positive})
+    guider.set_cfg(2.0)
+    return guider
+
+
+def own_predict_noise(guider: Any, positive: Any, negative: Any) -> Any:
+    """A method on the instance."""
+    guider.set_conds(positive, negative)
+    guider.set_cfg(2.0)
+    guider.predict_noise = halved(guider.predict_noise)
+    return guider
+
+
+def subclass(guider: Any, positive: Any, negative: Any) -> Any:
+    """A class of the pack's that changes no method of CFGGuider's."""
+    guider = StrongGuider(guider.model_patcher)
+    guider.set_conds(positive, negative)
+    return guider
+
+
+GUIDERS = {"one side": one_sided, "predict_noise on the instance": own_predict_noise, "a subclass": subclass}
+
+
+class PackGuider:
+    """Makes a GUIDER."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        links = {"model": ("MODEL",), "positive": ("CONDITIONING",), "negative": ("CONDITIONING",)}
+        return {"required": {**links, "kind": (list(GUIDERS),)}}
+
+    RETURN_TYPES = ("GUIDER",)
+    FUNCTION = "make"
+
+    def make(self, model: Any, positive: Any, negative: Any, kind: str) -> tuple[Any]:
+        return (GUIDERS[kind](comfy.samplers.CFGGuider(model), positive, negative),)
+
+
+# -- SAMPLER
+
+
+def own_sample(sampler: Any) -> None:
+    """A method on the instance."""
+    sampler.sample = halved(sampler.sample)
+
+
+def own_function(sampler: Any) -> None:
+    """ComfyUI's function with something around it, which looks like it."""
+    sampler.sampler_function = halved(sampler.sampler_function)
+
+
+SAMPLERS = {"sample on the instance": own_sample, "a function around ComfyUI's": own_function}
+
+
+class PackSampler:
+    """Makes a SAMPLER."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"kind": (list(SAMPLERS),)}}
+
+    RETURN_TYPES = ("SAMPLER",)
+    FUNCTION = "make"
+
+    def make(self, kind: str) -> tuple[Any]:
+        sampler = comfy.samplers.ksampler("euler")
+        SAMPLERS[kind](sampler)
+        return (sampler,)
+
+
+# -- what nodes take that no file of a test's size gives
+
+
+class StyleModel:
+    """Makes tokens of a picture, as FLUX Redux does."""
+
+    def get_cond(self, _: Any) -> torch.Tensor:
+        return torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
+
+
+def vision() -> Any:
+    """What a CLIP vision model says of a picture."""
+    output = comfy.clip_vision.Output()
+    for name in ("last_hidden_state", "penultimate_hidden_states"):
+        setattr(output, name, torch.zeros(1, 5, 32))
+    output.image_embeds = torch.zeros(1, 32)
+    return output
+
+
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "CLIP": lambda: None,
+    "CLIP_VISION_OUTPUT": vision,
+    "STYLE_MODEL": StyleModel,
+    "GLIGEN": lambda: None,
+    "MODEL_PATCH": lambda: comfy.model_patcher.ModelPatcher(nn.Linear(1, 1), torch.device("cpu"), torch.device("cpu")),
+    "LORA_MODEL": dict,
+    "AUDIO_ENCODER_OUTPUT": lambda: {"encoded_audio_all_layers": [torch.zeros(1, 8, 16)] * 3, "audio_samples": 8000},
+    "AUDIO": lambda: {"waveform": torch.zeros(1, 2, 8000), "sample_rate": 16000},
+    "TRACKS": lambda: {"track_path": torch.zeros(5, 1, 2), "track_visibility": torch.ones(5, 1, dtype=torch.bool)},
+}
+
+
+class PackObjects:
+    """Gives one object of each type."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {}}
+
+    RETURN_TYPES = tuple(OBJECTS)
+    FUNCTION = "give"
+
+    def give(self) -> tuple[Any, ...]:
+        return tuple(make() for make in OBJECTS.values())
+
+
+NODE_CLASS_MAPPINGS = {
+    "PackModel": PackModel,
+    "PackGuider": PackGuider,
+    "PackSampler": PackSampler,
+    "PackObjects": PackObjects,
+}

@@ -1,0 +1,109 @@
+"""What another pack does to a MODEL, a GUIDER or a SAMPLER changes a parallel MODEL's picture likewise, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel, queue_logged, ways
+
+SEED = 5100
+WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
+
+
+def basic() -> Graph:
+    return ksampler_graph("tiny-schnell", width=64, height=64, steps=2, cfg=2.0, seed=SEED)
+
+
+def custom(guider: dict[str, Any] | None = None, sampler: dict[str, Any] | None = None) -> Graph:
+    """SamplerCustomAdvanced, with the pack's guider or sampler."""
+    sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
+    return basic() | {
+        "noise": node("RandomNoise", noise_seed=SEED),
+        "guider": guider or node("CFGGuider", model=["model", 0], **sides, cfg=2.0),
+        "select": sampler or node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
+        "sampler": node("SamplerCustomAdvanced", **links, sampler=["select", 0], latent_image=["latent", 0]),
+    }
+
+
+def changed(kind: str) -> Graph:
+    return insert_after_model(basic(), "PackModel", kind=kind)
+
+
+def guided(kind: str) -> Graph:
+    sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    return custom(guider=node("PackGuider", model=["model", 0], **sides, kind=kind))
+
+
+def sampled(kind: str) -> Graph:
+    return custom(sampler=node("PackSampler", kind=kind))
+
+
+STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
+    **{
+        kind: (changed(kind), reason)
+        for kind, reason in {
+            "object patch apply_model": "the object patch apply_model",
+            "object patch process_timestep": "the object patch process_timestep",
+            "calculate_denoised of its own": "a model sampling with its own calculate_denoised",
+            "timestep of its own": "a model sampling with its own timestep",
+            "apply_model on the instance": "a model with its own apply_model",
+            "a class of its own": "the class PackModel in the model",
+            "an injection": "the injection pack",
+            "cfg_function": "the function cfg_function of another pack",
+            "forward on the instance": "a diffusion model with its own forward",
+            "a hook on the diffusion model": "a hook on the diffusion model",
+        }.items()
+    },
+    "one side": (guided("one side"), "a guider with one side only and a cfg of 2"),
+    "predict_noise on the instance": (
+        guided("predict_noise on the instance"),
+        "a guider with its own predict_noise",
+    ),
+    "a subclass": (guided("a subclass"), "the class StrongGuider in the guider"),
+    "sample on the instance": (sampled("sample on the instance"), "a sampler with its own sample"),
+    "a function around ComfyUI's": (sampled("a function around ComfyUI's"), "a sampler's function of another pack"),
+}
+"""What ComfyUI's loop does, and the reason given."""
+
+REFUSED = {
+    "forward_orig": "Changing diffusion_model.forward_orig",
+    "object patch diffusion_model.forward": "Replacing diffusion_model.forward",
+    "a hook on a block": "Changing diffusion_model.single_blocks.0.forward",
+    "forward on a block": "Changing diffusion_model.single_blocks.0.forward",
+    "a block replaced": "Changing diffusion_model.single_blocks.0",
+    "a weight edited": "Reading or changing the weights",
+    "a weight's data edited": "Reading or changing the weights",
+    "a weight replaced": "Changing diffusion_model.img_in.weight",
+}
+"""What is inside the diffusion model, where nothing reaches the workers."""
+
+
+@pytest.mark.parametrize(("graph", "reason"), [pytest.param(*case, id=name) for name, case in STEP_BY_STEP.items()])
+def test_what_changes_the_sampling_runs_in_comfyuis_loop_and_changes_it_alike(comfyui, latent_of, graph, reason):
+    run, log = queue_logged(comfyui, parallel(graph))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == [reason]
+
+
+@pytest.mark.parametrize("kind", ["object patch apply_model", "timestep of its own", "an injection"])
+def test_parallel_sampler_refuses_it(comfyui, kind):
+    graph, reason = STEP_BY_STEP[kind]
+    run = comfyui.queue(parallel(graph, sampler=True))
+    assert run.status == "error"
+    assert run.error.exception_message == (
+        f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
+    )
+
+
+@pytest.mark.parametrize(("kind", "what"), REFUSED.items(), ids=REFUSED)
+def test_what_changes_the_model_from_within_is_refused_by_name(comfyui, latent_of, kind, what):
+    run = comfyui.queue(parallel(changed(kind)))
+    assert run.status == "error"
+    assert run.error.exception_message == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
+    run = comfyui.queue(parallel(basic())).check()  # the same MODEL, without it
+    assert relative_error(saved_latent(comfyui, run), latent_of(basic())) <= 1e-5
