@@ -20,7 +20,7 @@ from .environment import Environment
 from .files import ModelFiles
 from .holder import Holder
 from .link import Link
-from .memory import Allowance, Memory, asked_bytes, is_out_of_memory
+from .memory import Allowance, Memory, asked_bytes
 from .stage_part import StagePart, stages
 from .status import Status
 from .world import World
@@ -143,12 +143,9 @@ class Rank:
         """Drop the adapters that a host has sent: another one does not know of them."""
         self.adapters = AdapterStore()
 
-    def shortage(self, error: BaseException) -> Shortage | None:
-        """What there was when memory ran out; None for an error of another kind."""
-        if not is_out_of_memory(error):
-            return None
-        free = self.holder.free()
-        return Shortage(asked_bytes(error), free, self.holder.wanted, self._held())
+    def shortage(self, error: BaseException) -> Shortage:
+        """What there was when memory ran out with this error."""
+        return Shortage(asked_bytes(error), self.holder.free(), self.holder.wanted, self._held())
 
     def _held(self) -> list[HeldModel]:
         return [HeldModel(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]

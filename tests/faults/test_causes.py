@@ -56,6 +56,16 @@ TEXTS = [
         "RuntimeError: cudaMallocAsync does not yet support checkPoolLiveAllocations. If you need it, please file an issue",
     ),
     (
+        "GPU memory",
+        "torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    ),
+    ("GPU memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    (
+        "GPU memory",
+        "include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n"
+        "include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
+    ),
+    (
         "driver too old",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by "
         "downloading and installing a new version",
