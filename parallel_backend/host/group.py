@@ -394,7 +394,10 @@ class WorkerGroup:
                 raise Cancelled
             if time.monotonic() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
-        check_members([self._members[rank] for rank in range(len(self.devices))])
+        members = [self._members[rank] for rank in range(len(self.devices))]
+        check_members(members)
+        for fault in dict.fromkeys(filter(None, (member.flash_fault for member in members))):
+            log.warning("Parallel: %s; attention auto uses torch's own kernels there", fault)
 
     def _end(self, state: State) -> None:
         self.state = state

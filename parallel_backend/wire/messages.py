@@ -10,7 +10,7 @@ from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -19,13 +19,17 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own."""
+    """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own.
+
+    `flash_fault` is how an installed flash-attn fails there, empty where it does not.
+    """
 
     host: str
     device: str
     torch: str
     diffusers: str
     code: str
+    flash_fault: str = ""
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..attention.kernels import flash_fault
 from ..wire.frames import Frame
 from ..wire.messages import (
     RESIDUAL,
@@ -32,7 +33,7 @@ class Engine:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
-        self._agreement = Agreement(rank.world, rank.files, rank.status)
+        self._agreement = Agreement(rank.world, rank.files, rank.status, flash_fault(rank.device))
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
