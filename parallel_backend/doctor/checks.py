@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..host.causes import CAUSES, known_cause
-from ..host.versions import REMEDY, in_range, supported
+from ..host.versions import OLDEST_TORCH, REMEDY, TORCH_REMEDY, dotted, in_range, supported
 from .facts import Facts, Measured
 from .findings import Finding, Status
 
 GIB = 1 << 30
-OLDEST_TORCH = (2, 4)
 OLDEST_FLASH_ATTN = (2, 6)
 SHARED_MEMORY_PER_GPU = 64 << 20
 """NCCL takes some 10 MB a channel and pair where P2P is missing."""
@@ -101,20 +100,20 @@ def _packages(facts: Facts) -> Iterator[Finding]:
     torch = facts.versions.get("torch", "")
     old = _parts(torch) < OLDEST_TORCH
     built = f" for CUDA {facts.cuda_version}" if facts.cuda_version else " without CUDA"
-    text = f"{torch}{built}; {_dotted(OLDEST_TORCH)} or newer is supported"
-    yield Finding("torch", Status.FAILURE if old else Status.OK, text, "Update ComfyUI's torch." if old else "")
+    text = f"{torch}{built}; {dotted(OLDEST_TORCH)} or newer is supported"
+    yield Finding("torch", Status.FAILURE if old else Status.OK, text, _sentence(TORCH_REMEDY) if old else "")
 
     diffusers = facts.versions.get("diffusers", "")
     good = bool(diffusers) and in_range(diffusers)
     text = f"{diffusers or 'not installed'}; {supported()} is supported"
-    remedy = "" if good else f"{REMEDY[0].upper()}{REMEDY[1:]}."
+    remedy = "" if good else _sentence(REMEDY)
     yield Finding("diffusers", Status.OK if good else Status.FAILURE, text, remedy)
 
     flash = facts.versions.get("flash-attn", "")
     if not flash:
         yield Finding("flash-attn", Status.OK, "not installed: torch's own attention is used")
     elif _parts(flash) < OLDEST_FLASH_ATTN:
-        text = f"{flash}; {_dotted(OLDEST_FLASH_ATTN)} or newer is supported"
+        text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
         yield Finding("flash-attn", Status.WARNING, text, _REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", Status.OK, flash)
@@ -175,5 +174,5 @@ def _parts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdecimal())
 
 
-def _dotted(parts: tuple[int, ...]) -> str:
-    return ".".join(map(str, parts))
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

@@ -66,7 +66,7 @@ FAULTS = [
     ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", Status.FAILURE, "set TMPDIR"),
     ({"memory_free": GIB}, "memory", Status.WARNING, "close other programs"),
     ({"open_files": 256}, "open files", Status.WARNING, "ulimit -n"),
-    ({"versions": GOOD.versions | {"torch": "2.1.0"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
+    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
     ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", Status.FAILURE, "pip install -r"),
     ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.FAILURE, "pip install -r"),
     ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
