@@ -12,6 +12,14 @@ from ..parallel_backend.models.family import ModelSpec
 from ..parallel_backend.plan.profiles import CONTEXT_BYTES
 
 
+def yielding(device: str) -> int:
+    """Bytes that ComfyUI's own models hold on a GPU: they make way for workers."""
+    if not device.startswith("cuda"):
+        return 0
+    loaded = [entry.model for entry in comfy.model_management.current_loaded_models if str(entry.device) == device]
+    return sum(model.loaded_size() for model in loaded if model is not None and not hasattr(model, "remote"))
+
+
 def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], each: float) -> None:
     """Ask ComfyUI for room on every device of this machine that workers use; models there leave as far as it takes.
 

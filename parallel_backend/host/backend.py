@@ -31,6 +31,8 @@ from ..wire.messages import (
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
+    MeasureMemory,
+    MemoryMeasured,
     Release,
     Residuals,
     Sample,
@@ -199,12 +201,18 @@ class Backend:
         return in_rows(wish, devices)
 
     def plan(
-        self, question: Question, compute_dtype: str, example: Mapping[str, Tensor], interrupted: Interrupted
+        self,
+        question: Question,
+        compute_dtype: str,
+        example: Mapping[str, Tensor],
+        yielding: Callable[[str], int],
+        interrupted: Interrupted,
     ) -> ResolvedPlan:
-        """The plan for a job; the first time on a machine its workers measure it, so they may be started.
+        """The plan for a job and the memory that is free now, which the workers are asked for, so they may be started.
 
         Args:
             example: the tensors of one forward of the job.
+            yielding: bytes that this process holds on a device of this machine and would give up for the job.
 
         Raises:
             Refused: no plan can work; the sentence says what does.
@@ -212,6 +220,7 @@ class Backend:
         """
         return self._planner.choose(
             question,
+            measure_memory=lambda plan: self._memory(plan, yielding, interrupted),
             measure_machine=lambda plan: self._machine(plan, interrupted),
             measure_blocks=lambda plan: self._block_times(question.spec, plan, compute_dtype, example, interrupted),
         )
@@ -225,6 +234,17 @@ class Backend:
 
     def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
         return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, interrupted))
+
+    def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], interrupted: Interrupted) -> float:
+        """Bytes that a job may take on the fullest of a plan's devices, for each worker there."""
+        request = MeasureMemory(next(self._requests), plan)
+        message = self._ask(request, {}, interrupted).frame.message
+        assert isinstance(message, MemoryMeasured)
+        devices = plan.devices
+        return min(
+            free + (0 if is_elsewhere(device) else yielding(device)) / devices.count(device)
+            for free, device in zip(message.free, devices, strict=True)
+        )
 
     def _block_times(
         self,
@@ -337,7 +357,7 @@ class Backend:
 
     def _ask(
         self,
-        message: Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks,
+        message: Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks,
         tensors: Mapping[str, Tensor],
         interrupted: Interrupted,
         on_news: OnNews = _no_news,

@@ -36,6 +36,8 @@ from ..wire.messages import (
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
+    MeasureMemory,
+    MemoryMeasured,
     Message,
     Pixels,
     Progress,
@@ -62,7 +64,7 @@ Interrupted = Callable[[], bool]
 
 POLL_SECONDS = 0.05
 
-Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks | Release
+Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks | Release
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,7 @@ class WorkerGroup:
                 case Report() as report:
                     reports.append(report)
                     self._latest[report.rank] = report
-                case Done() | MachineMeasured() | BlocksMeasured() if frame is not None:
+                case Done() | MachineMeasured() | MemoryMeasured() | BlocksMeasured() if frame is not None:
                     answer, over = Answer(frame, reports), True
                 case Stopped():
                     stopped_by, over = stopped_by or Cancelled(), True

@@ -164,6 +164,13 @@ class MeasureMachine(Message, frozen=True):
     plan: ResolvedPlan
 
 
+class MeasureMemory(Message, frozen=True):
+    """Ask every rank how much memory a job may take on its device now."""
+
+    request: int
+    plan: ResolvedPlan
+
+
 class MeasureBlocks(Message, frozen=True):
     """Time one block of each kind of a model, without its weights. Tensors as for one call of Forward."""
 
@@ -324,6 +331,13 @@ class MachineMeasured(Message, frozen=True):
     machine: Machine
 
 
+class MemoryMeasured(Message, frozen=True):
+    """The answer to MeasureMemory: of each rank the bytes that are free to it, with what it holds and would give up."""
+
+    request: int
+    free: tuple[int, ...]
+
+
 class BlocksMeasured(Message, frozen=True):
     """The answer to MeasureBlocks."""
 
@@ -382,6 +396,7 @@ ToWorker = (
     | Decode
     | Encode
     | MeasureMachine
+    | MeasureMemory
     | MeasureBlocks
     | Release
     | Cancel
@@ -401,6 +416,7 @@ ToHost = (
     | Report
     | Done
     | MachineMeasured
+    | MemoryMeasured
     | BlocksMeasured
     | Declined
     | Stopped

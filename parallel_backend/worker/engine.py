@@ -16,12 +16,13 @@ from ..wire.messages import (
     Forward,
     MeasureBlocks,
     MeasureMachine,
+    MeasureMemory,
     Release,
     Sample,
 )
 from .agreement import Agreement
 from .autoencoding import Autoencoding
-from .measuring import measure_blocks, measure_machine
+from .measuring import measure_blocks, measure_machine, measure_memory
 from .rank import Rank
 from .sampling import sample
 from .single_forward import single_forward
@@ -52,6 +53,8 @@ class Engine:
                 self._release(message)
             case MeasureMachine():
                 measure_machine(rank, message)
+            case MeasureMemory():
+                measure_memory(rank, message)
             case MeasureBlocks() | Sample() | Forward():
                 self._compute(message, frame)
         if rank.meter.trace is not None:

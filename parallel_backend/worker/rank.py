@@ -48,15 +48,29 @@ class Rank:
         self.files = ModelFiles(environment.models)
         self._mesh: tuple[tuple[int, ...], Mesh] | None = None
         self._read = 0
+        self.connected = 0
+        """Bytes of the device that the communicators in use took when they were opened."""
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
         """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
         if self._mesh is None or self._mesh[0] != plan.mesh_shape:
+            self.forget_mesh()
             self.status.enter("connecting the workers")
-            if self._mesh is not None:
-                self._mesh[1].close()
+            free = self.memory.free_on_device()
             self._mesh = plan.mesh_shape, build_mesh(plan, self.device, self.meter)
+            self.connected = max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0
         return self._mesh[1]
+
+    def forget_mesh(self) -> None:
+        """Close the communicators in use. A collective."""
+        if self._mesh is not None:
+            self._mesh[1].close()
+        self._mesh, self.connected = None, 0
+
+    def available(self, plan: ResolvedPlan) -> int:
+        """Bytes that a job may take of this rank's device: what is free, and what this rank holds and would give up."""
+        sharers = plan.devices.count(plan.devices[self.world.rank])
+        return self.memory.free_on_device() // sharers + sum(self.holder.on_device().values()) + self.connected
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
         """What a plan lets this rank hold beside the bytes a request works with."""

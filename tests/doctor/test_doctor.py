@@ -25,11 +25,10 @@ FAST = Machine(
     attention=4e14,
     bandwidth=2e12,
     launch=3e-6,
-    memory=80e9,
-    context=5e8,
     ranks=2,
     link_bandwidth=2e10,
     link_latency=2e-5,
+    connection=3e8,
 )
 
 GOOD = Facts(
