@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..host.causes import CAUSES, known_cause
+from ..host.causes import REMEDIES, known_cause
 from ..host.versions import OLDEST_TORCH, REMEDY, TORCH_REMEDY, dotted, in_range, supported
 from .facts import Facts, Measured
 from .findings import Finding, Status
@@ -18,8 +18,6 @@ LEAST_TEMPORARY = 64 << 20
 LEAST_OPEN_FILES = 1024
 SLOW_LINK = 5e9
 """Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
-
-_REMEDIES = {cause.name: cause.remedy for cause in CAUSES}
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -46,7 +44,7 @@ def _devices(facts: Facts) -> Iterator[Finding]:
 def _memory(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.memory / GIB:.1f} GiB, {facts.memory_free / GIB:.1f} GiB free"
     low = facts.memory_free < 2 * GIB
-    yield Finding("memory", Status.WARNING if low else Status.OK, text, _REMEDIES["host memory"] if low else "")
+    yield Finding("memory", Status.WARNING if low else Status.OK, text, REMEDIES["host memory"] if low else "")
 
 
 def _peers(facts: Facts) -> Iterator[Finding]:
@@ -61,7 +59,7 @@ def _peers(facts: Facts) -> Iterator[Finding]:
     text = (
         ("every GPU reaches every other" if everyone else "some GPUs do not reach each other") + "\n" + "\n".join(rows)
     )
-    yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else _REMEDIES["P2P"])
+    yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else REMEDIES["P2P"])
 
 
 def _nccl(facts: Facts) -> Iterator[Finding]:
@@ -69,7 +67,7 @@ def _nccl(facts: Facts) -> Iterator[Finding]:
         yield Finding("NCCL", Status.OK, facts.nccl)
     elif facts.gpus:
         status = Status.FAILURE if len(facts.gpus) > 1 else Status.WARNING
-        yield Finding("NCCL", status, "this torch has none", _REMEDIES["NCCL missing"])
+        yield Finding("NCCL", status, "this torch has none", REMEDIES["NCCL missing"])
     else:
         yield Finding("NCCL", Status.OK, "this torch has none, and without GPUs none is needed")
 
@@ -78,7 +76,7 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     space, needed = facts.shared_memory, SHARED_MEMORY_PER_GPU * len(facts.gpus)
     text = f"{space.path}: {space.size / GIB:.2f} GiB, {space.free / GIB:.2f} GiB free"
     low = len(facts.gpus) > 1 and space.free < needed
-    remedy = _REMEDIES["shared memory"] if low else ""
+    remedy = REMEDIES["shared memory"] if low else ""
     yield Finding("shared memory", Status.WARNING if low else Status.OK, text, remedy)
 
 
@@ -86,13 +84,13 @@ def _temporary(facts: Facts) -> Iterator[Finding]:
     space = facts.temporary
     text = f"{space.path}: {space.free / GIB:.2f} GiB free"
     low = space.free < LEAST_TEMPORARY
-    yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, _REMEDIES["disk full"] if low else "")
+    yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, REMEDIES["disk full"] if low else "")
 
 
 def _open_files(facts: Facts) -> Iterator[Finding]:
     low = 0 <= facts.open_files < LEAST_OPEN_FILES
     text = "no limit" if facts.open_files < 0 else f"{facts.open_files} at most"
-    remedy = _REMEDIES["too many files"] if low else ""
+    remedy = REMEDIES["too many files"] if low else ""
     yield Finding("open files", Status.WARNING if low else Status.OK, text, remedy)
 
 
@@ -114,7 +112,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         yield Finding("flash-attn", Status.OK, "not installed: torch's own attention is used")
     elif _parts(flash) < OLDEST_FLASH_ATTN:
         text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
-        yield Finding("flash-attn", Status.WARNING, text, _REMEDIES["flash-attn"])
+        yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", Status.OK, flash)
 

@@ -133,6 +133,9 @@ CAUSES = (
 )
 """In the order in which they are looked for: the special before the general."""
 
+REMEDIES = {cause.name: cause.remedy for cause in CAUSES}
+"""By the name of the cause, for where something else than a text gives it away."""
+
 LOST_PEER = re.compile(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited or there was a network error"
     r"|Connection refused|peer .* (?:left|closed)|Socket closed|Application timeout caused pair closure",

@@ -22,7 +22,7 @@ from .holder import Holder
 from .link import Link
 from .memory import Allowance, Memory, asked_bytes
 from .stage_part import StagePart, stages
-from .status import Status
+from .status import CONNECTING, Status
 from .world import World
 
 GIGABYTE = 10**9
@@ -55,7 +55,7 @@ class Rank:
         """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
         if self._mesh is None or self._mesh[0] != plan.mesh_shape:
             self.forget_mesh()
-            self.status.enter("connecting the workers")
+            self.status.enter(CONNECTING)
             free = self.memory.free_on_device()
             self._mesh = plan.mesh_shape, build_mesh(plan, self.device, self.meter)
             self.connected = max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0

@@ -46,9 +46,7 @@ def gpu_plan(**degrees: int) -> ResolvedPlan:
 
 def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_not_one_that_is_in_use():
     assert choose(Planner(), TOTAL, question()).ulysses == 2
-    with pytest.raises(
-        Refused, match=r"needs 24\.\d\d GB .* and 23\.90 GB are there: use pipefusion 2, which"
-    ):
+    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and 23\.90 GB are there: use pipefusion 2, which"):
         choose(Planner(), TOTAL - TAKEN, question())
 
 
