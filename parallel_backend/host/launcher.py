@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,8 +16,11 @@ from ..worker import environment as names
 from .forkserver import ForkServer, Process
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
-ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""ComfyUI may choose cudaMallocAsync for its own process; NCCL's buffers do not go with it."""
+ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+"""Where the user, or ComfyUI for its own process, sets how torch allocates device memory."""
+
+BACKEND = re.compile(r"(?:^|,)\s*backend\s*:[^,]*")
+"""ComfyUI may choose cudaMallocAsync; NCCL's buffers do not go with it."""
 
 KILL_SECONDS = 10
 """The kernel may take its time to end a process with much device memory."""
@@ -95,7 +99,10 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
 
 def worker_environment() -> dict[str, str]:
     """Ours, with the pack importable, and sockets on the loopback interface."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
+    inherited = dict(os.environ)
+    for name in ALLOCATOR_SETTINGS & inherited.keys():
+        kept = BACKEND.sub("", inherited.pop(name)).strip(", ")
+        inherited |= {name: kept} if kept else {}  # expandable_segments and the like stay
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return defaults | inherited | {"PYTHONPATH": os.pathsep.join(paths)}
