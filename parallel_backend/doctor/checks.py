@@ -27,7 +27,8 @@ def examine(facts: Facts) -> list[Finding]:
 
 def _devices(facts: Facts) -> Iterator[Finding]:
     for index, gpu in enumerate(facts.gpus):
-        text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {gpu.free / GIB:.1f} GiB free"
+        free = "free memory not known" if gpu.free is None else f"{gpu.free / GIB:.1f} GiB free"
+        text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {free}"
         yield Finding(f"cuda:{index}", Status.OK, text)
     if facts.gpus:
         return
