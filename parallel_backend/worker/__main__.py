@@ -91,7 +91,8 @@ def _shortage(error: BaseException, rank: Rank | None) -> Shortage | None:
 
 def _meter(environment: Environment) -> Meter:
     trace_directory = os.environ.get(TRACE_DIRECTORY)
-    return Meter(trace=Trace(trace_directory, environment.rank) if trace_directory else None)
+    trace = Trace(trace_directory, environment.rank) if trace_directory else None
+    return Meter(trace=trace, device=environment.device)
 
 
 def _serve(rank: Rank) -> None:

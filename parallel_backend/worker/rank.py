@@ -127,6 +127,8 @@ class Rank:
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0) -> None:
         """Tell the host what a request has cost since `start`."""
+        waiting = self.meter.waiting()  # once the device is done
+        seconds = time.perf_counter() - started
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
         else:
@@ -134,8 +136,8 @@ class Rank:
         report = Report(
             request=request,
             rank=self.world.rank,
-            seconds=time.perf_counter() - started,
-            waiting=self.meter.waiting,
+            seconds=seconds,
+            waiting=waiting,
             sent=dict(self.meter.sent),
             read=self._read,
             weights=self.holder.on_device().get(model, 0),
