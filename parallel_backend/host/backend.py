@@ -41,7 +41,7 @@ from . import diagnosis
 from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
-from .launcher import worker_environment
+from .launcher import wants_kernels_early, worker_environment
 from .numbers import check_finite
 from .planner import Planner, Question
 from .report import released, restored, table
@@ -387,9 +387,13 @@ class Backend:
             raise AssertionError("the last try returns or raises")
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
-        """The running group on a plan's devices, or a new one; groups it shares a device with make way."""
+        """The running group on a plan's devices, or a new one; groups it shares a device with make way.
+
+        One that loads kernels late makes way too where the plan wants them early.
+        """
         group = self._groups.get(plan.devices)
-        if group is not None and group.alive():
+        early = wants_kernels_early(plan) and not is_elsewhere(plan.devices[0])
+        if group is not None and group.alive() and group.kernels_early >= early:
             return group
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()
@@ -400,7 +404,9 @@ class Backend:
             check_versions()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
-        group = WorkerGroup(self._fork_server, plan.devices, next(self._generations), self.deadlines, interrupted)
+        group = WorkerGroup(
+            self._fork_server, plan.devices, next(self._generations), self.deadlines, interrupted, early
+        )
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
         if is_elsewhere(plan.devices[0]):

@@ -121,6 +121,9 @@ class State(enum.Enum):
 class WorkerGroup:
     """Worker processes on a list of devices; starting, or connecting to those elsewhere, is the constructor's work.
 
+    Args:
+        kernels_early: whether they load all kernels when they start; those elsewhere do as they were started.
+
     Raises:
         WorkerFailed: they did not come up.
         Refused: ranks differ in their versions, or those on other machines cannot be reached.
@@ -134,8 +137,10 @@ class WorkerGroup:
         generation: int,
         deadlines: Deadlines,
         interrupted: Interrupted,
+        kernels_early: bool = False,
     ) -> None:
         self.devices = devices
+        self.kernels_early = kernels_early
         self.state = State.STARTING
         self._deadlines = deadlines
         self._reports: list[Failed] = []
@@ -168,7 +173,7 @@ class WorkerGroup:
                 undo.callback(shutil.rmtree, directory, ignore_errors=True)
                 self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
-                self._launched = launch(server, directory, self.devices, generation)
+                self._launched = launch(server, directory, self.devices, generation, self.kernels_early)
                 undo.pop_all()
         except OSError as error:
             raise diagnosis.unstartable(error) from error

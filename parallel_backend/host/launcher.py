@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..plan import ResolvedPlan
 from ..wire.forking import log_path
 from ..worker import environment as names
 from .forkserver import ForkServer, Process
@@ -69,10 +70,10 @@ def socket_path(directory: Path) -> Path:
     return directory / "socket"
 
 
-def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int) -> Launched:
+def launch(
+    server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int, kernels_early: bool
+) -> Launched:
     """Start one process a device. They end when the returned death pipe closes, however our process ends."""
-    environment = worker_environment()
-    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(devices)))}
     variables = [
         {
             "RANK": str(rank),
@@ -88,13 +89,32 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
     ]
     death_read, death_write = os.pipe()
     try:
-        processes = server.start(generation, directory, defaults | environment, variables, death_read)
+        processes = server.start(
+            generation, directory, group_environment(len(devices), kernels_early), variables, death_read
+        )
     except OSError:
         os.close(death_write)
         raise
     finally:
         os.close(death_read)
     return Launched(directory, processes, server, death_write)
+
+
+def wants_kernels_early(plan: ResolvedPlan) -> bool:
+    """Whether a plan's workers must load all kernels when they start.
+
+    CUDA loads a kernel when it is first used, and may wait for the GPU to do so. In PipeFusion a stage's send is on the GPU
+    until the next stage takes it, which may be loading a kernel too: stages could wait for each other for ever.
+    """
+    return plan.pipefusion > 1 and plan.transport == "nccl"
+
+
+def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
+    """What all workers of a group get; what the user has set comes first."""
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+    if kernels_early:
+        defaults["CUDA_MODULE_LOADING"] = "EAGER"
+    return defaults | worker_environment()
 
 
 def worker_environment() -> dict[str, str]:
