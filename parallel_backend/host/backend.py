@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import secrets
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
+from ..gpus import visible_gpus
 from ..models.family import ModelSpec
 from ..plan import AXES, ParallelPlan, ResolvedPlan
+from ..plan.devices import AUTOMATIC_AMONG
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
+from ..plan.together import why, worth_together
 from ..weights.adapters import NONE, AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
@@ -267,17 +271,30 @@ class Backend:
         return cached(key, BlockTimes, measure)
 
     def located(self, plan: ParallelPlan) -> ParallelPlan:
-        """A plan whose `devices` is the address of a group on other machines, with the group's own devices named.
+        """A plan with the devices named that stand behind its `devices`: those of a group on other machines, by its address,
+        and of automatic ones those that are worth using together.
 
         Raises:
             Refused: the address is none, or no group of ours answers there.
         """
+        if plan.devices.strip().lower() == "auto":
+            return msgspec.structs.replace(plan, devices=self._automatic)
         if not is_elsewhere(plan.devices):
             return plan
         address = Address.parse(plan.devices)
         if address not in self._elsewhere:
             self._elsewhere[address] = device_names(address, ask(address))
         return msgspec.structs.replace(plan, devices=",".join(self._elsewhere[address]))
+
+    @functools.cached_property
+    def _automatic(self) -> str:
+        """What "auto" comes to on this machine."""
+        gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        used = worth_together(gpus) if gpus else ()
+        if len(used) == len(gpus):
+            return "auto"
+        log.info("Parallel: %s", why(gpus, used))
+        return AUTOMATIC_AMONG + ",".join(map(str, used))
 
     def held_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of this model's weights that all workers on a device hold there."""
