@@ -171,8 +171,13 @@ class Backend:
         on_pixels: OnPixels,
         on_loading: OnLoading,
         stop: Interrupted,
+        working: int = 0,
     ) -> Answer:
-        """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does."""
+        """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
+
+        Args:
+            working: as in the message.
+        """
 
         def on_news(frame: Frame) -> None:
             on_pixels(frame.message.item, frame.message.start, frame.tensors["pixels"])
@@ -180,7 +185,7 @@ class Backend:
         with self._lock:
             plan = self._in_rows(wish)
             shared = not is_elsewhere(plan.devices[0])
-            fields = {"model": vae, "plan": plan, "schedule": schedule, "shared": shared}
+            fields = {"model": vae, "plan": plan, "schedule": schedule, "shared": shared, "working": working}
             return self._request(Decode, fields, {"latent": latent}, on_news, on_loading, stop)
 
     def encode(
@@ -191,10 +196,11 @@ class Backend:
         pixels: Tensor,
         on_loading: OnLoading,
         stop: Interrupted,
+        working: int = 0,
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
-            fields = {"model": vae, "plan": self._in_rows(wish), "schedule": schedule}
+            fields = {"model": vae, "plan": self._in_rows(wish), "schedule": schedule, "working": working}
             return self._request(Encode, fields, {"pixels": pixels}, _no_news, on_loading, stop)
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:

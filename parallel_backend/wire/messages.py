@@ -138,7 +138,8 @@ class Forward(Message, frozen=True):
 class Decode(Message, frozen=True):
     """Decode latents on all ranks. Tensors: `latent`.
 
-    `schedule` says which frames go together, `shared` whether the pixels can come in shared memory.
+    `schedule` says which frames go together, `shared` whether the pixels can come in shared memory, `working` what a rank is
+    thought to need beside the weights, in bytes.
     """
 
     request: int
@@ -146,15 +147,20 @@ class Decode(Message, frozen=True):
     plan: ResolvedPlan
     schedule: str
     shared: bool
+    working: int = 0
 
 
 class Encode(Message, frozen=True):
-    """Encode pixels on all ranks. Tensors: `pixels`, from -1 to 1. The answer's tensor is `latent`, the means."""
+    """Encode pixels on all ranks. Tensors: `pixels`, from -1 to 1. The answer's tensor is `latent`, the means.
+
+    `working` is as Decode's.
+    """
 
     request: int
     model: ModelSpec
     plan: ResolvedPlan
     schedule: str
+    working: int = 0
 
 
 class MeasureMachine(Message, frozen=True):

@@ -85,6 +85,11 @@ class Memory:
         self._local_ranks = local_ranks
         self._host_reserve = host_reserve
 
+    def finish(self) -> None:
+        """Wait until the device is done with all it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def limit(self, nbytes: int) -> None:
         """Let this process allocate no more than so many bytes of its GPU; 0 lifts the limit."""
         if self._device.type == "cuda":
