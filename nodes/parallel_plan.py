@@ -30,8 +30,9 @@ class ParallelPlanNode(io.ComfyNode):
                 io.String.Input(
                     "devices",
                     default=DEFAULT.devices,
-                    tooltip='"auto" takes every visible GPU; "0,1" takes GPUs 0 and 1; "0,0" runs two workers on one '
-                    'GPU; "cpu:2" runs two workers on the CPU; "tcp://HOST:PORT" takes workers that run on other machines.',
+                    tooltip='"auto" takes every visible GPU that speeds the others up; "0,1" takes GPUs 0 and 1; "0,0" runs '
+                    'two workers on one GPU; "cpu:2" runs two workers on the CPU; "tcp://HOST:PORT" takes workers that run '
+                    "on other machines.",
                 ),
                 degree(
                     "cfg",

@@ -72,6 +72,8 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     stage = Communicator("stage", control, torch.device("cpu"), False, meter)
     for communicator in (*communicators.values(), stage):
         communicator.warm_up()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # an exchange that hangs, as P2P that does not work does, hangs here
     meter.reset()
     return Mesh(stage=stage, groups=tuple(g for g in (*groups.values(), control) if g is not None), **communicators)
 

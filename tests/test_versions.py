@@ -1,8 +1,10 @@
-"""The supported diffusers: stated once, the same in every list, and said in one sentence where it is another."""
+"""The supported torch and diffusers: stated once, the same in every list, and said in one sentence where it is another."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -35,7 +37,29 @@ def test_the_range_is_the_same_everywhere(file: str) -> None:
 
 
 def test_the_readme_states_the_range() -> None:
-    assert f"diffusers {versions.supported()}" in (REPO / "README.md").read_text()
+    text = (REPO / "README.md").read_text()
+    assert f"diffusers {versions.supported()}" in text
+    assert f"torch {versions.dotted(versions.OLDEST_TORCH)} or newer" in text
+
+
+@pytest.mark.parametrize("found", ["2.6.0+cu126", "2.11.0", "2.12.0.dev20260101", "3.0.0"])
+def test_a_torch_that_has_what_the_workers_import_is_taken(found: str) -> None:
+    versions.check_torch(found)
+
+
+@pytest.mark.parametrize("found", ["2.4.1", "2.5.1+cu124"])
+def test_an_older_torch_is_refused_in_one_sentence(found: str) -> None:
+    message = f"torch {found} is installed and the workers need 2.6 or newer: update ComfyUI's torch."
+    with pytest.raises(Refused, match=f"^{re.escape(message)}$"):
+        versions.check_torch(found)
+
+
+def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
+    """So that ComfyUI comes up and the sentence can be said."""
+    code = (
+        "import sys, parallel_backend.host, parallel_backend.doctor; sys.exit('torch.distributed.fsdp' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO).returncode == 0
 
 
 @pytest.mark.parametrize("found", ["0.35.0", "0.35.2", "0.42.1", "0.42.0.dev0"])

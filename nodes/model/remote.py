@@ -21,7 +21,7 @@ from ...parallel_backend.models.family import Family, ModelSpec
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
-from ..room import free_devices
+from ..room import free_devices, yielding
 from .adapters import AdapterReader
 from .control import Control, residuals_of
 
@@ -77,7 +77,7 @@ class RemoteModel:
         )
         try:
             return self.backend.plan(
-                question, dtype_name(dtype), forward, comfy.model_management.processing_interrupted
+                question, dtype_name(dtype), forward, yielding, comfy.model_management.processing_interrupted
             )
         except Cancelled:
             raise interruption() from None

@@ -70,25 +70,31 @@ class RemoteVAE:
             )
         return shape
 
-    def decode(self, latent: Tensor, on_pixels: Callable[[int, int, Tensor], None]) -> None:
+    def decode(self, latent: Tensor, on_pixels: Callable[[int, int, Tensor], None], working: int) -> None:
         """Decode a batch of latents; `on_pixels` is given the item of the batch, the first frame and the pixels
-        `[3, (frames,) height, width]` as they come, in order."""
+        `[3, (frames,) height, width]` as they come, in order.
+
+        Args:
+            working: bytes that a worker needs beside the weights.
+        """
         self._run(
             lambda stop: self.backend.decode(
-                self.spec, self.wish, self.schedule, latent, on_pixels, loading_bar(), stop
-            )
+                self.spec, self.wish, self.schedule, latent, on_pixels, loading_bar(), stop, working
+            ),
+            working,
         )
 
-    def encode(self, pixels: Tensor) -> Tensor:
+    def encode(self, pixels: Tensor, working: int) -> Tensor:
         """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype."""
         answer = self._run(
-            lambda stop: self.backend.encode(self.spec, self.wish, self.schedule, pixels, loading_bar(), stop)
+            lambda stop: self.backend.encode(self.spec, self.wish, self.schedule, pixels, loading_bar(), stop, working),
+            working,
         )
         latent: Tensor = answer.frame.tensors["latent"]
         return latent
 
-    def _run(self, request: Callable[[Callable[[], bool]], Any]) -> Any:
-        free_devices(self.backend, self.spec, self.devices, self.weight_bytes)
+    def _run(self, request: Callable[[Callable[[], bool]], Any], working: int) -> Any:
+        free_devices(self.backend, self.spec, self.devices, self.weight_bytes + working)
         try:
             return request(comfy.model_management.processing_interrupted)
         except Cancelled:

@@ -74,14 +74,16 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
 
     def use(self, remote: RemoteVAE) -> None:
         """Have the workers do the work of the model."""
-        self.first_stage_model = VAEProxy(remote, self.vae_output_dtype())
+        self._share_memory_use(len(remote.devices))
+        self.first_stage_model = VAEProxy(
+            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode
+        )
         self.patcher = ParallelVAEPatcher(
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
         )
         self.size = remote.weight_bytes
         if self.latent_dim == 3:  # ComfyUI's formula counts the frames of an odd number of latent frames only
             self.upscale_ratio = (remote.frames, *self.upscale_ratio[1:])
-        self._share_memory_use(len(remote.devices))
 
     @property
     def remote(self) -> RemoteVAE:
@@ -134,20 +136,27 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         raise Refused("Saving a parallel VAE cannot be done: the weights live in the workers; use Load VAE.")
 
     def _share_memory_use(self, ranks: int) -> None:
-        """What ComfyUI makes room for before it decodes: one worker's share."""
+        """What room is made for before decoding, by ComfyUI and by the workers: one worker's share of ComfyUI's estimate."""
         decode, encode = self.memory_used_decode, self.memory_used_encode
         self.memory_used_decode = lambda shape, dtype: decode(shape, dtype) / ranks
         self.memory_used_encode = lambda shape, dtype: encode(shape, dtype) / ranks
 
 
 class VAEProxy(nn.Module):
-    """The weightless stand-in for ComfyUI's autoencoder."""
+    """The weightless stand-in for ComfyUI's autoencoder.
+
+    Args:
+        to_decode, to_encode: bytes that a worker needs beside the weights, by the shape and dtype of what it is given.
+    """
 
     comfy_has_chunked_io = True
     """ComfyUI's word for writing into its buffer piece by piece."""
 
-    def __init__(self, remote: RemoteVAE, output_dtype: torch.dtype) -> None:
+    def __init__(
+        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse
+    ) -> None:
         super().__init__()
+        self._to_decode, self._to_encode = to_decode, to_encode
         self.remote = remote
         self._output_dtype = output_dtype
 
@@ -168,12 +177,12 @@ class VAEProxy(nn.Module):
             into.copy_(piece)
             bar.update(count)
 
-        self.remote.decode(latent, place)
+        self.remote.decode(latent, place, int(self._to_decode(latent.shape, latent.dtype)))
         return pixels
 
     def encode(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
         """The latent of pixels from -1 to 1."""
-        return self.remote.encode(pixels)
+        return self.remote.encode(pixels, int(self._to_encode(pixels.shape, pixels.dtype)))
 
 
 class ParallelVAEPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]

@@ -6,6 +6,7 @@ Every kernel takes q `[batch, queries, heads, head_dim]`, k and v `[batch, keys,
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ CHOICES = ("auto", "sdpa", "flash")
 FLASH_HEAD_DIM = 256
 """The widest head that flash attention takes."""
 
+FAULT_LENGTH = 200
+"""Characters of a library's error that a sentence can hold."""
+
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 FLASH_CAPABILITY = (8, 0)
@@ -38,17 +42,20 @@ class Kernel:
     attend: Attend
 
 
-def choose_kernel(choice: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
+def choose_kernel(choice: str, device: torch.device, dtype: torch.dtype, head_dim: int, fault: str = "") -> Kernel:
     """The kernel for a device and dtype.
+
+    Args:
+        fault: what `flash_fault` found on the device.
 
     Raises:
         Refused: the kernel asked for cannot run here; the sentence says why and what can.
     """
     if choice not in CHOICES:
         raise Refused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
-    obstacle = flash_obstacle(device, dtype, head_dim)
+    obstacle = fault or flash_obstacle(device, dtype, head_dim)
     if choice == "flash" and obstacle:
-        raise Refused(f"attention flash cannot be used: {obstacle}; use auto or sdpa.")
+        raise Refused(flash_refusal(obstacle))
     if choice != "sdpa" and not obstacle:
         return Kernel("flash", "flash-attn is installed", _flash_attn)
     reason = "asked for" if choice == "sdpa" else obstacle or ""
@@ -68,6 +75,33 @@ def flash_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     if _is_older(device):
         return f"flash-attn needs a GPU of compute capability 8.0, and {torch.cuda.get_device_name(device)} is older"
     return None
+
+
+def flash_refusal(obstacle: str) -> str:
+    """The sentence for a plan that asks for flash-attn where it cannot serve."""
+    return f"attention flash cannot be used: {obstacle}; use auto or sdpa."
+
+
+@functools.cache
+def flash_fault(device: torch.device) -> str:
+    """How the installed flash-attn fails on this worker's GPU; empty where it works, is not installed, or has no GPU."""
+    installed = device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
+    return call_flash(device) if installed else ""
+
+
+def call_flash(device: torch.device) -> str:
+    """How flash-attn fails when it is called once; empty where it works.
+
+    A wheel may be built for another torch (it cannot be imported) or without kernels for this GPU (they do not start).
+    """
+    try:
+        q = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device=device)
+        out, _ = _flash_attn(q, q, q)
+        out.cpu()  # waits for it
+    except Exception as error:
+        said = (str(error).strip() or "no text").splitlines()[0]
+        return f"flash-attn does not work on {device} ({type(error).__name__}: {said})"[:FAULT_LENGTH]
+    return ""
 
 
 def _is_older(device: torch.device) -> bool:

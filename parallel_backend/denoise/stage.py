@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from torch import Tensor
 
 from ..attention.cache import KVCache
-from ..attention.kernels import choose_kernel
+from ..attention.kernels import choose_kernel, flash_fault
 from ..attention.parallel import Attention, PatchAttention, WholeAttention
 from ..layout import TokenLayout, length
 from ..mesh import Mesh
@@ -91,7 +91,8 @@ class StageForward:
         )
 
     def _attention(self, inputs: Inputs, whole: TokenLayout, patch: int | None) -> Attention:
-        kernel = choose_kernel(self._plan.attention, inputs.device, inputs.dtype, self._model.head_dim)
+        device = inputs.device
+        kernel = choose_kernel(self._plan.attention, device, inputs.dtype, self._model.head_dim, flash_fault(device))
         if patch is not None:
             return PatchAttention(self._mesh, whole.only(patch), patch, kernel.attend, self._caches[inputs.key])
         cache = None

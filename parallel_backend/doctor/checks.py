@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..host.causes import CAUSES, known_cause
-from ..host.versions import REMEDY, in_range, supported
+from ..host.causes import REMEDIES, known_cause
+from ..host.versions import OLDEST_TORCH, REMEDY, TORCH_REMEDY, dotted, in_range, supported
 from .facts import Facts, Measured
 from .findings import Finding, Status
 
 GIB = 1 << 30
-OLDEST_TORCH = (2, 4)
 OLDEST_FLASH_ATTN = (2, 6)
 SHARED_MEMORY_PER_GPU = 64 << 20
 """NCCL takes some 10 MB a channel and pair where P2P is missing."""
@@ -20,8 +19,6 @@ LEAST_OPEN_FILES = 1024
 SLOW_LINK = 5e9
 """Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
 
-_REMEDIES = {cause.name: cause.remedy for cause in CAUSES}
-
 
 def examine(facts: Facts) -> list[Finding]:
     """One finding a line, in the order in which things depend on each other."""
@@ -30,7 +27,8 @@ def examine(facts: Facts) -> list[Finding]:
 
 def _devices(facts: Facts) -> Iterator[Finding]:
     for index, gpu in enumerate(facts.gpus):
-        text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {gpu.free / GIB:.1f} GiB free"
+        free = "free memory not known" if gpu.free is None else f"{gpu.free / GIB:.1f} GiB free"
+        text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {free}"
         yield Finding(f"cuda:{index}", Status.OK, text)
     if facts.gpus:
         return
@@ -47,7 +45,7 @@ def _devices(facts: Facts) -> Iterator[Finding]:
 def _memory(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.memory / GIB:.1f} GiB, {facts.memory_free / GIB:.1f} GiB free"
     low = facts.memory_free < 2 * GIB
-    yield Finding("memory", Status.WARNING if low else Status.OK, text, _REMEDIES["host memory"] if low else "")
+    yield Finding("memory", Status.WARNING if low else Status.OK, text, REMEDIES["host memory"] if low else "")
 
 
 def _peers(facts: Facts) -> Iterator[Finding]:
@@ -62,7 +60,7 @@ def _peers(facts: Facts) -> Iterator[Finding]:
     text = (
         ("every GPU reaches every other" if everyone else "some GPUs do not reach each other") + "\n" + "\n".join(rows)
     )
-    yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else _REMEDIES["P2P"])
+    yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else REMEDIES["P2P"])
 
 
 def _nccl(facts: Facts) -> Iterator[Finding]:
@@ -70,7 +68,7 @@ def _nccl(facts: Facts) -> Iterator[Finding]:
         yield Finding("NCCL", Status.OK, facts.nccl)
     elif facts.gpus:
         status = Status.FAILURE if len(facts.gpus) > 1 else Status.WARNING
-        yield Finding("NCCL", status, "this torch has none", _REMEDIES["NCCL missing"])
+        yield Finding("NCCL", status, "this torch has none", REMEDIES["NCCL missing"])
     else:
         yield Finding("NCCL", Status.OK, "this torch has none, and without GPUs none is needed")
 
@@ -79,7 +77,7 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     space, needed = facts.shared_memory, SHARED_MEMORY_PER_GPU * len(facts.gpus)
     text = f"{space.path}: {space.size / GIB:.2f} GiB, {space.free / GIB:.2f} GiB free"
     low = len(facts.gpus) > 1 and space.free < needed
-    remedy = _REMEDIES["shared memory"] if low else ""
+    remedy = REMEDIES["shared memory"] if low else ""
     yield Finding("shared memory", Status.WARNING if low else Status.OK, text, remedy)
 
 
@@ -87,13 +85,13 @@ def _temporary(facts: Facts) -> Iterator[Finding]:
     space = facts.temporary
     text = f"{space.path}: {space.free / GIB:.2f} GiB free"
     low = space.free < LEAST_TEMPORARY
-    yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, _REMEDIES["disk full"] if low else "")
+    yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, REMEDIES["disk full"] if low else "")
 
 
 def _open_files(facts: Facts) -> Iterator[Finding]:
     low = 0 <= facts.open_files < LEAST_OPEN_FILES
     text = "no limit" if facts.open_files < 0 else f"{facts.open_files} at most"
-    remedy = _REMEDIES["too many files"] if low else ""
+    remedy = REMEDIES["too many files"] if low else ""
     yield Finding("open files", Status.WARNING if low else Status.OK, text, remedy)
 
 
@@ -101,21 +99,21 @@ def _packages(facts: Facts) -> Iterator[Finding]:
     torch = facts.versions.get("torch", "")
     old = _parts(torch) < OLDEST_TORCH
     built = f" for CUDA {facts.cuda_version}" if facts.cuda_version else " without CUDA"
-    text = f"{torch}{built}; {_dotted(OLDEST_TORCH)} or newer is supported"
-    yield Finding("torch", Status.FAILURE if old else Status.OK, text, "Update ComfyUI's torch." if old else "")
+    text = f"{torch}{built}; {dotted(OLDEST_TORCH)} or newer is supported"
+    yield Finding("torch", Status.FAILURE if old else Status.OK, text, _sentence(TORCH_REMEDY) if old else "")
 
     diffusers = facts.versions.get("diffusers", "")
     good = bool(diffusers) and in_range(diffusers)
     text = f"{diffusers or 'not installed'}; {supported()} is supported"
-    remedy = "" if good else f"{REMEDY[0].upper()}{REMEDY[1:]}."
+    remedy = "" if good else _sentence(REMEDY)
     yield Finding("diffusers", Status.OK if good else Status.FAILURE, text, remedy)
 
     flash = facts.versions.get("flash-attn", "")
     if not flash:
         yield Finding("flash-attn", Status.OK, "not installed: torch's own attention is used")
     elif _parts(flash) < OLDEST_FLASH_ATTN:
-        text = f"{flash}; {_dotted(OLDEST_FLASH_ATTN)} or newer is supported"
-        yield Finding("flash-attn", Status.WARNING, text, _REMEDIES["flash-attn"])
+        text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
+        yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", Status.OK, flash)
 
@@ -175,5 +173,5 @@ def _parts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdecimal())
 
 
-def _dotted(parts: tuple[int, ...]) -> str:
-    return ".".join(map(str, parts))
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

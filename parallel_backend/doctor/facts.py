@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import resource
 import shutil
@@ -10,26 +9,19 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import psutil
 import torch
 
 from ..errors import Refused, WorkerFailed
+from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..plan import ParallelPlan
 from ..plan.measure import Machine
 from ..plan.resolve import in_rows
 
 CPU_PAIR = ("cpu", "cpu")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that torch sees; memory in bytes."""
-
-    name: str
-    memory: int
-    free: int
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Measured:
 class Facts:
     """A machine.
 
-    `nvidia_devices` are the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
+    `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
     of GPUs that reach each other's memory. `versions` has the installed packages. `allocator` is ComfyUI's setting.
     """
 
@@ -80,7 +72,7 @@ def look() -> Facts:
     memory = psutil.virtual_memory()
     return Facts(
         gpus=gpus,
-        nvidia_devices=len(glob.glob("/dev/nvidia[0-9]*")),
+        nvidia_devices=gpus_of_the_driver(),
         cuda_error=error,
         cuda_version=torch.version.cuda or "",
         peers=_peers(len(gpus)),
@@ -100,14 +92,15 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
     if torch.version.cuda is None:
         return (), "this torch was built without CUDA"
     try:
-        torch.cuda.init()
-        found = []
-        for index in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(index)
-            found.append(Gpu(torch.cuda.get_device_name(index), total, free))
-        return tuple(found), ""
+        return visible_gpus(), ""
     except (RuntimeError, AssertionError) as error:
         return (), str(error).splitlines()[0]
+
+
+def gpus_of_the_driver(root: Path = Path("/")) -> int:
+    """How many GPUs NVIDIA's driver shows; under WSL2 one file stands for all of them, with Windows' driver beside it."""
+    windows = (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
+    return len(list((root / "dev").glob("nvidia[0-9]*"))) or int(windows)
 
 
 def _peers(gpus: int) -> frozenset[tuple[int, int]]:

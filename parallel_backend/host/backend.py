@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import secrets
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor
 
 from ..errors import Cancelled, WorkerFailed
+from ..gpus import visible_gpus
 from ..models.family import ModelSpec
 from ..models.inputs import Value
 from ..plan import AXES, ParallelPlan, ResolvedPlan
+from ..plan.devices import AUTOMATIC_AMONG
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
+from ..plan.together import why, worth_together
 from ..weights.adapters import NONE, AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
@@ -33,6 +37,8 @@ from ..wire.messages import (
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
+    MeasureMemory,
+    MemoryMeasured,
     Release,
     Residuals,
     Sample,
@@ -41,7 +47,7 @@ from . import diagnosis
 from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
-from .launcher import worker_environment
+from .launcher import wants_kernels_early, worker_environment
 from .numbers import check_finite
 from .planner import Planner, Question
 from .report import released, restored, table
@@ -170,8 +176,13 @@ class Backend:
         on_pixels: OnPixels,
         on_loading: OnLoading,
         stop: Interrupted,
+        working: int = 0,
     ) -> Answer:
-        """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does."""
+        """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
+
+        Args:
+            working: as in the message.
+        """
 
         def on_news(frame: Frame) -> None:
             on_pixels(frame.message.item, frame.message.start, frame.tensors["pixels"])
@@ -179,7 +190,7 @@ class Backend:
         with self._lock:
             plan = self._in_rows(wish)
             shared = not is_elsewhere(plan.devices[0])
-            fields = {"model": vae, "plan": plan, "schedule": schedule, "shared": shared}
+            fields = {"model": vae, "plan": plan, "schedule": schedule, "shared": shared, "working": working}
             return self._request(Decode, fields, {"latent": latent}, on_news, on_loading, stop)
 
     def encode(
@@ -190,10 +201,11 @@ class Backend:
         pixels: Tensor,
         on_loading: OnLoading,
         stop: Interrupted,
+        working: int = 0,
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
-            fields = {"model": vae, "plan": self._in_rows(wish), "schedule": schedule}
+            fields = {"model": vae, "plan": self._in_rows(wish), "schedule": schedule, "working": working}
             return self._request(Encode, fields, {"pixels": pixels}, _no_news, on_loading, stop)
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
@@ -208,13 +220,15 @@ class Backend:
         question: Question,
         compute_dtype: str,
         example: Mapping[str, Tensor],
+        yielding: Callable[[str], int],
         interrupted: Interrupted,
         values: Mapping[str, Value] = MappingProxyType({}),
     ) -> ResolvedPlan:
-        """The plan for a job; the first time on a machine its workers measure it, so they may be started.
+        """The plan for a job and the memory that is free now, which the workers are asked for, so they may be started.
 
         Args:
             example, values: the tensors of one forward of the job, and what its conditioning holds besides.
+            yielding: bytes that this process holds on a device of this machine and would give up for the job.
 
         Raises:
             Refused: no plan can work; the sentence says what does.
@@ -222,6 +236,7 @@ class Backend:
         """
         return self._planner.choose(
             question,
+            measure_memory=lambda plan: self._memory(plan, yielding, interrupted),
             measure_machine=lambda plan: self._machine(plan, interrupted),
             measure_blocks=lambda plan: self._block_times(
                 question.spec, plan, compute_dtype, example, values, interrupted
@@ -237,6 +252,17 @@ class Backend:
 
     def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
         return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, interrupted))
+
+    def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], interrupted: Interrupted) -> float:
+        """Bytes that a job may take on the fullest of a plan's devices, for each worker there."""
+        request = MeasureMemory(next(self._requests), plan)
+        message = self._ask(request, {}, interrupted).frame.message
+        assert isinstance(message, MemoryMeasured)
+        devices = plan.devices
+        return min(
+            free + (0 if is_elsewhere(device) else yielding(device)) / devices.count(device)
+            for free, device in zip(message.free, devices, strict=True)
+        )
 
     def _block_times(
         self,
@@ -260,17 +286,30 @@ class Backend:
         return cached(key, BlockTimes, measure)
 
     def located(self, plan: ParallelPlan) -> ParallelPlan:
-        """A plan whose `devices` is the address of a group on other machines, with the group's own devices named.
+        """A plan with the devices named that stand behind its `devices`: those of a group on other machines, by its address,
+        and of automatic ones those that are worth using together.
 
         Raises:
             Refused: the address is none, or no group of ours answers there.
         """
+        if plan.devices.strip().lower() == "auto":
+            return msgspec.structs.replace(plan, devices=self._automatic)
         if not is_elsewhere(plan.devices):
             return plan
         address = Address.parse(plan.devices)
         if address not in self._elsewhere:
             self._elsewhere[address] = device_names(address, ask(address))
         return msgspec.structs.replace(plan, devices=",".join(self._elsewhere[address]))
+
+    @functools.cached_property
+    def _automatic(self) -> str:
+        """What "auto" comes to on this machine."""
+        gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        used = worth_together(gpus) if gpus else ()
+        if len(used) == len(gpus):
+            return "auto"
+        log.info("Parallel: %s", why(gpus, used))
+        return AUTOMATIC_AMONG + ",".join(map(str, used))
 
     def held_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of this model's weights that all workers on a device hold there."""
@@ -350,7 +389,7 @@ class Backend:
 
     def _ask(
         self,
-        message: Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks,
+        message: Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks,
         tensors: Mapping[str, Tensor],
         interrupted: Interrupted,
         on_news: OnNews = _no_news,
@@ -380,9 +419,13 @@ class Backend:
             raise AssertionError("the last try returns or raises")
 
     def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
-        """The running group on a plan's devices, or a new one; groups it shares a device with make way."""
+        """The running group on a plan's devices, or a new one; groups it shares a device with make way.
+
+        One that loads kernels late makes way too where the plan wants them early.
+        """
         group = self._groups.get(plan.devices)
-        if group is not None and group.alive():
+        early = wants_kernels_early(plan) and not is_elsewhere(plan.devices[0])
+        if group is not None and group.alive() and group.kernels_early >= early:
             return group
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()
@@ -393,7 +436,9 @@ class Backend:
             check_versions()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
-        group = WorkerGroup(self._fork_server, plan.devices, next(self._generations), self.deadlines, interrupted)
+        group = WorkerGroup(
+            self._fork_server, plan.devices, next(self._generations), self.deadlines, interrupted, early
+        )
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
         if is_elsewhere(plan.devices[0]):

@@ -48,6 +48,13 @@ CAUSES = (
         "The memory allocator cudaMallocAsync does not go with NCCL: start ComfyUI with --disable-cuda-malloc.",
     ),
     Cause(
+        "GPU memory",
+        r"CUDA (?:driver )?error: out of memory|Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA calloc"
+        r"|(?:CUBLAS|CUDNN)_STATUS_\w*ALLOC(?:ATION)?_FAILED",
+        "A GPU's memory is full: close other programs that use it (nvidia-smi lists them), or use weights sharded, an fp8 "
+        "weight_dtype or a smaller picture.",
+    ),
+    Cause(
         "driver too old",
         r"NVIDIA driver on your system is too old|driver version is insufficient for CUDA runtime|forward compatibility was "
         r"attempted on non supported HW|requires? (?:a )?newer (?:NVIDIA )?driver",
@@ -125,6 +132,9 @@ CAUSES = (
     ),
 )
 """In the order in which they are looked for: the special before the general."""
+
+REMEDIES = {cause.name: cause.remedy for cause in CAUSES}
+"""By the name of the cause, for where something else than a text gives it away."""
 
 LOST_PEER = re.compile(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited or there was a network error"

@@ -10,7 +10,8 @@ from ..errors import WorkerFailed, WorkerOutOfMemory
 from ..plan import ResolvedPlan
 from ..plan.roomier import gigabytes, roomier
 from ..wire.messages import Failed, Shortage
-from .causes import LOST_PEER, known_cause
+from ..worker.status import CONNECTING
+from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
 from .elsewhere import Elsewhere
 from .launcher import Launched
@@ -69,13 +70,21 @@ def silent(rank: int, devices: Sequence[str], heard: Heard | None, seconds: floa
 def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) -> WorkerFailed:
     """The error for a group in which no rank gets anywhere: it names the one that the others wait for.
 
-    That is the one which waits for none itself. Where there are several such, or none, it is the furthest behind.
+    That is the one which waits for none itself. Where there are several such, or none, it is the furthest behind. GPUs
+    that hang when they first exchange something have P2P that their driver reports and that does not work.
     """
     rank = min(heard, key=lambda r: (heard[r].pulse.waiting, heard[r].pulse.step, heard[r].pulse.marks))
     what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
     return WorkerFailed(
-        f"No worker got anywhere for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. {AFTERWARDS}"
+        f"No worker got anywhere for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. "
+        f"{_unconnected(devices, heard[rank])}{AFTERWARDS}"
     )
+
+
+def _unconnected(devices: Sequence[str], heard: Heard) -> str:
+    """What to do about GPUs that hang in their first exchange, as sentences with a space behind them."""
+    gpus = any("cuda" in device for device in devices)
+    return f"{REMEDIES['P2P']} " if gpus and heard.pulse.phase == CONNECTING else ""
 
 
 def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:

@@ -36,6 +36,8 @@ from ..wire.messages import (
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
+    MeasureMemory,
+    MemoryMeasured,
     Message,
     Pixels,
     Progress,
@@ -62,7 +64,7 @@ Interrupted = Callable[[], bool]
 
 POLL_SECONDS = 0.05
 
-Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureBlocks | Release
+Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks | Release
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,9 @@ class State(enum.Enum):
 class WorkerGroup:
     """Worker processes on a list of devices; starting, or connecting to those elsewhere, is the constructor's work.
 
+    Args:
+        kernels_early: whether they load all kernels when they start; those elsewhere do as they were started.
+
     Raises:
         WorkerFailed: they did not come up.
         Refused: ranks differ in their versions, or those on other machines cannot be reached.
@@ -132,8 +137,10 @@ class WorkerGroup:
         generation: int,
         deadlines: Deadlines,
         interrupted: Interrupted,
+        kernels_early: bool = False,
     ) -> None:
         self.devices = devices
+        self.kernels_early = kernels_early
         self.state = State.STARTING
         self._deadlines = deadlines
         self._reports: list[Failed] = []
@@ -166,7 +173,7 @@ class WorkerGroup:
                 undo.callback(shutil.rmtree, directory, ignore_errors=True)
                 self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
-                self._launched = launch(server, directory, self.devices, generation)
+                self._launched = launch(server, directory, self.devices, generation, self.kernels_early)
                 undo.pop_all()
         except OSError as error:
             raise diagnosis.unstartable(error) from error
@@ -291,7 +298,7 @@ class WorkerGroup:
                 case Report() as report:
                     reports.append(report)
                     self._latest[report.rank] = report
-                case Done() | MachineMeasured() | BlocksMeasured() if frame is not None:
+                case Done() | MachineMeasured() | MemoryMeasured() | BlocksMeasured() if frame is not None:
                     answer, over = Answer(frame, reports), True
                 case Stopped():
                     stopped_by, over = stopped_by or Cancelled(), True
@@ -394,7 +401,10 @@ class WorkerGroup:
                 raise Cancelled
             if time.monotonic() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
-        check_members([self._members[rank] for rank in range(len(self.devices))])
+        members = [self._members[rank] for rank in range(len(self.devices))]
+        check_members(members)
+        for fault in dict.fromkeys(filter(None, (member.flash_fault for member in members))):
+            log.warning("Parallel: %s; attention auto uses torch's own kernels there", fault)
 
     def _end(self, state: State) -> None:
         self.state = state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..models.comfyui import importing
+from ..plan import ResolvedPlan
 from ..wire.forking import log_path
 from ..worker import environment as names
 from .forkserver import ForkServer, Process
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
-ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""ComfyUI may choose cudaMallocAsync for its own process; NCCL's buffers do not go with it."""
+ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+"""Where the user, or ComfyUI for its own process, sets how torch allocates device memory."""
+
+BACKEND = re.compile(r"(?:^|,)\s*backend\s*:[^,]*")
+"""ComfyUI may choose cudaMallocAsync; NCCL's buffers do not go with it."""
 
 KILL_SECONDS = 10
 """The kernel may take its time to end a process with much device memory."""
@@ -68,10 +73,10 @@ def socket_path(directory: Path) -> Path:
     return directory / "socket"
 
 
-def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int) -> Launched:
+def launch(
+    server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int, kernels_early: bool
+) -> Launched:
     """Start one process a device. They end when the returned death pipe closes, however our process ends."""
-    environment = worker_environment()
-    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(devices)))}
     variables = [
         {
             "RANK": str(rank),
@@ -87,7 +92,9 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
     ]
     death_read, death_write = os.pipe()
     try:
-        processes = server.start(generation, directory, defaults | environment, variables, death_read)
+        processes = server.start(
+            generation, directory, group_environment(len(devices), kernels_early), variables, death_read
+        )
     except OSError:
         os.close(death_write)
         raise
@@ -96,9 +103,29 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
     return Launched(directory, processes, server, death_write)
 
 
+def wants_kernels_early(plan: ResolvedPlan) -> bool:
+    """Whether a plan's workers must load all kernels when they start.
+
+    CUDA loads a kernel when it is first used, and may wait for the GPU to do so. In PipeFusion a stage's send is on the GPU
+    until the next stage takes it, which may be loading a kernel too: stages could wait for each other for ever.
+    """
+    return plan.pipefusion > 1 and plan.transport == "nccl"
+
+
+def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
+    """What all workers of a group get; what the user has set comes first."""
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+    if kernels_early:
+        defaults["CUDA_MODULE_LOADING"] = "EAGER"
+    return defaults | worker_environment()
+
+
 def worker_environment() -> dict[str, str]:
     """Ours, with the pack and ComfyUI importable, and sockets on the loopback interface."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
+    inherited = dict(os.environ)
+    for name in ALLOCATOR_SETTINGS & inherited.keys():
+        kept = BACKEND.sub("", inherited.pop(name)).strip(", ")
+        inherited |= {name: kept} if kept else {}  # expandable_segments and the like stay
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return defaults | own_comfyui() | inherited | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -17,6 +17,9 @@ from ..plan.stages import cut_by_time
 
 GIGABYTE = 1e9
 
+SLACK = 0.5e9
+"""Bytes by which what is free may change, as kernels are loaded, before a plan is chosen anew."""
+
 log = logging.getLogger(__name__)
 
 
@@ -32,40 +35,57 @@ class Question:
     job: Job
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A choice, and the bytes that were free to each worker then."""
+
+    choice: Choice
+    memory: float
+
+    def holds(self, memory: float) -> bool:
+        """Whether it would be the same with so much memory."""
+        return abs(memory - self.memory) < SLACK or _fitting(self.choice, memory) == _fitting(self.choice, self.memory)
+
+
 class Planner:
-    """Answers each question once and logs the ranking it chose from."""
+    """Answers each question once for the memory that is free, and logs the ranking it chose from."""
 
     def __init__(self) -> None:
-        self._answers: dict[Question, ResolvedPlan] = {}
+        self._answers: dict[Question, Answer] = {}
 
     def choose(
         self,
         question: Question,
+        measure_memory: Callable[[ResolvedPlan], float],
         measure_machine: Callable[[ResolvedPlan], Machine],
         measure_blocks: Callable[[ResolvedPlan], BlockTimes],
     ) -> ResolvedPlan:
         """The fastest plan that does what is asked for and fits into memory.
 
         Args:
+            measure_memory: bytes that a job may take now on each device of a plan, for each worker.
             measure_machine: what the workers on a plan's devices measure.
             measure_blocks: what they measure of the model's blocks; asked for plans with stages.
 
         Raises:
             Refused: no plan can work; the sentence names one that does, or what to change.
         """
-        if question not in self._answers:
-            wish, shape, job = question.wish, question.shape, question.job
-            found = feasible(wish, question.gpus, shape.limits, question.workload)
-            machine = measure_machine(found[0])
+        wish, shape, job = question.wish, question.shape, question.job
+        found = feasible(wish, question.gpus, shape.limits, question.workload)
+        devices = found[0].devices
+        memory = measure_memory(found[0])
+        if wish.memory_limit:
+            memory = min(memory, wish.memory_limit * GIGABYTE / max(devices.count(device) for device in devices))
+        answer = self._answers.get(question)
+        if answer is None or not answer.holds(memory):
+            profile = measured_profile(measure_machine(found[0]), memory, gpus="cuda" in devices[0])
             if not wish.stages:
                 found = [_cut(plan, measure_blocks) for plan in found]
             stale = wish.pipefusion > 1 or wish.patches > 1
-            sharers = max(found[0].devices.count(device) for device in found[0].devices)
-            limit = min(machine.memory, wish.memory_limit * GIGABYTE / sharers or machine.memory)
-            choice = best(found, shape, job, measured_profile(machine), limit, stale, _leaner(question))
-            self._tell(question, choice, limit)
-            self._answers[question] = choice.plan
-        return self._answers[question]
+            choice = best(found, shape, job, profile, stale=stale, others=_leaner(question))
+            self._tell(question, choice, memory)
+            answer = self._answers[question] = Answer(choice, memory)
+        return answer.choice.plan
 
     @staticmethod
     def _tell(question: Question, choice: Choice, memory_limit: float) -> None:
@@ -84,6 +104,10 @@ class Planner:
                 "Parallel: one device alone is faster for this job: write %s into devices of Parallel Plan.",
                 choice.single.plan.devices[0].removeprefix("cuda:"),
             )
+
+
+def _fitting(choice: Choice, memory: float) -> set[ResolvedPlan]:
+    return {entry.plan for entry in (*choice.ranking, choice.single) if entry.breakdown.memory <= memory}
 
 
 def _cut(plan: ResolvedPlan, measure_blocks: Callable[[ResolvedPlan], BlockTimes]) -> ResolvedPlan:

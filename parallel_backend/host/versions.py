@@ -1,4 +1,4 @@
-"""The versions of diffusers that the pack supports, stated once; and what must be the same on all ranks."""
+"""The versions of torch and diffusers that the pack supports, stated once; and what must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -6,23 +6,38 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+import torch
+
 from ..errors import Refused
 from ..identity import code_digest
 from ..wire.messages import Facts
 
+OLDEST_TORCH = (2, 6)
+"""The first whose FSDP2, which shards weights, is public."""
+
 OLDEST_DIFFUSERS = (0, 35)
 NEWEST_DIFFUSERS = (0, 42)
 REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python"
+TORCH_REMEDY = "update ComfyUI's torch"
 
 
 def check_versions() -> None:
-    """Raises Refused where diffusers is missing here or outside the supported range."""
+    """Raises Refused where torch is too old here, or diffusers missing or outside the supported range."""
+    check_torch(str(torch.__version__))
     try:
         found = version("diffusers")
     except PackageNotFoundError:
         raise Refused(f"diffusers is not installed and {supported()} is needed: {REMEDY}.") from None
     if not in_range(found):
         raise Refused(f"diffusers {found} is installed and {supported()} is supported: {REMEDY}.")
+
+
+def check_torch(found: str) -> None:
+    """Raises Refused for a version of torch that is too old for the workers."""
+    if _major_minor(found) < OLDEST_TORCH:
+        raise Refused(
+            f"torch {found} is installed and the workers need {dotted(OLDEST_TORCH)} or newer: {TORCH_REMEDY}."
+        )
 
 
 def check_members(members: Sequence[Facts]) -> None:
@@ -51,10 +66,18 @@ def check_members(members: Sequence[Facts]) -> None:
 
 def supported() -> str:
     """The supported range in words."""
-    return " to ".join(".".join(map(str, parts)) for parts in (OLDEST_DIFFUSERS, NEWEST_DIFFUSERS))
+    return f"{dotted(OLDEST_DIFFUSERS)} to {dotted(NEWEST_DIFFUSERS)}"
 
 
 def in_range(found: str) -> bool:
     """Whether a version of diffusers is supported."""
-    parts = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
-    return OLDEST_DIFFUSERS <= parts <= NEWEST_DIFFUSERS
+    return OLDEST_DIFFUSERS <= _major_minor(found) <= NEWEST_DIFFUSERS
+
+
+def dotted(parts: tuple[int, ...]) -> str:
+    """`2.6` for (2, 6)."""
+    return ".".join(map(str, parts))
+
+
+def _major_minor(found: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", found)[:2])

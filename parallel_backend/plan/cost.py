@@ -133,6 +133,14 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
     return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
 
 
+def connections(plan: ResolvedPlan) -> int:
+    """Pairs of GPUs between which a rank's communicators (`mesh.build_mesh`) keep buffers on the device."""
+    if plan.transport != "nccl":
+        return 0
+    sizes = (*plan.mesh_shape, plan.pipefusion, plan.ring * plan.ulysses)  # and `returning` and `sequence`
+    return sum(size - 1 for size in sizes)
+
+
 def items(plan: ResolvedPlan, job: Job) -> int:
     """Batch items, of both sides where they are computed together, that a rank computes at once."""
     return math.ceil(job.batch / plan.data) * (2 if job.two_sided and plan.cfg == 1 else 1)
@@ -320,7 +328,11 @@ class _Estimate:
     def _memory(self) -> tuple[float, float]:
         """Bytes of weights and of everything on the fullest rank."""
         found = needs(self.plan, self.model, self.job)
-        return found.weights + found.gathered, found.weights + found.working + self.profile.device.context
+        return found.weights + found.gathered, found.weights + found.working + self._beside_the_model()
+
+    def _beside_the_model(self) -> float:
+        device = self.profile.device
+        return device.context + connections(self.plan) * device.connection
 
 
 def _partner(rank: int, inner: int) -> int:

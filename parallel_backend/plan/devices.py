@@ -5,9 +5,12 @@ from __future__ import annotations
 from ..errors import Refused
 from .plan import MAX_WORLD_SIZE
 
+AUTOMATIC_AMONG = "auto:"
+"""Begins a wish for as many of the GPUs that follow as the degrees ask for."""
+
 
 def named_devices(text: str, gpus: int) -> tuple[str, ...]:
-    """One device a worker; "auto" is every GPU, or one CPU worker where there is none.
+    """One device a worker; "auto" is every GPU, or one CPU worker where there is none, and "auto:0,2" those of the GPUs.
 
     Raises:
         Refused: the text is not understood or names a GPU that is not there.
@@ -22,7 +25,9 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
         if not count.isdecimal() or not 1 <= int(count) <= MAX_WORLD_SIZE:
             raise Refused(f"devices {text!r}: write cpu:N with N from 1 to {MAX_WORLD_SIZE}, such as cpu:2.")
         return ("cpu",) * int(count)
-    names = [part.strip().removeprefix("cuda:") for part in wish.split(",") if part.strip()]
+    names = [
+        part.strip().removeprefix("cuda:") for part in wish.removeprefix(AUTOMATIC_AMONG).split(",") if part.strip()
+    ]
     if not names or not all(name.isdecimal() for name in names):
         raise Refused(f'devices {text!r} is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".')
     missing = sorted({int(name) for name in names if int(name) >= gpus})

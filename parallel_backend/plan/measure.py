@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
-import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .profiles import CONTEXT_BYTES, EAGER, PCIE_OVERLAP, Device, Level, Profile
+from .profiles import EAGER, PCIE_OVERLAP, Device, Level, Profile
 
 BUDGET = 0.2
 """Seconds spent on one measurement, at most (one run may take longer)."""
@@ -27,27 +26,31 @@ MODEL_OPERATION = 6
 FASTER_THAN_PCIE = 6e10
 """Bytes/s that only NVLink reaches."""
 
+KERNEL_BYTES = 0.3e9
+"""Device memory that a worker which is up takes later, besides the model: kernels, loaded when they are first used, the
+workspaces of cuBLAS and cuDNN, and what the allocator cannot use for its cuts."""
+
 FLOAT = 4
 """Bytes of the elements sent."""
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found: FLOP/s, bytes/s, seconds of host time an operation of a model, bytes of memory for one worker, and
-    bytes that it takes of a GPU besides the model.
+    """What was found: FLOP/s, bytes/s, seconds of host time an operation of a model. What is free is not of these: it is
+    asked for each time.
 
-    Each is that of the slowest or smallest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of
-    one rank in an all-to-all of all ranks, `link_latency` the seconds of an empty one.
+    Each is that of the slowest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of one rank in
+    an all-to-all of all ranks, `link_latency` the seconds of an empty one. `connection` is bytes that a communicator takes
+    of a GPU for each other rank of it (NCCL: from some 25 MB over PCIe to 0.4 GB over NVLink).
     """
 
     matmul: float
     attention: float
     bandwidth: float
     launch: float
-    memory: float
-    context: float
     ranks: int
     link_bandwidth: float
     link_latency: float
+    connection: float
 
 
 class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,8 +77,12 @@ class Ranks(Protocol):
         """Every rank's `[1, n, 1]`, joined along dim 1."""
 
 
-def measure(device: torch.device, ranks: Ranks) -> Machine:
-    """Measure this machine. A collective: all ranks call it, and all get the same."""
+def measure(device: torch.device, ranks: Ranks, connection: float) -> Machine:
+    """Measure this machine. A collective: all ranks call it, and all get the same.
+
+    Args:
+        connection: bytes that each connection of this rank's communicators took.
+    """
     gpu = device.type == "cuda"
     side, tokens, dtype = (4096, 4096, torch.bfloat16) if gpu else (256, 256, torch.float32)
     matrix = torch.randn(side, side, device=device, dtype=dtype)
@@ -87,13 +94,13 @@ def measure(device: torch.device, ranks: Ranks) -> Machine:
         "matmul": 2 * side**3 / _seconds(lambda: matrix @ matrix, device),
         "attention": 4 * heads.shape[1] * tokens**2 * 64 / _seconds(lambda: _attend(heads), device),
         "bandwidth": 2 * large.nbytes / _seconds(lambda: large.add_(1), device),
-        "memory": float(_memory(device) / (1 if gpu else ranks.size)),
         "link_bandwidth": bandwidth,
     }
     times = {"launch": MODEL_OPERATION * _host_seconds(lambda: small.add_(1), device), "link_latency": latency}
+    times["connection"] = connection
     worst = {name: min(_of_all(value, device, ranks)) for name, value in rates.items()}
     worst |= {name: max(_of_all(value, device, ranks)) for name, value in times.items()}
-    return Machine(ranks=ranks.size, context=CONTEXT_BYTES if gpu else 0.0, **worst)
+    return Machine(ranks=ranks.size, **worst)
 
 
 def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | None = None) -> Kept:
@@ -123,13 +130,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
 
 
-def measured_profile(machine: Machine) -> Profile:
-    """The measured machine as a profile; how well transfers hide behind compute is taken from machines with such links."""
+def measured_profile(machine: Machine, memory: float, gpus: bool) -> Profile:
+    """The measured machine as a profile; how well transfers hide behind compute is taken from machines with such links.
+
+    Args:
+        memory: bytes that a job may take on each device now.
+        gpus: whether the workers are on GPUs.
+    """
     overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else PCIE_OVERLAP
     return Profile(
         name="this machine",
         device=Device(
-            machine.matmul, machine.attention, machine.bandwidth, machine.memory, machine.launch, machine.context
+            machine.matmul,
+            machine.attention,
+            machine.bandwidth,
+            memory,
+            machine.launch,
+            KERNEL_BYTES if gpus else 0.0,
+            machine.connection,
         ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,
@@ -139,12 +157,6 @@ def measured_profile(machine: Machine) -> Profile:
 
 def _attend(heads: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads, heads, heads)
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(psutil.virtual_memory().total)
 
 
 def _of_all(value: float, device: torch.device, ranks: Ranks) -> list[float]:

@@ -90,7 +90,8 @@ class Device:
     """One accelerator: effective rates, not peaks.
 
     `matmul` and `attention` in FLOP/s (bf16), `bandwidth` in bytes/s, `memory` in bytes, `launch` in seconds of host
-    time for each operation started from diffusers' modules, `context` in bytes that a worker needs besides the model.
+    time for each operation started from diffusers' modules, `context` in bytes that a worker needs besides the model,
+    `connection` in bytes for each pair of GPUs of a communicator, where `context` does not have them.
     """
 
     matmul: float
@@ -99,6 +100,7 @@ class Device:
     memory: float
     launch: float
     context: float = CONTEXT_BYTES
+    connection: float = 0.0
 
 
 @dataclass(frozen=True)

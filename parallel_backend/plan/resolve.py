@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import Refused
 from ..layout import cut, length
-from .devices import named_devices, visible
+from .devices import AUTOMATIC_AMONG, named_devices, visible
 from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload, share_a_gpu
 
 
@@ -96,7 +96,8 @@ def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
 
 def is_automatic(plan: ParallelPlan) -> bool:
     """Whether the devices are chosen for the user."""
-    return plan.devices.strip().lower() == "auto"
+    wish = plan.devices.strip().lower()
+    return wish == "auto" or wish.startswith(AUTOMATIC_AMONG)
 
 
 def _fixed(plan: ParallelPlan) -> bool:

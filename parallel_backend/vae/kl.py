@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..attention.kernels import choose_kernel
+from ..attention.kernels import choose_kernel, flash_fault
 from ..attention.parallel import around_the_ring
 from ..errors import Refused
 from ..weights.checkpoint import Checkpoint
@@ -177,7 +177,7 @@ def attention(block: Any, x: Slab) -> Slab:
     q, kv = tokens(block.to_q), torch.stack((tokens(block.to_k), tokens(block.to_v)))
     width, channels = x.values.shape[-1], x.values.shape[1]
     counts = [width * (run.stop - run.start) for run in x.runs]
-    kernel = choose_kernel("auto", q.device, q.dtype, channels)
+    kernel = choose_kernel("auto", q.device, q.dtype, channels, flash_fault(q.device))
     out = around_the_ring(x.axis, counts, kernel.attend, q, kv).squeeze(2)
     out = F.linear(out, block.to_out[0].weight, block.to_out[0].bias)
     return x.with_values(out.transpose(1, 2).reshape(x.values.shape).add_(x.values))

@@ -20,13 +20,17 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own."""
+    """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own.
+
+    `flash_fault` is how an installed flash-attn fails there, empty where it does not.
+    """
 
     host: str
     device: str
     torch: str
     diffusers: str
     code: str
+    flash_fault: str = ""
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -137,7 +141,8 @@ class Forward(Message, frozen=True):
 class Decode(Message, frozen=True):
     """Decode latents on all ranks. Tensors: `latent`.
 
-    `schedule` says which frames go together, `shared` whether the pixels can come in shared memory.
+    `schedule` says which frames go together, `shared` whether the pixels can come in shared memory, `working` what a rank is
+    thought to need beside the weights, in bytes.
     """
 
     request: int
@@ -145,19 +150,31 @@ class Decode(Message, frozen=True):
     plan: ResolvedPlan
     schedule: str
     shared: bool
+    working: int = 0
 
 
 class Encode(Message, frozen=True):
-    """Encode pixels on all ranks. Tensors: `pixels`, from -1 to 1. The answer's tensor is `latent`, the means."""
+    """Encode pixels on all ranks. Tensors: `pixels`, from -1 to 1. The answer's tensor is `latent`, the means.
+
+    `working` is as Decode's.
+    """
 
     request: int
     model: ModelSpec
     plan: ResolvedPlan
     schedule: str
+    working: int = 0
 
 
 class MeasureMachine(Message, frozen=True):
     """Measure how fast devices and links are. The plan joins all ranks on one axis."""
+
+    request: int
+    plan: ResolvedPlan
+
+
+class MeasureMemory(Message, frozen=True):
+    """Ask every rank how much memory a job may take on its device now."""
 
     request: int
     plan: ResolvedPlan
@@ -324,6 +341,13 @@ class MachineMeasured(Message, frozen=True):
     machine: Machine
 
 
+class MemoryMeasured(Message, frozen=True):
+    """The answer to MeasureMemory: of each rank the bytes that are free to it, with what it holds and would give up."""
+
+    request: int
+    free: tuple[int, ...]
+
+
 class BlocksMeasured(Message, frozen=True):
     """The answer to MeasureBlocks."""
 
@@ -382,6 +406,7 @@ ToWorker = (
     | Decode
     | Encode
     | MeasureMachine
+    | MeasureMemory
     | MeasureBlocks
     | Release
     | Cancel
@@ -401,6 +426,7 @@ ToHost = (
     | Report
     | Done
     | MachineMeasured
+    | MemoryMeasured
     | BlocksMeasured
     | Declined
     | Stopped

@@ -16,13 +16,14 @@ from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
 from ..errors import Refused
-from ..wire.messages import Failed, Hello, Join, Ready, Shutdown
+from ..wire.messages import Failed, Hello, Join, Ready, Shortage, Shutdown
 from .engine import Engine
 from .environment import Environment
 from .facts import own_facts
 from .faults import Faults
 from .home import Home, go_home
 from .link import Link
+from .memory import asked_bytes, is_out_of_memory
 from .rank import Rank
 from .status import Status
 from .world import World
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             device=str(environment.device),
             phase=status.phase,
             step=status.step,
-            shortage=rank.shortage(error) if rank is not None else None,
+            shortage=_shortage(error, rank),
             reason=reason,
             trace="" if told else traceback.format_exc(),
             at=time.time(),
@@ -81,9 +82,17 @@ def _join(environment: Environment, home: Home, status: Status) -> World:
     return World(environment, home.store())
 
 
+def _shortage(error: BaseException, rank: Rank | None) -> Shortage | None:
+    """What is known of memory that ran out, which it may before there is a rank: a CUDA context needs some."""
+    if not is_out_of_memory(error):
+        return None
+    return Shortage(asked_bytes(error), free=0, part=0, held=[]) if rank is None else rank.shortage(error)
+
+
 def _meter(environment: Environment) -> Meter:
     trace_directory = os.environ.get(TRACE_DIRECTORY)
-    return Meter(trace=Trace(trace_directory, environment.rank) if trace_directory else None)
+    trace = Trace(trace_directory, environment.rank) if trace_directory else None
+    return Meter(trace=trace, device=environment.device)
 
 
 def _serve(rank: Rank) -> None:

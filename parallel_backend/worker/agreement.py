@@ -1,4 +1,4 @@
-"""Agreeing on what is to be done: every rank has been asked for the same plan and model, and has the model's file."""
+"""Agreeing on what is to be done: all ranks were asked for the same plan and model, have its file and the plan's kernel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 
 import msgspec
 
+from ..attention.kernels import flash_refusal
 from ..errors import Refused
 from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
@@ -16,12 +17,17 @@ from .world import World
 
 
 class Agreement:
-    """What all ranks last agreed on."""
+    """What all ranks last agreed on.
 
-    def __init__(self, world: World, files: ModelFiles, status: Status) -> None:
+    Args:
+        flash_fault: how flash-attn fails on this rank, empty where it does not.
+    """
+
+    def __init__(self, world: World, files: ModelFiles, status: Status, flash_fault: str) -> None:
         self._world = world
         self._files = files
         self._status = status
+        self._flash_fault = flash_fault
         self._agreed: tuple[ResolvedPlan, ModelSpec] | None = None
 
     def problem(self, plan: ResolvedPlan, model: ModelSpec) -> str:
@@ -34,20 +40,28 @@ class Agreement:
             return ""
         self._status.enter("comparing plan and model")
         digest = hashlib.sha256(msgspec.msgpack.encode(wanted)).hexdigest()[:16]
-        missing = ""
-        try:
-            self._files.find(model)
-        except Refused as refusal:
-            missing = str(refusal)
-        said = [each.split(" ", 2) for each in self._world.gather(f"{digest} {socket.gethostname()} {missing}")]
+        said = [
+            each.split(" ", 2)
+            for each in self._world.gather(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
+        ]
         expected, first, _ = said[0]
-        for rank, (theirs, host, their_missing) in enumerate(said):
+        for rank, (theirs, host, their_lack) in enumerate(said):
             if theirs != expected:
                 return (
                     f"Worker {rank} of {len(said)} on {host} was asked for plan and model {theirs} and worker 0 on {first} "
                     f"for {expected}: restart the workers."
                 )
-            if their_missing:
-                return f"Worker {rank} of {len(said)}: {their_missing}"
+            if their_lack:
+                return f"Worker {rank} of {len(said)}: {their_lack}"
         self._agreed = wanted
+        return ""
+
+    def _lack(self, plan: ResolvedPlan, model: ModelSpec) -> str:
+        """What this rank would need and has not, as a sentence; empty if it has everything."""
+        if plan.stages and plan.attention == "flash" and self._flash_fault:  # work cut in space takes any kernel
+            return flash_refusal(self._flash_fault)
+        try:
+            self._files.find(model)
+        except Refused as refusal:
+            return str(refusal)
         return ""

@@ -19,6 +19,7 @@ from ..weights.reading import Neighbours, Watch
 from ..wire.messages import Decode, Done, Encode, Pixels
 from .rank import Rank
 from .stage_part import STORAGE_DTYPES
+from .status import CONNECTING
 
 
 class AutoencoderPart:
@@ -56,19 +57,20 @@ class Autoencoding:
         """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
         rank, first = self._rank, self._rank.world.rank == 0
         watch = rank.watch(message.request, first)
+        axis = self._everyone(message.plan.transport)  # before what it needs is taken by weights
         answer = {}
         try:
             part = rank.holder.hold(
                 message.model,
                 None,
                 lambda: AutoencoderPart(rank.files.find(message.model), rank.device, rank.neighbours, watch),
-                rank.allowance(message.plan),
+                rank.allowance(message.plan, message.working),
             )
             started = rank.start()
             if isinstance(message, Decode):
-                self._decode(message, tensors["latent"], part.autoencoder)
+                self._decode(message, tensors["latent"], part.autoencoder, axis)
             else:
-                answer = {"latent": self._encode(message, tensors["pixels"], part.autoencoder)}
+                answer = {"latent": self._encode(message, tensors["pixels"], part.autoencoder, axis)}
         except Cancelled:
             rank.stopped(message, first)
             return
@@ -76,14 +78,13 @@ class Autoencoding:
         if first:
             rank.link.send(Done(message.request), answer)
 
-    def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder) -> None:
+    def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
 
         Raises:
             Cancelled: between two pieces.
         """
         self._rank.status.enter("decoding")
-        axis = self._everyone(message.plan.transport)
         for item in range(latent.shape[0]):
             start = 0
             slab = slab_of(latent[item : item + 1].to(self._rank.device), axis)
@@ -99,7 +100,7 @@ class Autoencoding:
                 start += pixels.shape[1]  # an image has one piece, and nothing starts after it
                 self._next(message.request, "decoding")
 
-    def _encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder) -> Tensor:
+    def _encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder, axis: Communicator) -> Tensor:
         """The latent's means on the first rank, nothing on the others. A collective.
 
         Args:
@@ -109,7 +110,6 @@ class Autoencoding:
             Cancelled: between two pieces.
         """
         self._rank.status.enter("encoding")
-        axis = self._everyone(message.plan.transport)
         items = []
         for item in range(pixels.shape[0]):
             slab = slab_of(pixels[item : item + 1], axis, autoencoder.scale)
@@ -130,8 +130,10 @@ class Autoencoding:
     def _everyone(self, transport: str) -> Communicator:
         """All ranks on one axis, whatever the axes of the denoise are."""
         if self._axis is None:
+            self._rank.status.enter(CONNECTING)
             group = dist.group.WORLD if self._rank.world.size > 1 else None
             staged = self._rank.device.type == "cuda" and transport == "gloo"
             self._axis = Communicator("rows", group, self._rank.device, staged, self._rank.meter)
             self._axis.warm_up()
+            self._rank.memory.finish()
         return self._axis

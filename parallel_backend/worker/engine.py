@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..attention.kernels import flash_fault
 from ..wire.frames import Frame
 from ..wire.messages import (
     RESIDUAL,
@@ -15,12 +16,13 @@ from ..wire.messages import (
     Forward,
     MeasureBlocks,
     MeasureMachine,
+    MeasureMemory,
     Release,
     Sample,
 )
 from .agreement import Agreement
 from .autoencoding import Autoencoding
-from .measuring import measure_blocks, measure_machine
+from .measuring import measure_blocks, measure_machine, measure_memory
 from .rank import Rank
 from .sampling import sample
 from .single_forward import single_forward
@@ -32,7 +34,7 @@ class Engine:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
-        self._agreement = Agreement(rank.world, rank.files, rank.status)
+        self._agreement = Agreement(rank.world, rank.files, rank.status, flash_fault(rank.device))
 
     @torch.no_grad()
     def carry_out(self, frame: Frame) -> None:
@@ -51,6 +53,8 @@ class Engine:
                 self._release(message)
             case MeasureMachine():
                 measure_machine(rank, message)
+            case MeasureMemory():
+                measure_memory(rank, message)
             case MeasureBlocks() | Sample() | Forward():
                 self._compute(message, frame)
         if rank.meter.trace is not None:

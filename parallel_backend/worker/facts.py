@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from ..attention.kernels import flash_fault
 from ..identity import code_digest
 from ..wire.messages import Facts
 
@@ -17,4 +18,5 @@ def own_facts(device: torch.device) -> Facts:
         diffusers = version("diffusers")
     except PackageNotFoundError:
         diffusers = ""
-    return Facts(socket.gethostname(), str(device), str(torch.__version__), diffusers, code_digest())
+    version_of_torch = str(torch.__version__)
+    return Facts(socket.gethostname(), str(device), version_of_torch, diffusers, code_digest(), flash_fault(device))

@@ -32,6 +32,8 @@ from .environment import DEATH_PIPE
 
 LEAVE_SECONDS = 5
 PR_SET_PDEATHSIG = 1
+GPU_FILES = ("/dev/nvidia", "/dev/dxg")
+"""What a process that uses a GPU has open; the second under WSL2."""
 
 
 class ForkServer:
@@ -160,7 +162,7 @@ def _device_touched() -> bool:
     """Whether an import has opened a GPU, which a forked process cannot use: the worker then starts from nothing."""
     for fd in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(GPU_FILES):
                 return True
         except OSError:
             pass  # closed meanwhile: it was listdir's own

@@ -16,11 +16,19 @@ from ..models import FAMILIES
 from ..models.family import Family, Stage
 from ..models.inputs import Inputs, Value
 from ..plan import AXES, ResolvedPlan
+from ..plan.cost import connections
 from ..plan.measure import BlockTimes, measure
 from ..weights.checkpoint import read_header
 from ..weights.holding import Replicated
 from ..weights.layers import materialise
-from ..wire.messages import BlocksMeasured, MachineMeasured, MeasureBlocks, MeasureMachine
+from ..wire.messages import (
+    BlocksMeasured,
+    MachineMeasured,
+    MeasureBlocks,
+    MeasureMachine,
+    MeasureMemory,
+    MemoryMeasured,
+)
 from .rank import Rank
 from .stage_part import STORAGE_DTYPES, forward_of
 
@@ -28,12 +36,21 @@ RUNS = 3
 
 
 def measure_machine(rank: Rank, message: MeasureMachine) -> None:
-    """Answer with the speed of devices and links."""
+    """Answer with the speed of devices and links, and the memory that a connection takes."""
+    rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
-    machine = measure(rank.device, mesh.ulysses)
+    machine = measure(rank.device, mesh.ulysses, rank.connected / max(1, connections(message.plan)))
     if mesh.reports:
         rank.link.send(MachineMeasured(message.request, machine))
+
+
+def measure_memory(rank: Rank, message: MeasureMemory) -> None:
+    """Answer with what a job may take of each rank's device. A collective."""
+    rank.status.enter("measuring free memory")
+    free = [int(said) for said in rank.world.gather(str(rank.available(message.plan)))]
+    if rank.world.rank == 0:
+        rank.link.send(MemoryMeasured(message.request, tuple(free)))
 
 
 def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor]) -> None:

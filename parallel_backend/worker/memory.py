@@ -28,9 +28,11 @@ UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ALLOCATION = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
 """How torch's allocators say what they were asked for."""
 
-
-HOST_FAILURES = ("can't allocate memory", "bad_alloc")
-"""What torch says when the host's memory ran out."""
+SHORTAGE = re.compile(
+    r"out of memory|(?:CUBLAS|CUDNN)_STATUS_\w*ALLOC(?:ATION)?_FAILED|can(?:'t|not) allocate memory|bad_alloc",
+    re.IGNORECASE,
+)
+"""What CUDA, its libraries, NCCL and torch say in a plain RuntimeError when the device's or the host's memory ran out."""
 
 
 class OutOfMemory(torch.OutOfMemoryError):
@@ -46,7 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in HOST_FAILURES)
+    return isinstance(error, RuntimeError) and SHORTAGE.search(str(error)) is not None
 
 
 def asked_bytes(error: BaseException) -> int:
@@ -82,6 +84,11 @@ class Memory:
         self._device = device
         self._local_ranks = local_ranks
         self._host_reserve = host_reserve
+
+    def finish(self) -> None:
+        """Wait until the device is done with all it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def limit(self, nbytes: int) -> None:
         """Let this process allocate no more than so many bytes of its GPU; 0 lifts the limit."""

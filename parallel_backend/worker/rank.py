@@ -21,9 +21,9 @@ from .environment import Environment
 from .files import ModelFiles
 from .holder import Holder
 from .link import Link
-from .memory import Allowance, Memory, asked_bytes, is_out_of_memory
+from .memory import Allowance, Memory, asked_bytes
 from .stage_part import StagePart, forward_of, stages
-from .status import Status
+from .status import CONNECTING, Status
 from .world import World
 
 GIGABYTE = 10**9
@@ -49,15 +49,29 @@ class Rank:
         self.files = ModelFiles(environment.models)
         self._mesh: tuple[tuple[int, ...], Mesh] | None = None
         self._read = 0
+        self.connected = 0
+        """Bytes of the device that the communicators in use took when they were opened."""
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
         """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
         if self._mesh is None or self._mesh[0] != plan.mesh_shape:
-            self.status.enter("connecting the workers")
-            if self._mesh is not None:
-                self._mesh[1].close()
+            self.forget_mesh()
+            self.status.enter(CONNECTING)
+            free = self.memory.free_on_device()
             self._mesh = plan.mesh_shape, build_mesh(plan, self.device, self.meter)
+            self.connected = max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0
         return self._mesh[1]
+
+    def forget_mesh(self) -> None:
+        """Close the communicators in use. A collective."""
+        if self._mesh is not None:
+            self._mesh[1].close()
+        self._mesh, self.connected = None, 0
+
+    def available(self, plan: ResolvedPlan) -> int:
+        """Bytes that a job may take of this rank's device: what is free, and what this rank holds and would give up."""
+        sharers = plan.devices.count(plan.devices[self.world.rank])
+        return self.memory.free_on_device() // sharers + sum(self.holder.on_device().values()) + self.connected
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
         """What a plan lets this rank hold beside the bytes a request works with."""
@@ -114,6 +128,8 @@ class Rank:
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0) -> None:
         """Tell the host what a request has cost since `start`."""
+        waiting = self.meter.waiting()  # once the device is done
+        seconds = time.perf_counter() - started
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
         else:
@@ -121,8 +137,8 @@ class Rank:
         report = Report(
             request=request,
             rank=self.world.rank,
-            seconds=time.perf_counter() - started,
-            waiting=self.meter.waiting,
+            seconds=seconds,
+            waiting=waiting,
             sent=dict(self.meter.sent),
             read=self._read,
             weights=self.holder.on_device().get(model, 0),
@@ -144,12 +160,9 @@ class Rank:
         """Drop the adapters that a host has sent: another one does not know of them."""
         self.adapters = AdapterStore()
 
-    def shortage(self, error: BaseException) -> Shortage | None:
-        """What there was when memory ran out; None for an error of another kind."""
-        if not is_out_of_memory(error):
-            return None
-        free = self.holder.free()
-        return Shortage(asked_bytes(error), free, self.holder.wanted, self._held())
+    def shortage(self, error: BaseException) -> Shortage:
+        """What there was when memory ran out with this error."""
+        return Shortage(asked_bytes(error), self.holder.free(), self.holder.wanted, self._held())
 
     def _held(self) -> list[HeldModel]:
         return [HeldModel(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 COMMUNICATION = ("torch.distributed.", f"{__package__.rpartition('.')[0]}.comm.")
 """The modules in which a rank waits for others."""
 
+CONNECTING = "connecting the workers"
+"""The phase in which communicators are opened and used once."""
+
 
 @dataclass
 class Status:

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from parallel_backend.doctor import Facts, Finding, Status, examine
-from parallel_backend.doctor.facts import Gpu, Measured, Space
+from parallel_backend.doctor.facts import Measured, Space, gpus_of_the_driver
 from parallel_backend.doctor.findings import failed, table
+from parallel_backend.gpus import Gpu
 from parallel_backend.plan.measure import Machine
 
 GIB = 1 << 30
@@ -25,15 +26,14 @@ FAST = Machine(
     attention=4e14,
     bandwidth=2e12,
     launch=3e-6,
-    memory=80e9,
-    context=5e8,
     ranks=2,
     link_bandwidth=2e10,
     link_latency=2e-5,
+    connection=3e8,
 )
 
 GOOD = Facts(
-    gpus=(Gpu("NVIDIA H100", 80 * GIB, 79 * GIB),) * 2,
+    gpus=(Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0), 132, False),) * 2,
     nvidia_devices=2,
     cuda_error="",
     cuda_version="13.0",
@@ -66,7 +66,7 @@ FAULTS = [
     ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", Status.FAILURE, "set TMPDIR"),
     ({"memory_free": GIB}, "memory", Status.WARNING, "close other programs"),
     ({"open_files": 256}, "open files", Status.WARNING, "ulimit -n"),
-    ({"versions": GOOD.versions | {"torch": "2.1.0"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
+    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
     ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", Status.FAILURE, "pip install -r"),
     ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.FAILURE, "pip install -r"),
     ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
@@ -107,6 +107,30 @@ def test_each_fault_is_found_and_has_a_remedy(change, name, status, remedy):
 def test_cudamallocasync_is_said_to_be_left_out():
     findings = examine(dataclasses.replace(GOOD, allocator="backend:cudaMallocAsync"))
     assert any("the workers leave it out" in finding.text for finding in findings)
+
+
+def test_free_memory_that_the_driver_does_not_tell_is_no_fault():
+    part = dataclasses.replace(GOOD.gpus[0], free=None)
+    findings = examine(dataclasses.replace(GOOD, gpus=(part, part)))
+    assert {finding.status for finding in findings} == {Status.OK}
+    assert findings[3].text == "NVIDIA H100, 80.0 GiB, free memory not known"
+
+
+@pytest.mark.parametrize(
+    ("files", "gpus"),
+    [
+        ([], 0),
+        (["dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/nvidia-uvm"], 2),
+        (["dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"], 1),
+        (["dev/dxg"], 0),
+    ],
+    ids=["none", "two GPUs", "WSL2", "WSL2 with another maker's GPU"],
+)
+def test_the_drivers_gpus_are_counted(tmp_path, files, gpus):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert gpus_of_the_driver(tmp_path) == gpus
 
 
 def test_this_machine():
@@ -166,4 +190,14 @@ def test_the_gpus_of_this_machine():
 
     facts = look()
     assert len(facts.gpus) == torch.cuda.device_count()
+    assert all(gpu.free is not None and 0 < gpu.free < gpu.memory for gpu in facts.gpus)
     assert all(measured.machine is not None for measured in facts.measured)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no GPU")
+def test_the_doctor_opens_no_gpu():
+    look = "import torch; from parallel_backend.doctor import look; gpus = look().gpus"
+    opened = "any(torch._C._cuda_hasPrimaryContext(index) for index in range(len(gpus)))"
+    assert (
+        subprocess.run([sys.executable, "-c", f"{look}; exit({opened})"], cwd=Path(__file__).parents[2]).returncode == 0
+    )

@@ -17,7 +17,7 @@ from parallel_backend.host import Backend
 from parallel_backend.host.group import Answer
 from parallel_backend.models.family import ModelSpec
 from parallel_backend.models.flux import reference_tokens
-from parallel_backend.plan import ResolvedPlan
+from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.digest import file_digest
 from parallel_backend.wire.messages import FlowSettings, Prompt
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
@@ -103,6 +103,13 @@ class Runner:
         spec = spec_of(family, path)
         self.answer = self._backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
         return self.answer.frame.tensors["result"]
+
+    def decode(self, path: Path, latent: Tensor, wish: ParallelPlan, working: int) -> None:
+        """Decode a picture with an image VAE."""
+        spec = spec_of("image vae", path)
+        self.answer = self._backend.decode(
+            spec, wish, "", latent, lambda *_: None, lambda done, total: None, lambda: False, working
+        )
 
     def __call__(
         self,

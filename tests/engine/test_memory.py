@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from parallel_backend.errors import WorkerOutOfMemory
+from parallel_backend.plan import ParallelPlan
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.plans import cpu_plan
+from tests.tiny_vae import save_image_vae
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 
@@ -98,3 +100,16 @@ def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_o
             assert report.on_host + report.weights == both
         assert {report.restored for report in run.answer.reports} <= {0, report.weights}
     assert run.answer.reports[0].restored == run.answer.reports[0].weights
+
+
+def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
+    run(small(models), cpu_plan(ulysses=2))
+    held, room = weights(run), 10_000_000
+    vae = save_image_vae(tmp_path / "vae.safetensors")
+    latent = torch.zeros(1, 16, 8, 8)
+    run.decode(vae, latent, ParallelPlan(devices="cpu:2"), 0)
+    both = held + weights(run)
+    wish = ParallelPlan(devices="cpu:2", memory_limit=2 * (both + room) / 1e9)
+    for working, on_host in [(room // 2, 0), (2 * room, held)]:
+        run.decode(vae, latent, wish, working)
+        assert [report.on_host for report in run.answer.reports] == [on_host] * 2

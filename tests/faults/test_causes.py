@@ -56,6 +56,16 @@ TEXTS = [
         "RuntimeError: cudaMallocAsync does not yet support checkPoolLiveAllocations. If you need it, please file an issue",
     ),
     (
+        "GPU memory",
+        "torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    ),
+    ("GPU memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    (
+        "GPU memory",
+        "include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n"
+        "include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
+    ),
+    (
         "driver too old",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by "
         "downloading and installing a new version",
@@ -185,6 +195,25 @@ def test_a_report_gets_the_remedy_that_its_log_asks_for():
     message = Group({}, {1: "DistBackendError: NCCL error, unhandled system error"}, {1: log}).message()
     assert "start the container with --shm-size=1g" in message
     assert message.endswith(log)
+
+
+@pytest.mark.parametrize(
+    ("device", "phase", "remedy"),
+    [
+        ("cuda", "connecting the workers", "Set the environment variable NCCL_P2P_DISABLE=1 before starting ComfyUI"),
+        ("cuda", "sampling", ""),
+        ("cpu", "connecting the workers", ""),
+    ],
+)
+def test_gpus_that_hang_in_their_first_exchange_have_p2p_that_does_not_work(device, phase, remedy):
+    """All of them wait in a synchronisation with their GPU, so that none is known to wait for another."""
+    devices = [f"{device}:{rank}" for rank in range(2)]
+    heard = {rank: Heard(Pulse(phase, 0, 5, False), 0, 0) for rank in range(2)}
+    message = str(diagnosis.stalled(devices, heard, 300))
+    start = f"No worker got anywhere for 300 s; the furthest behind is worker 0 of 2 ({device}:0) while {phase}. "
+    assert message.startswith(start)
+    assert ("NCCL_P2P_DISABLE" in message) == bool(remedy)
+    assert remedy in message and message.endswith(diagnosis.AFTERWARDS)
 
 
 def test_the_table_is_the_only_place_of_remedies():

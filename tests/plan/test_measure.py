@@ -13,20 +13,23 @@ from parallel_backend.plan.measure import BlockTimes, Machine, cached, machine_k
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
-MACHINE = Machine(1e12, 1e12, 1e11, 1e-5, 8e9, 8e8, ranks=2, link_bandwidth=1e9, link_latency=1e-4)
+MACHINE = Machine(1e12, 1e12, 1e11, 1e-5, ranks=2, link_bandwidth=1e9, link_latency=1e-4, connection=3e8)
 
 
 def test_all_ranks_get_the_same_measurements() -> None:
     def on(rank: int) -> bytes:
         mesh = build_mesh(cpu_plan(ulysses=3), torch.device("cpu"), Meter())
-        return msgspec.json.encode(measure(torch.device("cpu"), mesh.ulysses))
+        return msgspec.json.encode(measure(torch.device("cpu"), mesh.ulysses, rank))
 
     answers = run_ranks(3, on)
     assert len(set(answers)) == 1
     machine = msgspec.json.decode(answers[0], type=Machine)
     assert machine.ranks == 3
-    assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__ if field != "context")
-    (level,) = measured_profile(machine).levels
+    assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__)
+    assert machine.connection == 2  # the most that any rank found
+    found = measured_profile(machine, 8e9, gpus=False)
+    assert (found.device.memory, found.device.context, found.device.connection) == (8e9, 0, 2)
+    (level,) = found.levels
     assert (level.size, level.bandwidth, level.latency) == (3, machine.link_bandwidth, machine.link_latency)
 
 
@@ -50,7 +53,7 @@ def test_a_damaged_file_is_measured_again_and_a_read_only_folder_does_no_harm(tm
     cached("cards", Machine, lambda: MACHINE, tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text("{")
-    other = msgspec.structs.replace(MACHINE, memory=1.0)
+    other = msgspec.structs.replace(MACHINE, launch=1.0)
     assert cached("cards", Machine, lambda: other, tmp_path) == other
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -1,0 +1,39 @@
+"""The time that a rank waits: by the clock on a CPU, by its stream on a GPU, where nothing blocks the host."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from parallel_backend.comm.meter import Meter
+
+SECONDS = 0.05
+
+
+def test_waiting_is_what_blocks_and_nothing_else() -> None:
+    meter = Meter()
+    started = time.perf_counter()
+    for _ in range(2):
+        time.sleep(SECONDS)
+        with meter.wait("ulysses"):
+            time.sleep(SECONDS)
+    assert 2 * SECONDS <= meter.waiting() <= time.perf_counter() - started - 2 * SECONDS
+    meter.reset()
+    assert meter.waiting() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    meter, other = Meter(device=device), torch.cuda.Stream(device)
+    torch.cuda._sleep(1)  # its kernel is loaded
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(200_000_000)  # as NCCL would be busy
+    with meter.wait("ulysses"):
+        torch.cuda.current_stream(device).wait_stream(other)
+    on_host = time.perf_counter() - started
+    assert meter.waiting() > 2 * on_host

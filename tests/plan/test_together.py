@@ -1,0 +1,61 @@
+"""Which GPUs `auto` takes of machines with several kinds, and what it says of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from parallel_backend.gpus import Gpu
+from parallel_backend.plan import ModelLimits, ParallelPlan, Workload, resolve
+from parallel_backend.plan.resolve import is_automatic
+from parallel_backend.plan.together import why, worth_together
+
+RTX_4090 = Gpu("NVIDIA GeForce RTX 4090", 25_300_000_000, None, (8, 9), 128, False)
+RTX_3090 = Gpu("NVIDIA GeForce RTX 3090", 25_300_000_000, None, (8, 6), 82, False)
+RTX_3080 = Gpu("NVIDIA GeForce RTX 3080", 10_500_000_000, None, (8, 6), 68, False)
+RTX_A4500 = Gpu("NVIDIA RTX A4500", 21_100_000_000, None, (8, 6), 56, False)
+TITAN_RTX = Gpu("NVIDIA TITAN RTX", 25_200_000_000, None, (7, 5), 72, False)
+GT_1030 = Gpu("NVIDIA GeForce GT 1030", 2_100_000_000, None, (6, 1), 3, False)
+A100 = Gpu("NVIDIA A100-SXM4-80GB", 85_000_000_000, None, (8, 0), 108, False)
+A100_40 = Gpu("NVIDIA A100-SXM4-40GB", 42_400_000_000, None, (8, 0), 108, False)
+
+
+def shown(gpu: Gpu) -> Gpu:
+    return dataclasses.replace(gpu, display=True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "used"),
+    [
+        ([RTX_4090], (0,)),
+        ([RTX_4090] * 4, (0, 1, 2, 3)),
+        ([shown(RTX_4090), RTX_4090], (0, 1)),  # a desktop costs less than half of the speed
+        ([GT_1030, RTX_4090, RTX_4090], (1, 2)),
+        ([RTX_4090, RTX_3090], (0, 1)),
+        ([RTX_4090, TITAN_RTX], (0,)),
+        ([RTX_4090, RTX_4090, RTX_3090], (0, 1)),  # 2 x 128 against 3 x 82
+        ([A100, A100, Gpu("NVIDIA L40", 48e9, None, (8, 9), 142, True)], (0, 1, 2)),
+        ([A100, A100, A100_40], (0, 1)),  # 42 GB are less than half of 85
+        ([RTX_3090, RTX_3080], (0,)),  # and 10 GB less than half of 25
+        ([RTX_3090, RTX_3090, RTX_A4500], (0, 1, 2)),  # 3 x 56 against 2 x 82
+        ([RTX_3090, RTX_3090, shown(RTX_A4500)], (0, 1)),  # 3 x 50
+    ],
+)
+def test_a_card_that_makes_all_slower_is_left_out(gpus, used):
+    assert worth_together(gpus) == used
+
+
+def test_what_is_left_out_is_said_with_the_way_to_use_it():
+    assert why([shown(GT_1030), RTX_4090, RTX_4090], (1, 2)) == (
+        "devices auto leaves out GPU 0 (NVIDIA GeForce GT 1030, 3 multiprocessors, 2.1 GB, with a display): workers wait for "
+        "the slowest and hold what fits into the smallest, so GPUs 1, 2 are faster without; write 0,1,2 into devices of "
+        "Parallel Plan to use all."
+    )
+
+
+@pytest.mark.parametrize(("degrees", "devices"), [({}, ("cuda:1", "cuda:2")), ({"ulysses": 1, "ring": 1}, ("cuda:1",))])
+def test_automatic_devices_among_some_gpus(degrees, devices):
+    wish = ParallelPlan(devices="auto:1,2", **degrees)
+    assert is_automatic(wish)
+    assert resolve(wish, 3, ModelLimits(24, 128, 57), Workload(1, False, 64)).devices == devices

@@ -1,0 +1,81 @@
+"""Every form in which memory runs out is recognised: as CUDA, its libraries, NCCL and torch report it."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_backend.worker.memory import OutOfMemory, asked_bytes, is_out_of_memory
+
+ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
+AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
+"""torch's own since 2.8, a RuntimeError too."""
+
+
+def accelerator_error(text: str) -> BaseException:
+    """Only torch gives it its error code."""
+    error = AcceleratorError.__new__(AcceleratorError, text)
+    error.args = (text,)
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 54.00 MiB. GPU 0 has a total capacity of 23.65 GiB"
+        ),
+        OutOfMemory(10, 5),
+        accelerator_error(f"CUDA error: out of memory\n{ASYNCHRONOUS}"),
+        RuntimeError(f"CUDA error: out of memory\n{ASYNCHRONOUS}"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        dist.DistBackendError(
+            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with "
+            "NCCL_DEBUG=INFO for details), NCCL version 2.26.2\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "Last error:\nCuda failure 2 'out of memory'"
+        ),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+            "4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        RuntimeError("unable to mmap 335544320 bytes from file </torch_1_2>: Cannot allocate memory (12)"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {error}"[:60],
+)
+def test_memory_that_ran_out_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        dist.DistBackendError(
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 1 'invalid argument'"
+        ),
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("out of memory is what a file is called"),
+    ],
+    ids=str,
+)
+def test_other_failures_are_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_real_allocation_says_how_much_was_asked_for():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert asked_bytes(caught.value) == 1 << 60
