@@ -6,7 +6,6 @@ import glob
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +15,7 @@ import torch
 
 from ..errors import Refused, WorkerFailed
 from ..host import Backend, Deadlines
+from ..host.launcher import folder
 from ..plan import ParallelPlan
 from ..plan.measure import Machine
 from ..plan.resolve import in_rows
@@ -88,7 +88,7 @@ def look() -> Facts:
         memory=memory.total,
         memory_free=memory.available,
         shared_memory=_space("/dev/shm"),
-        temporary=_space(tempfile.gettempdir()),
+        temporary=_space(folder()),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions("torch", "diffusers", "flash-attn"),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..wire.forking import log_path
+from ..wire.interfaces import GLOO, NCCL, check_interfaces
+from ..wire.secret import VARIABLE as SECRET_FILE
 from ..worker import environment as names
 from .forkserver import ForkServer, Process
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """ComfyUI may choose cudaMallocAsync for its own process; NCCL's buffers do not go with it."""
+
+FOR_WORKERS_ELSEWHERE = (names.LISTEN, names.MODELS, SECRET_FILE)
+"""What torchrun's workers are told; they may run beside ComfyUI, and it is no business of the workers that we start."""
+
+PREFIX = "comfyui-parallel-"
+LONGEST_SOCKET_PATH = 107
+"""Bytes that the kernel takes as the path of a Unix socket."""
 
 KILL_SECONDS = 10
 """The kernel may take its time to end a process with much device memory."""
@@ -44,20 +53,45 @@ class Launched:
         for process in self.processes:
             try:
                 process.wait(grace)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, OSError):
                 grace = 0
         os.close(self.death_pipe)
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 process.wait(KILL_SECONDS)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove(self.directory)
 
 
 def make_directory() -> Path:
-    """A directory of the user's alone (mode 0700) for one generation's socket, rendezvous and logs."""
-    return Path(tempfile.mkdtemp(prefix="comfyui-parallel-"))
+    """A directory of the user's alone (mode 0700) for one generation's socket, rendezvous and logs. Raises OSError."""
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder()))
+
+
+def folder() -> str:
+    """Where it is made: the temporary folder, or another one where a socket's path in that would be too long."""
+    usual, short = tempfile.gettempdir(), "/tmp"
+    others = [other for other in (os.environ.get("XDG_RUNTIME_DIR", ""), short) if os.access(other, os.W_OK | os.X_OK)]
+    return next((each for each in (usual, *others) if _takes_a_socket(each)), short)
+
+
+def _takes_a_socket(folder: str) -> bool:
+    try:
+        path = str(socket_path(Path(folder, f"{PREFIX}12345678"))).encode()
+    except UnicodeEncodeError:  # torch's store knows no other paths than those in UTF-8
+        return False
+    return len(path) <= LONGEST_SOCKET_PATH
+
+
+def remove(directory: Path) -> None:
+    """Remove a generation's directory; for want of file numbers may be why it has ended, one is enough."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            (directory / name).unlink()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def socket_path(directory: Path) -> Path:
@@ -66,8 +100,14 @@ def socket_path(directory: Path) -> Path:
 
 
 def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int) -> Launched:
-    """Start one process a device. They end when the returned death pipe closes, however our process ends."""
+    """Start one process a device. They end when the returned death pipe closes, however our process ends.
+
+    Raises:
+        Refused: the environment names a network interface that is not there.
+        OSError: they cannot be started.
+    """
     environment = worker_environment()
+    check_interfaces(environment, nccl=any(device.startswith("cuda") for device in devices))
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(devices)))}
     variables = [
         {
@@ -85,7 +125,7 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
     death_read, death_write = os.pipe()
     try:
         processes = server.start(generation, directory, defaults | environment, variables, death_read)
-    except OSError:
+    except BaseException:
         os.close(death_write)
         raise
     finally:
@@ -95,7 +135,8 @@ def launch(server: ForkServer, directory: Path, devices: tuple[str, ...], genera
 
 def worker_environment() -> dict[str, str]:
     """Ours, with the pack importable, and sockets on the loopback interface."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
+    left_out = {*ALLOCATOR_SETTINGS, *FOR_WORKERS_ELSEWHERE}
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
-    defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    defaults = {GLOO: "lo", NCCL: "lo"}
     return defaults | inherited | {"PYTHONPATH": os.pathsep.join(paths)}
