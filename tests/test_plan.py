@@ -73,6 +73,16 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
         ({"devices": "cpu:0"}, 0, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:-2"}, 0, "devices 'cpu:-2': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:65"}, 0, "devices 'cpu:65': write cpu:N with N from 1 to 64, such as cpu:2."),
+        (
+            {"devices": "cpu:" + "9" * 5000},
+            0,
+            f"devices 'cpu:{'9' * 56}...': write cpu:N with N from 1 to 64, such as cpu:2.",
+        ),
+        (
+            {"devices": "9" * 5000},
+            2,
+            f"devices '{'9' * 60}...' asks for GPU 999999999, but GPUs 0 to 1 are visible: use 0,1 {HIDDEN}",
+        ),
         ({"devices": ",".join(["0"] * 65)}, 1, "devices lists 65 workers; at most 64 are supported: list fewer."),
         (
             {"ulysses": 4, "ring": 1},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +16,7 @@ import torch
 from ..errors import Refused, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
+from ..host.launcher import folder
 from ..plan import ParallelPlan
 from ..plan.measure import Machine
 from ..plan.resolve import in_rows
@@ -80,7 +80,7 @@ def look() -> Facts:
         memory=memory.total,
         memory_free=memory.available,
         shared_memory=_space("/dev/shm"),
-        temporary=_space(tempfile.gettempdir()),
+        temporary=_space(folder()),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions("torch", "diffusers", "flash-attn"),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",

@@ -56,7 +56,7 @@ class Channel:
     """The workers' messages, queued as they come. Pulses are not queued; `heard` has each rank's latest.
 
     `lost` has the ranks whose connection has ended, in that order, and why; the reason is empty where it was closed in
-    an orderly way. `generation` is the group's.
+    an orderly way. `generation` is the group's. `broken` is why no rank can connect any more.
     """
 
     def __init__(self, generation: int) -> None:
@@ -64,6 +64,7 @@ class Channel:
         self.events: queue.Queue[Received | Disconnected] = queue.Queue()
         self.heard: dict[int, Heard] = {}
         self.lost: dict[int, str] = {}
+        self.broken: OSError | None = None
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message to a rank.
@@ -108,9 +109,13 @@ class LocalChannel(Channel):
         self._connections: dict[int, socket.socket] = {}
         self._closing = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        path.chmod(0o600)  # its directory is the user's alone already
-        self._listener.listen()
+        try:
+            self._listener.bind(str(path))
+            path.chmod(0o600)  # its directory is the user's alone already
+            self._listener.listen()
+        except OSError:
+            self._listener.close()
+            raise
         self._thread = threading.Thread(target=self._read, name="parallel-channel", daemon=True)
         self._thread.start()
 
@@ -129,14 +134,23 @@ class LocalChannel(Channel):
             while not self._closing.is_set():
                 for key, _ in selector.select(timeout=0.1):
                     if key.fileobj is self._listener:
-                        connection, _ = self._listener.accept()
-                        connection.settimeout(self._patience)
-                        selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+                        self._admit(selector)
                     elif not self._receive(key.data):
                         selector.unregister(key.fileobj)
             for key in list(selector.get_map().values()):
                 if isinstance(key.data, _Peer):
                     key.data.close()
+
+    def _admit(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # there is no file number left
+            self.broken = error
+            selector.unregister(self._listener)
+            self._listener.close()  # so the workers find that they are not wanted, and leave
+            return
+        connection.settimeout(self._patience)
+        selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
     def _receive(self, peer: _Peer) -> bool:
         """Read what a peer sent; False when its connection is over."""

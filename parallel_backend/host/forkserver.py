@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..wire.forking import MAX_PACKET_BYTES, Ended, Start, Started
+from ..wire.forking import MAX_PACKET_BYTES, Ended, Start, Started, send_start
 
 POLL_SECONDS = 0.05
 REAP_SECONDS = 1
@@ -109,12 +110,12 @@ class ForkServer:
         """Have a worker forked for each of `variables`. Raises OSError."""
         processes = [Process(self) for _ in variables]
         self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
-        start = Start(group, str(directory), dict(environment), [dict(one) for one in variables])
-        socket.send_fds(self._socket, [msgspec.msgpack.encode(start)], [death_pipe])
+        start = Start(group, str(directory), _in_bytes(environment), [_in_bytes(one) for one in variables])
+        send_start(self._socket, start, death_pipe)
         return processes
 
     def update(self) -> None:
-        """Take note of what has happened to the workers."""
+        """Take note of what has happened to the workers. Raises OSError where there is no file number left for one."""
         while self.wait(0):
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
@@ -126,6 +127,8 @@ class ForkServer:
             message = msgspec.msgpack.decode(data, type=Started | Ended)
             process = self._processes[message.group, message.rank]
             if isinstance(message, Started):
+                if not fds:  # the kernel drops a descriptor that there is no number for
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 process.started(message.pid, *fds)
             else:
                 del self._processes[message.group, message.rank]
@@ -161,6 +164,10 @@ class ForkServer:
             if process.returncode is None:
                 process.ended(code if process.pid is None else -signal.SIGKILL)
         self._processes.clear()
+
+
+def _in_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
 
 
 def _readable(fd: int, timeout: float) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import enum
 import logging
 import queue
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -53,7 +52,7 @@ from .adapters import KnownAdapters
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
 from .forkserver import ForkServer
-from .launcher import Launched, launch, make_directory, socket_path
+from .launcher import Launched, launch, make_directory, remove, socket_path
 from .versions import check_members
 
 log = logging.getLogger(__name__)
@@ -163,6 +162,8 @@ class WorkerGroup:
         except BaseException as error:
             ours = bool(self._launched.processes)
             self._end(State.FAILED if ours or isinstance(error, WorkerFailed) else State.STOPPED)
+            if isinstance(error, OSError):
+                raise diagnosis.unstartable(error) from error
             raise
         self.state = State.READY
 
@@ -170,7 +171,7 @@ class WorkerGroup:
         try:
             with contextlib.ExitStack() as undo:
                 directory = make_directory()
-                undo.callback(shutil.rmtree, directory, ignore_errors=True)
+                undo.callback(remove, directory)
                 self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
                 self._launched = launch(server, directory, self.devices, generation, self.kernels_early)
@@ -345,6 +346,8 @@ class WorkerGroup:
 
     def _failure(self) -> WorkerFailed:
         """Wait a moment for the other ranks' accounts, then name the cause."""
+        if self._channel.broken is not None:
+            return diagnosis.unstartable(self._channel.broken)
         until = time.monotonic() + self._deadlines.report
         while (left := until - time.monotonic()) > 0:
             try:

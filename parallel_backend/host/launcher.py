@@ -16,6 +16,8 @@ from pathlib import Path
 from ..models.comfyui import importing
 from ..plan import ResolvedPlan
 from ..wire.forking import log_path
+from ..wire.interfaces import GLOO, NCCL, check_interfaces
+from ..wire.secret import VARIABLE as SECRET_FILE
 from ..worker import environment as names
 from .forkserver import ForkServer, Process
 
@@ -25,6 +27,13 @@ ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 
 BACKEND = re.compile(r"(?:^|,)\s*backend\s*:[^,]*")
 """ComfyUI may choose cudaMallocAsync; NCCL's buffers do not go with it."""
+
+FOR_WORKERS_ELSEWHERE = (names.LISTEN, names.MODELS, SECRET_FILE)
+"""What torchrun's workers are told; they may run beside ComfyUI, and it is no business of the workers that we start."""
+
+PREFIX = "comfyui-parallel-"
+LONGEST_SOCKET_PATH = 107
+"""Bytes that the kernel takes as the path of a Unix socket."""
 
 KILL_SECONDS = 10
 """The kernel may take its time to end a process with much device memory."""
@@ -52,20 +61,45 @@ class Launched:
         for process in self.processes:
             try:
                 process.wait(grace)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, OSError):
                 grace = 0
         os.close(self.death_pipe)
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 process.wait(KILL_SECONDS)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove(self.directory)
 
 
 def make_directory() -> Path:
-    """A directory of the user's alone (mode 0700) for one generation's socket, rendezvous and logs."""
-    return Path(tempfile.mkdtemp(prefix="comfyui-parallel-"))
+    """A directory of the user's alone (mode 0700) for one generation's socket, rendezvous and logs. Raises OSError."""
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder()))
+
+
+def folder() -> str:
+    """Where it is made: the temporary folder, or another one where a socket's path in that would be too long."""
+    usual, short = tempfile.gettempdir(), "/tmp"
+    others = [other for other in (os.environ.get("XDG_RUNTIME_DIR", ""), short) if os.access(other, os.W_OK | os.X_OK)]
+    return next((each for each in (usual, *others) if _takes_a_socket(each)), short)
+
+
+def _takes_a_socket(folder: str) -> bool:
+    try:
+        path = str(socket_path(Path(folder, f"{PREFIX}12345678"))).encode()
+    except UnicodeEncodeError:  # torch's store knows no other paths than those in UTF-8
+        return False
+    return len(path) <= LONGEST_SOCKET_PATH
+
+
+def remove(directory: Path) -> None:
+    """Remove a generation's directory; for want of file numbers may be why it has ended, one is enough."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            (directory / name).unlink()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def socket_path(directory: Path) -> Path:
@@ -76,7 +110,14 @@ def socket_path(directory: Path) -> Path:
 def launch(
     server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int, kernels_early: bool
 ) -> Launched:
-    """Start one process a device. They end when the returned death pipe closes, however our process ends."""
+    """Start one process a device. They end when the returned death pipe closes, however our process ends.
+
+    Raises:
+        Refused: the environment names a network interface that is not there.
+        OSError: they cannot be started.
+    """
+    environment = group_environment(len(devices), kernels_early)
+    check_interfaces(environment, nccl=any(device.startswith("cuda") for device in devices))
     variables = [
         {
             "RANK": str(rank),
@@ -92,10 +133,8 @@ def launch(
     ]
     death_read, death_write = os.pipe()
     try:
-        processes = server.start(
-            generation, directory, group_environment(len(devices), kernels_early), variables, death_read
-        )
-    except OSError:
+        processes = server.start(generation, directory, environment, variables, death_read)
+    except BaseException:
         os.close(death_write)
         raise
     finally:
@@ -122,12 +161,12 @@ def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
 
 def worker_environment() -> dict[str, str]:
     """Ours, with the pack and ComfyUI importable, and sockets on the loopback interface."""
-    inherited = dict(os.environ)
+    inherited = {name: value for name, value in os.environ.items() if name not in FOR_WORKERS_ELSEWHERE}
     for name in ALLOCATOR_SETTINGS & inherited.keys():
         kept = BACKEND.sub("", inherited.pop(name)).strip(", ")
         inherited |= {name: kept} if kept else {}  # expandable_segments and the like stay
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
-    defaults = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    defaults = {GLOO: "lo", NCCL: "lo"}
     return defaults | own_comfyui() | inherited | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -186,7 +186,7 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
     stages = max(1, plan.pipefusion)
     even = ",".join(str(length(run)) for run in cut(limits.blocks, stages))
     parts = plan.stages.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
         raise Refused(f'stages {plan.stages!r} is not understood: write blocks a stage such as "{even}", or nothing.')
     sizes = [int(part) for part in parts]
     if len(sizes) != stages or sum(sizes) != limits.blocks:

@@ -25,7 +25,8 @@ class Address:
         """
         host, _, port = text.strip().removeprefix(SCHEME).rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not host or any(c.isspace() or c in "/," for c in host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        is_port = port.isdecimal() and len(port) <= len("65535") and 0 < int(port) < 65536
+        if not host or any(c.isspace() or c in "/," for c in host) or not is_port:
             raise Refused(
                 f"{text!r} is no address: write {SCHEME}HOST:PORT, such as {SCHEME}10.0.0.1:29600, with the address of "
                 "one network interface of the machine that rank 0 runs on."

@@ -26,7 +26,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from ..wire.forking import MAX_PACKET_BYTES, Ended, Start, Started, log_path
+from ..wire.forking import Ended, Start, Started, log_path, receive_start
 from .__main__ import IMPORTS, main
 from .environment import DEATH_PIPE
 
@@ -67,14 +67,10 @@ class ForkServer:
         return True
 
     def _receive(self) -> bool:
-        try:
-            data, fds, _, _ = socket.recv_fds(self._host, MAX_PACKET_BYTES, 1)
-        except OSError:
+        received = receive_start(self._host)
+        if received is None:
             return False
-        if not data:
-            return False
-        start = msgspec.msgpack.decode(data, type=Start)
-        (death_pipe,) = fds
+        start, death_pipe = received
         self._directories[start.group] = Path(start.directory)
         for rank, variables in enumerate(start.variables):
             if _closed(death_pipe):  # the group was given up meanwhile
@@ -84,19 +80,19 @@ class ForkServer:
         os.close(death_pipe)
         return True
 
-    def _fork(self, start: Start, rank: int, variables: Mapping[str, str], death_pipe: int) -> None:
+    def _fork(self, start: Start, rank: int, variables: Mapping[bytes, bytes], death_pipe: int) -> None:
         server = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; OpenBLAS's survive it
             pid = os.fork()
         if pid == 0:
-            self._become_worker(start, rank, {**variables, DEATH_PIPE: str(death_pipe)}, server)
+            self._become_worker(start, rank, {**variables, DEATH_PIPE.encode(): b"%d" % death_pipe}, server)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid, start.group, rank
         self._selector.register(pidfd, selectors.EVENT_READ)
         self._tell(Started(start.group, rank, pid), pidfd)
 
-    def _become_worker(self, start: Start, rank: int, variables: Mapping[str, str], server: int) -> NoReturn:
+    def _become_worker(self, start: Start, rank: int, variables: Mapping[bytes, bytes], server: int) -> NoReturn:
         code = 1
         try:
             _end_with(server)
@@ -107,11 +103,11 @@ class ForkServer:
                 os.close(fd)
             os.chdir(start.directory)
             if _device_touched():
-                os.set_inheritable(int(variables[DEATH_PIPE]), True)
+                os.set_inheritable(int(variables[DEATH_PIPE.encode()]), True)
                 os.execve(sys.executable, [sys.executable, "-m", "parallel_backend.worker"], dict(variables))
-            os.environ.clear()
-            os.environ.update(variables)
-            torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+            os.environb.clear()
+            os.environb.update(variables)
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
             code = main(())
         except BaseException:
             with contextlib.suppress(OSError):

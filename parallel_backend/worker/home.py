@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from ..mesh import FOREVER
 from ..wire.handshake import HandshakeFailed, present
+from ..wire.interfaces import GLOO, NCCL, check_interfaces
 from .environment import Environment, Launched, Listening
 from .gateway import LINGER_SECONDS, Gateway
 
@@ -46,6 +47,7 @@ def go_home(environment: Environment) -> Home:
 
     Raises:
         OSError: ComfyUI or rank 0 cannot be reached, or rank 0 cannot listen.
+        Refused: the environment names a network interface that is not there.
     """
     if isinstance(environment.home, Launched):
         return _to_parent(environment.home, environment.world_size)
@@ -76,6 +78,7 @@ def _to_gateway(home: Listening, environment: Environment) -> Home:
         print("The group is over; torchrun starts it anew if it was told to.", file=sys.stderr, flush=True)
         os._exit(1)
 
+    check_interfaces(os.environ, nccl=environment.device.type == "cuda")
     rank = environment.rank
     if rank == 0:
         generation = secrets.randbits(63)
@@ -114,5 +117,5 @@ def _use_interface(address: str) -> None:
     the loopback interface, where no other machine is found."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            for variable in (GLOO, NCCL):
                 os.environ.setdefault(variable, name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.errors import WorkerFailed
+from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
@@ -28,7 +30,7 @@ IMPORT_BOUND = 120
 ON_A_SMALL_DISK = """
 import sys, tempfile, time
 from pathlib import Path
-from parallel_backend.errors import WorkerFailed
+from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.faults.bench import PLANS
@@ -170,6 +172,57 @@ def test_a_killed_fork_server(bench):
     assert not any(worker.is_running() for worker in workers)
     bench.assert_right(2)
     bench.held("the fork server is killed", RESULT, time.monotonic() - started, IMPORT_BOUND)
+
+
+def test_an_odd_environment(bench, tmp_path, monkeypatch):
+    """Names and values that are no text, more of them than a packet holds, and settings of workers elsewhere."""
+    monkeypatch.setitem(os.environb, b"NAME\xff", b"value\xff")
+    for number in range(3):
+        monkeypatch.setenv(f"LARGE{number}", "x" * 100_000)
+    monkeypatch.setenv("PARALLEL_LISTEN", "127.0.0.1:29600")
+    monkeypatch.setenv("PARALLEL_MODELS", str(tmp_path))
+    monkeypatch.setenv("PARALLEL_SECRET_FILE", str(tmp_path / "none"))
+    bench.end_workers()
+    bench.assert_right(2)
+
+
+@pytest.mark.parametrize("name", ["x" * 80, "\udcff"], ids=["too long for a socket", "not UTF-8"])
+def test_a_temporary_folder_in_which_no_socket_can_be(bench, tmp_path, monkeypatch, name):
+    usual, short = tmp_path / name, tmp_path.parent
+    usual.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(usual))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    bench.end_workers()
+    bench.assert_right(2)
+    (directory,) = short.glob("comfyui-parallel-*")
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert not list(usual.iterdir())
+    bench.run.end_workers()
+    assert not directory.exists()
+
+
+def test_an_interface_that_is_not_there(bench, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    bench.end_workers()
+    with pytest.raises(Refused, match=r"^GLOO_SOCKET_IFNAME is 'none0' and this machine's network interfaces are .*lo"):
+        bench.run(bench.job, PLANS[2])
+    monkeypatch.undo()
+    bench.assert_recovered(2)
+
+
+@pytest.mark.parametrize("files", [3, 5, 6])
+def test_no_room_for_another_open_file(bench, files):
+    """Wherever in the start it is that the limit is reached."""
+    bench.run.end_workers()
+    free = (number for number in itertools.count() if not Path(f"/proc/self/fd/{number}").exists())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, files, None)), limits[1]))
+    try:
+        with pytest.raises(WorkerFailed, match=r"Too many open files.* The limit of open files is reached"):
+            bench.run(bench.job, PLANS[2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    bench.assert_recovered(2)
 
 
 def test_no_temporary_folder(bench, tmp_path):

@@ -1,0 +1,45 @@
+"""The network interfaces that an environment names for gloo and NCCL."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from ..errors import Refused
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+def check_interfaces(variables: Mapping[str, str], *, nccl: bool) -> None:
+    """Look for the interfaces, as gloo and, if it is used, NCCL will do.
+
+    Raises:
+        Refused: one of the variables names none of this machine's.
+    """
+    ours = [name for _, name in socket.if_nameindex()]
+    asked = {GLOO: _missing_to_gloo(variables.get(GLOO, ""), ours)}
+    if nccl:
+        asked[NCCL] = _missing_to_nccl(variables.get(NCCL, ""), ours)
+    for variable, missing in asked.items():
+        if missing:
+            raise Refused(
+                f"{variable} is {variables[variable]!r} and this machine's network interfaces are {', '.join(ours)}: unset "
+                "it or name one of those, and start ComfyUI, or the workers on this machine, again."
+            )
+
+
+def _missing_to_gloo(names: str, ours: list[str]) -> bool:
+    """Whether one of the names is that of no interface; of less than two characters torch takes no notice."""
+    return len(names) > 1 and not set(names.split(",")) <= set(ours)
+
+
+def _missing_to_nccl(names: str, ours: list[str]) -> bool:
+    """Whether no interface is meant: names are prefixes, after = whole names, and after ^ those not to use."""
+    others, names = names.startswith("^"), names.removeprefix("^")
+    whole, names = names.startswith("="), names.removeprefix("=")
+    listed = [name.partition(":")[0] for name in names.split(",") if name]
+
+    def is_listed(interface: str) -> bool:
+        return any(interface == name if whole else interface.startswith(name) for name in listed)
+
+    return bool(listed) and all(is_listed(interface) == others for interface in ours)
