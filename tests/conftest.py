@@ -1,9 +1,17 @@
-"""Settings for all tests, and the table of the faults that were held."""
+"""Settings for all tests, what of them the quick run takes, and the table of the faults that were held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.reliability import Ledger
+from tests.selection import group
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")
@@ -12,11 +20,21 @@ LEDGER = pytest.StashKey[Ledger]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-death", action="store_true", help="each way of dying of each rank in each phase")
+    parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    if not config.getoption("all"):
+        thorough = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +46,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of the processes of pytest-xdist
+        session.config.workeroutput["faults held"] = session.config.stash[LEDGER].rows()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    node.config.stash[LEDGER].add(getattr(node, "workeroutput", {}).get("faults held", []))

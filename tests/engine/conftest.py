@@ -77,12 +77,12 @@ class Runner:
     """Runs jobs on worker processes and keeps the last run's reports."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
         self.answer: Answer | None = None
 
     def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
         """The final latent of any model; `fields` are further ones of the Sample message."""
-        self.answer = self._backend.sample(
+        self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
             lambda done, total: None,
@@ -96,7 +96,7 @@ class Runner:
     def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
         """One forward of any model for each call, in fp32; the outputs joined along the batch."""
         spec = spec_of(family, path)
-        self.answer = self._backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
+        self.answer = self.backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
         return self.answer.frame.tensors["result"]
 
     def __call__(
@@ -125,7 +125,7 @@ class Runner:
                 tensors[names["guidance"]] = torch.tensor([job.guidance])
             end = job.positive_ends if side == "positive" else None
             sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
-        self.answer = self._backend.sample(
+        self.answer = self.backend.sample(
             tensors,
             step_done,
             on_loading,
@@ -145,23 +145,23 @@ class Runner:
 
     def diffusers(self) -> set[str]:
         """The running workers' versions of diffusers."""
-        (group,) = self._backend._groups.values()
+        (group,) = self.backend._groups.values()
         return {member.diffusers for member in group._members.values()}
 
     def workers(self) -> list[int]:
         """The running workers' process ids, by rank."""
-        (group,) = self._backend._groups.values()
+        (group,) = self.backend._groups.values()
         return [process.pid for process in group._launched.processes]
 
     def end_workers(self) -> None:
         """The next run starts new ones."""
-        for group in self._backend._groups.values():
+        for group in self.backend._groups.values():
             group.stop()
-        self._backend._groups.clear()
+        self.backend._groups.clear()
 
     def close(self) -> None:
         """End the workers and what starts them."""
-        self._backend.close()
+        self.backend.close()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.host import Backend
 from parallel_backend.layout import TokenLayout
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import Report
@@ -151,17 +150,17 @@ def test_the_kv_cache_is_split_and_nothing_is_replicated(
         assert report.cache == whole / (plan.ring * plan.ulysses)
 
 
-def test_the_pipeline_does_not_drain_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pipeline_does_not_drain_between_steps(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages = patches = 4
     steps, warmup = 5, 1
     path = save_flux(tmp_path / "4-blocks.safetensors", heads=4, single_blocks=3)
     monkeypatch.setenv("PARALLEL_TRACE", str(tmp_path))
-    backend = Backend()
-    try:
-        job = Job(path, sigmas(steps), height=64, width=64)  # large enough to outlast the system's scheduling
-        Runner(backend)(job, cpu_plan(pipefusion=stages, patches=patches, warmup_steps=warmup, blocks=4))
-    finally:
-        backend.close()
+    run.end_workers()  # the next ones are told to write a trace
+    job = Job(path, sigmas(steps), height=64, width=64)  # large enough to outlast the system's scheduling
+    run(job, cpu_plan(pipefusion=stages, patches=patches, warmup_steps=warmup, blocks=4))
+    run.end_workers()
     spans = [stage_spans(tmp_path / f"trace-rank{rank}.json") for rank in range(stages)]
     order = [(call, patch) for call in range(warmup, steps) for patch in range(patches)]
     for stage in spans:

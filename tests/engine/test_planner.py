@@ -19,6 +19,7 @@ from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job
 from parallel_backend.weights.checkpoint import read_header
+from tests.engine.conftest import Runner
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH
 
 FLUX = FAMILIES["flux"]
@@ -52,11 +53,9 @@ def choose(backend: Backend, asked: Question) -> ResolvedPlan:
     return backend.plan(asked, "float32", example(), lambda: False)
 
 
-@pytest.fixture(scope="module")
-def backend() -> Backend:
-    made = Backend()
-    yield made
-    made.close()
+@pytest.fixture
+def backend(run: Runner) -> Backend:
+    return run.backend
 
 
 @pytest.mark.parametrize("workers", [2])

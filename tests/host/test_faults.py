@@ -15,6 +15,7 @@ from scripts.comfyui import ComfyUIError, Progress, Run
 from tests.host.faulty import FaultyComfyUI, alive, kill, wait_until
 from tests.host.graphs import Graph
 from tests.reliability import Ledger
+from tests.selection import thorough
 
 STEP = 5
 """The step of a long run at which something happens to it."""
@@ -28,6 +29,8 @@ ENDS = {
     "an uncaught exception": signal.SIGUSR1,
 }
 """How ComfyUI ends, and the signal that brings it about (tests/host/faulty.py)."""
+
+QUICK_ENDS = (("idle", "Ctrl-C"), ("in the middle", "SIGKILL"))
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, se
     assert server.workers() == before
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=thorough)])
 def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server, rank):
     before = server.with_workers()
     kill(before[rank])
@@ -77,8 +80,14 @@ def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server,
     assert len(server.folders()) == 1
 
 
-@pytest.mark.parametrize("how", list(ENDS))
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle"])
+@pytest.mark.parametrize(  # each starts ComfyUI again
+    ("busy", "how"),
+    [
+        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) not in QUICK_ENDS))
+        for name, busy in {"idle": False, "in the middle": True}.items()
+        for how in ENDS
+    ],
+)
 def test_when_comfyui_ends_its_workers_end(server: FaultyComfyUI, ledger: Ledger, how: str, busy: bool):
     before = server.with_workers()
     assert len(before) == 2
