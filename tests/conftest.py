@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.reliability import Ledger
-from tests.selection import group
+from tests.selection import group, turn
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -27,14 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
     if not config.getoption("all"):
         thorough = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session")

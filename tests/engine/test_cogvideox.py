@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as replaced
@@ -15,6 +17,7 @@ from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, Cog
 from safetensors.torch import load_file
 from torch import Tensor
 
+from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import DiffusionSettings, Prompt
 from tests.comfy_oracle import comfy_on_path
@@ -133,6 +136,13 @@ def _noise_as_ours(job: Video) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ours(run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX) -> Callable[[Video, ResolvedPlan], Tensor]:
     """The job on workers."""
+    return on_workers(run, files, vae)
+
+
+def on_workers(
+    run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX
+) -> Callable[[Video, ResolvedPlan], Tensor]:
+    """Runs a job on the workers of a runner."""
 
     def make(job: Video, plan: ResolvedPlan) -> Tensor:
         alphas = schedulers(job.kind)[job.sampler].alphas_cumprod.clone()
@@ -194,6 +204,27 @@ def each_plan(plans: list[ResolvedPlan]) -> pytest.MarkDecorator:
 def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
     job = Video(kind, sampler)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
+    original: Original,
+    files: dict[str, Path],
+    vae: AutoencoderKLCogVideoX,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+) -> None:
+    """What `exactness` marks is run with it by scripts/test.sh --all."""
+    folder = os.environ["OLDEST_DIFFUSERS"]
+    (oldest,) = distributions(name="diffusers", path=[folder])
+    monkeypatch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+    run, job = Runner(Backend()), Video("1.5-i2v")
+    try:
+        result = on_workers(run, files, vae)(job, cpu_plan(ulysses=workers))
+        assert run.diffusers() == {oldest.version}
+    finally:
+        run.close()
+    assert relative_error(result, original(job)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(1, 6, 10), (5, 4, 4), (13, 4, 6)])
