@@ -23,11 +23,10 @@ part() {
 
 bash scripts/lint.sh
 
-side_by_side=(-n 2 --dist loadgroup --no-loadscope-reorder)
 case "$*" in
-  "") part "pytest: the quick run" pytest "${side_by_side[@]}" ;;
+  "") part "pytest: the quick run" pytest -n 2 ;;
   --all)
-    part "pytest: every test" pytest "${side_by_side[@]}" --all
+    part "pytest: every test" pytest -n 2 --all
     # In the workers, whose oracles keep the installed diffusers, and for the autoencoders in the tests' own process.
     WORKERS_DIFFUSERS="$OLDEST_DIFFUSERS" part "workers with the oldest diffusers" pytest --all -m exactness tests/engine
     PYTHONPATH="$OLDEST_DIFFUSERS" part "autoencoders with the oldest diffusers" pytest --all tests/vae/test_exact.py

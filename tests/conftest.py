@@ -8,9 +8,10 @@ import pytest
 from hypothesis import settings
 
 from tests.reliability import Ledger
-from tests.selection import group, turn
+from tests.side_by_side import Groups, turn
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
@@ -27,16 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.xdist_group(group(item)))
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all"):
         thorough = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    items.sort(key=turn)
+    items.sort(key=lambda item: turn(item.nodeid))
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +45,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    config.option.loadscopereorder = False  # the tests are in order already
+    return Groups(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -38,8 +38,8 @@ class Ledger:
 
     def add(self, rows: Iterable[tuple[str, str, str, float, int, float]]) -> None:
         """Enter another process's cases."""
-        for *key, bound, cases, longest in rows:
-            row = self._rows.setdefault(tuple(key), _Row(bound))
+        for through, fault, outcome, bound, cases, longest in rows:
+            row = self._rows.setdefault((through, fault, outcome), _Row(bound))
             row.cases += cases
             row.longest = max(row.longest, longest)
 

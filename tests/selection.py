@@ -1,4 +1,4 @@
-"""What the quick run takes of the tests, and what of them runs side by side.
+"""What the quick run takes of the tests.
 
 The quick run leaves out what is marked `thorough`, and says how much that is; `--all` takes it too. What proves what in
 which run is in tests/README.md.
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import pytest
-
-TESTS = Path(__file__).parent
 
 thorough = pytest.mark.thorough
 
@@ -34,20 +31,3 @@ def product(**values: Collection[object]) -> pytest.MarkDecorator:
         names, combination = zip(*(each[index] for each, index in zip(named, place, strict=True)), strict=True)
         cases.append(pytest.param(*combination, id="-".join(names), marks=() if place in diagonal else thorough))
     return pytest.mark.parametrize(tuple(values), cases)
-
-
-LONGEST = ("host", "a ComfyUI for faults", "engine", "faults")
-"""Groups that begin first, so that two processes end at about the same time."""
-
-
-def group(item: pytest.Item) -> str:
-    """Tests of one group run one after another in one process, so that what they share is started once."""
-    if "faulty_comfyui" in item.fixturenames:  # type: ignore[attr-defined]
-        return "a ComfyUI for faults"
-    return item.path.relative_to(TESTS).parts[0]
-
-
-def turn(item: pytest.Item) -> int:
-    """The place of a test's group."""
-    name = group(item)
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
