@@ -24,9 +24,8 @@ format() { part "ruff format" ruff format --check; }
 
 types() {
   part "mypy" mypy
-  # The tests' helpers in their folder; the tests themselves are judged by running them.
-  local helpers=() file
-  for file in tests/*.py; do
+  local helpers=() file # of the tests; these themselves are judged by running them
+  for file in tests/*.py tests/*/*.py; do
     [[ "$file" == */test_* ]] || { file="${file%.py}" && helpers+=(-m "${file//\//.}"); }
   done
   part "mypy: benchmarks and the tests' helpers" mypy -p benchmarks "${helpers[@]}"

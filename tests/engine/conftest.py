@@ -82,6 +82,7 @@ class Runner:
 
     def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
         """The final latent of any model; `fields` are further ones of the Sample message."""
+        settings: dict[str, Any] = {"compute_dtype": "float32", "options": {}, "seed": 3} | fields
         self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
@@ -89,7 +90,7 @@ class Runner:
             lambda: False,
             model=spec_of(family, path),
             plan=plan,
-            **({"compute_dtype": "float32", "options": {}, "seed": 3} | fields),
+            **settings,
         )
         return self.answer.frame.tensors["result"]
 
@@ -151,7 +152,7 @@ class Runner:
     def workers(self) -> list[int]:
         """The running workers' process ids, by rank."""
         (group,) = self.backend._groups.values()
-        return [process.pid for process in group._launched.processes]
+        return [process.pid for process in group._launched.processes if process.pid is not None]
 
     def end_workers(self) -> None:
         """The next run starts new ones."""
@@ -205,8 +206,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the workers with this folder's last test, so that they are not in the way of other folders' tests."""
     last = nextitem is None or Path(__file__).parent not in nextitem.path.parents
-    if last and "run" in item.funcargs:
-        item.funcargs["run"].close()
+    run = item.funcargs.get("run") if isinstance(item, pytest.Function) else None
+    if last and isinstance(run, Runner):
+        run.close()
 
 
 def _workers(item: pytest.Item) -> int:

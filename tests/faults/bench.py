@@ -137,7 +137,7 @@ class Bench:
 
     def workers(self) -> list[psutil.Process]:
         """The live workers by rank."""
-        ranks = {}
+        ranks: dict[tuple[str, int], psutil.Process] = {}
         for server in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
                 if "parallel_backend.worker.forkserver" in server.cmdline():
