@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from scripts.comfyui import ComfyUIError, Progress, Run
+from tests.faults.bench import BOUND
 from tests.host.faulty import FaultyComfyUI, alive, kill, wait_until
 from tests.host.graphs import Graph
 from tests.reliability import Ledger
@@ -39,7 +40,7 @@ def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
 
 
 class Disturbed:
-    """A long run to which something happens at a step; `seconds` is how long it then took to end."""
+    """A long run to which something happens at a step; it then took `seconds`, and `steps`, to end."""
 
     def __init__(self, server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) -> None:
         happened: list[float] = []
@@ -51,6 +52,7 @@ class Disturbed:
 
         self.run: Run = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
         self.seconds = time.perf_counter() - happened[0]
+        self.steps = self.run.progress[-1].value - STEP
         times = [progress.time for progress in self.run.progress[: STEP + 1]]
         self.step_seconds = statistics.median(after - before for before, after in itertools.pairwise(times))
 
@@ -64,7 +66,9 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, se
     before = server.with_workers()
     cancelled = Disturbed(server, server.long(**settings), server.interrupt)
     assert cancelled.run.status == "interrupted"
-    assert cancelled.seconds <= 1 + 3 * cancelled.step_seconds
+    soon = 1 + 3 * cancelled.step_seconds
+    assert cancelled.seconds <= soon or cancelled.steps <= 3  # a busy machine takes its time, but no more steps
+    assert cancelled.seconds <= soon + BOUND
     assert server.workers() == before
     server.assert_right()
     assert server.workers() == before
