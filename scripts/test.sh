@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
-# Runs ruff, mypy and pytest, and stops at the first that fails. Arguments go to pytest; paths are from the repo root.
+# Runs ruff, mypy and pytest, and stops at the first that fails.
+#
+#   test.sh              the quick run: what tests/README.md says, in two processes side by side
+#   test.sh --all        every test, and the exactness suite once more with the oldest diffusers
+#   test.sh ARGUMENTS    these go to pytest; paths are from the repo root
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
@@ -17,17 +21,15 @@ part() {
   "$VENV_PYTHON" -m "$@"
 }
 
-part "ruff check" ruff check
-part "ruff format" ruff format --check
-part "mypy" mypy
-part "mypy: benchmarks" mypy -p benchmarks
-# The nodes import the rest as parts of one package, which has the folder's name in ComfyUI; here it is called "pack".
-ln -sfn -- "$REPO" .mypy_cache/pack
-(cd .mypy_cache && part "mypy: nodes" mypy --config-file "$REPO/pyproject.toml" -p pack.nodes)
-part "pytest" pytest "$@"
-# The exactness suite once more with the oldest diffusers: in the workers, whose oracles keep the installed one, and for
-# the autoencoders in the tests' own process.
-if (($# == 0)); then
-  WORKERS_DIFFUSERS="$OLDEST_DIFFUSERS" part "workers with the oldest diffusers" pytest -m exactness tests/engine
-  PYTHONPATH="$OLDEST_DIFFUSERS" part "autoencoders with the oldest diffusers" pytest tests/vae/test_exact.py
-fi
+bash scripts/lint.sh
+
+case "$*" in
+  "") part "pytest: the quick run" pytest -n 2 ;;
+  --all)
+    part "pytest: every test" pytest -n 2 --all
+    # In the workers, whose oracles keep the installed diffusers, and for the autoencoders in the tests' own process.
+    WORKERS_DIFFUSERS="$OLDEST_DIFFUSERS" part "workers with the oldest diffusers" pytest --all -m exactness tests/engine
+    PYTHONPATH="$OLDEST_DIFFUSERS" part "autoencoders with the oldest diffusers" pytest --all tests/vae/test_exact.py
+    ;;
+  *) part "pytest" pytest "$@" ;;
+esac

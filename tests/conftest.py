@@ -1,9 +1,18 @@
-"""Settings for all tests, and the table of the faults that were held."""
+"""Settings for all tests, what of them the quick run takes, and the table of the faults that were held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.reliability import Ledger
+from tests.side_by_side import Groups, turn
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")
@@ -12,11 +21,19 @@ LEDGER = pytest.StashKey[Ledger]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-death", action="store_true", help="each way of dying of each rank in each phase")
+    parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all"):
+        thorough = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    items.sort(key=lambda item: turn(item.nodeid))
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +45,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    config.option.loadscopereorder = False  # the tests are in order already
+    return Groups(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of the processes of pytest-xdist
+        session.config.workeroutput["faults held"] = session.config.stash[LEDGER].rows()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    node.config.stash[LEDGER].add(getattr(node, "workeroutput", {}).get("faults held", []))

@@ -211,10 +211,12 @@ class Guider:
         self.calls.append(self.step)
         whole = self.step < self.warmup_steps
         cond = self.positive.denoised(x, sigma, whole=whole)
-        one_branch = math.isclose(self.cfg, 1.0) and not model_options.get("disable_cfg1_optimization", False)
-        if self.negative is None and not one_branch:
+        if math.isclose(self.cfg, 1.0) and not model_options.get("disable_cfg1_optimization", False):
+            uncond = cond
+        elif self.negative is None:
             raise ValueError("A negative prompt is needed for this cfg and sampler.")
-        uncond = cond if one_branch else self.negative.denoised(x, sigma, whole=whole)
+        else:
+            uncond = self.negative.denoised(x, sigma, whole=whole)
         return comfy.samplers.cfg_function(
             self.inner_model, cond, uncond, self.cfg, x, sigma, model_options=model_options
         )
@@ -278,10 +280,9 @@ def simulate(
     if warmup_steps < 1:
         raise ValueError("The first step has no earlier keys: warmup_steps must be at least 1.")
     model = model or load_model(tensors)
-    branches = [
-        prompt and Branch(model, prompt, guidance, patches, rule, references) for prompt in (positive, negative)
-    ]
-    guider = Guider(model, branches[0], branches[1], cfg, warmup_steps)
+    first = Branch(model, positive, guidance, patches, rule, references)
+    second = None if negative is None else Branch(model, negative, guidance, patches, rule, references)
+    guider = Guider(model, first, second, cfg, warmup_steps)
     with guider.steps_counted():
         return comfy.samplers.sampler_object(sampler).sample(
             guider,

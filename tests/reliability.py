@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -30,6 +31,17 @@ class Ledger:
         assert row.bound == bound
         row.cases += 1
         row.longest = max(row.longest, seconds)
+
+    def rows(self) -> list[tuple[str, str, str, float, int, float]]:
+        """All cases so far, for the ledger of another process."""
+        return [(*key, row.bound, row.cases, row.longest) for key, row in self._rows.items()]
+
+    def add(self, rows: Iterable[tuple[str, str, str, float, int, float]]) -> None:
+        """Enter another process's cases."""
+        for through, fault, outcome, bound, cases, longest in rows:
+            row = self._rows.setdefault((through, fault, outcome), _Row(bound))
+            row.cases += cases
+            row.longest = max(row.longest, longest)
 
     def table(self) -> str:
         """In Markdown; empty if there was no case."""

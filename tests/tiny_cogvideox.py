@@ -31,8 +31,8 @@ TYPES = MappingProxyType(
 """Arguments of CogVideoXTransformer3DModel."""
 
 
-def cogvideox(kind: str, **changes: Any) -> CogVideoXTransformer3DModel:
-    """A model of a type, always the same."""
+def cogvideox(kind: str, **changes: Any) -> Any:
+    """A CogVideoXTransformer3DModel of a type, always the same."""
     return randomise(CogVideoXTransformer3DModel(**(TYPES[kind] | changes)), seed=len(kind))
 
 

@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import gguf
 import numpy as np
@@ -86,9 +86,10 @@ def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
             if kind in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
                 data = gguf.quantize(data, kind)
             else:
-                data = random_blocks(kind, *tensor.shape, seed=number)
+                rows, width = tensor.shape
+                data = random_blocks(kind, rows, width, seed=number)
                 spread = float(np.std(gguf.dequantize(data, kind)))
-                data = random_blocks(kind, *tensor.shape, seed=number, size=float(tensor.std()) / spread)
+                data = random_blocks(kind, rows, width, seed=number, size=float(tensor.std()) / spread)
         stored[name] = data, held
         values[name] = torch.from_numpy(np.array(gguf.dequantize(data, held)))
     save_file(values, plain)
@@ -177,7 +178,7 @@ def save_diffusers(folder: Path, single: Path, *, shard: str = "10MB", heads: in
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = FluxTransformer2DModel(
+        model: Any = FluxTransformer2DModel(
             in_channels=4 * CHANNELS,
             num_layers=1,
             num_single_layers=2,

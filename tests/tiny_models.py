@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 
-def randomise(module: nn.Module, seed: int) -> nn.Module:
-    """Fill all parameters so that activations stay near 1 and every part matters."""
+def randomise(module: Any, seed: int) -> Any:
+    """A torch module, all its parameters filled so that activations stay near 1 and every part matters.
+
+    Of any type, because diffusers' annotations hide that its models are modules.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parallel_backend.denoise.samplers import SAMPLERS, Diffusion, Flow, Process, Steps, check, start
 from tests.comfy_oracle import comfy_on_path
+from tests.selection import product
 
 comfy_on_path()
 
@@ -53,11 +54,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-each_sampler = pytest.mark.parametrize(
-    ("name", "options"),
-    OPTIONS,
-    ids=[" ".join([name, *map(str, options.values())]) for name, options in OPTIONS],
-)
+NAMED = {
+    " ".join([name, *(f"{key} {value}" for key, value in options.items())]): (name, options)
+    for name, options in OPTIONS
+}
 
 
 class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
@@ -196,9 +196,9 @@ def worst(ours: Run, theirs: Run) -> float:
     return max(distances)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@each_sampler
-def test_equals_comfyui_at_every_call(name: str, options: dict[str, Any], sampling: str) -> None:
+@product(sampling=SAMPLINGS.keys(), sampler=NAMED)
+def test_equals_comfyui_at_every_call(sampler: tuple[str, dict[str, Any]], sampling: str) -> None:
+    name, options = sampler
     model_sampling = SAMPLINGS[sampling]
     # On the CPU the _gpu ones are the others; that and the options do not hang on the schedule.
     schedulers = SCHEDULERS[:2] if options or name.endswith("_gpu") else SCHEDULERS
@@ -221,7 +221,7 @@ def test_schedule_of_one_sigma_calls_nothing(name: str) -> None:
         assert torch.equal(result, comfy_run(name, {}, model_sampling, x, sigmas)[1])
 
 
-@each_sampler
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=NAMED)
 def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
     model_sampling = SAMPLINGS["shifted"]
     sigmas = comfy.samplers.calculate_sigmas(model_sampling, "simple", 6)

@@ -82,26 +82,27 @@ class Runner:
     """Runs jobs on worker processes and keeps the last run's reports."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
         self.answer: Answer | None = None
 
     def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
         """The final latent of any model; `fields` are further ones of the Sample message."""
-        self.answer = self._backend.sample(
+        settings: dict[str, Any] = {"compute_dtype": "float32", "options": {}, "seed": 3} | fields
+        self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
             lambda done, total: None,
             lambda: False,
             model=spec_of(family, path),
             plan=plan,
-            **({"compute_dtype": "float32", "options": {}, "seed": 3} | fields),
+            **settings,
         )
         return self.answer.frame.tensors["result"]
 
     def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
         """One forward of any model for each call, in fp32; the outputs joined along the batch."""
         spec = spec_of(family, path)
-        self.answer = self._backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
+        self.answer = self.backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
         return self.answer.frame.tensors["result"]
 
     def decode(self, path: Path, latent: Tensor, wish: ParallelPlan, working: int) -> None:
@@ -141,7 +142,7 @@ class Runner:
                 tensors |= {names[name]: tensor for name, tensor in placed.items()}
             end = job.positive_ends if side == "positive" else None
             sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
-        self.answer = self._backend.sample(
+        self.answer = self.backend.sample(
             tensors,
             step_done,
             on_loading,
@@ -161,23 +162,23 @@ class Runner:
 
     def diffusers(self) -> set[str]:
         """The running workers' versions of diffusers."""
-        (group,) = self._backend._groups.values()
+        (group,) = self.backend._groups.values()
         return {member.diffusers for member in group._members.values()}
 
     def workers(self) -> list[int]:
         """The running workers' process ids, by rank."""
-        (group,) = self._backend._groups.values()
-        return [process.pid for process in group._launched.processes]
+        (group,) = self.backend._groups.values()
+        return [process.pid for process in group._launched.processes if process.pid is not None]
 
     def end_workers(self) -> None:
         """The next run starts new ones."""
-        for group in self._backend._groups.values():
+        for group in self.backend._groups.values():
             group.stop()
-        self._backend._groups.clear()
+        self.backend._groups.clear()
 
     def close(self) -> None:
         """End the workers and what starts them."""
-        self._backend.close()
+        self.backend.close()
 
 
 @pytest.fixture(scope="session")
@@ -221,8 +222,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the workers with this folder's last test, so that they are not in the way of other folders' tests."""
     last = nextitem is None or Path(__file__).parent not in nextitem.path.parents
-    if last and "run" in item.funcargs:
-        item.funcargs["run"].close()
+    run = item.funcargs.get("run") if isinstance(item, pytest.Function) else None
+    if last and isinstance(run, Runner):
+        run.close()
 
 
 def _workers(item: pytest.Item) -> int:

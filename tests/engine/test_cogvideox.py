@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as replaced
@@ -15,11 +17,13 @@ from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, Cog
 from safetensors.torch import load_file
 from torch import Tensor
 
+from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import DiffusionSettings, Prompt
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
+from tests.selection import product, thorough
 from tests.tiny_cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
 from tests.tiny_formats import FORMS, as_stored, save_as
 from tests.tiny_models import draw, randomise
@@ -132,6 +136,13 @@ def _noise_as_ours(job: Video) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ours(run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX) -> Callable[[Video, ResolvedPlan], Tensor]:
     """The job on workers."""
+    return on_workers(run, files, vae)
+
+
+def on_workers(
+    run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX
+) -> Callable[[Video, ResolvedPlan], Tensor]:
+    """Runs a job on the workers of a runner."""
 
     def make(job: Video, plan: ResolvedPlan) -> Tensor:
         alphas = schedulers(job.kind)[job.sampler].alphas_cumprod.clone()
@@ -179,8 +190,12 @@ SMALL = [
 ]
 
 
+def named(plans: list[ResolvedPlan]) -> dict[str, ResolvedPlan]:
+    return {plan.describe().split(": ")[-1]: plan for plan in plans}
+
+
 def each_plan(plans: list[ResolvedPlan]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("plan", plans, ids=[plan.describe().split(": ")[-1] for plan in plans])
+    return pytest.mark.parametrize("plan", plans, ids=list(named(plans)))
 
 
 @pytest.mark.exactness
@@ -189,6 +204,27 @@ def each_plan(plans: list[ResolvedPlan]) -> pytest.MarkDecorator:
 def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
     job = Video(kind, sampler)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
+    original: Original,
+    files: dict[str, Path],
+    vae: AutoencoderKLCogVideoX,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+) -> None:
+    """What `exactness` marks is run with it by scripts/test.sh --all."""
+    folder = os.environ["OLDEST_DIFFUSERS"]
+    (oldest,) = distributions(name="diffusers", path=[folder])
+    monkeypatch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+    run, job = Runner(Backend()), Video("1.5-i2v")
+    try:
+        result = on_workers(run, files, vae)(job, cpu_plan(ulysses=workers))
+        assert run.diffusers() == {oldest.version}
+    finally:
+        run.close()
+    assert relative_error(result, original(job)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(1, 6, 10), (5, 4, 4), (13, 4, 6)])
@@ -206,20 +242,29 @@ def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: s
 
 
 @pytest.mark.exactness
-@each_plan(SMALL)
-@pytest.mark.parametrize("kind", TYPES)
+@product(kind=TYPES, plan=named(SMALL))
 def test_plans_equal_diffusers(original: Original, ours: Ours, kind: str, plan: ResolvedPlan) -> None:
     job = Video(kind)
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
 
-@each_plan([cpu_plan(ulysses=4), cpu_plan(ulysses=8)])
+@pytest.mark.parametrize(
+    "plan", [cpu_plan(ulysses=4), pytest.param(cpu_plan(ulysses=8), marks=thorough)], ids=["ulysses 4", "ulysses 8"]
+)
 def test_30_heads_under_any_ulysses_degree(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
     job = Video("2b")
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
 
-@each_plan([cpu_plan(cfg=2, ring=2, ulysses=2), cpu_plan(cfg=2, ulysses=3), cpu_plan(cfg=2, ulysses=4, ring=1)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        cpu_plan(cfg=2, ring=2, ulysses=2),
+        pytest.param(cpu_plan(cfg=2, ulysses=3), marks=thorough),
+        pytest.param(cpu_plan(cfg=2, ulysses=4), marks=thorough),
+    ],
+    ids=["cfg 2 x ring 2 x ulysses 2", "cfg 2 x ulysses 3", "cfg 2 x ulysses 4"],
+)
 def test_tokens_and_heads_that_do_not_divide_on_eight_ranks(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
     job = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
     tokens = 3 * 3 * 5 + job.text
@@ -264,8 +309,7 @@ PIPED = [
 ]
 
 
-@each_plan(PIPED)
-@pytest.mark.parametrize("kind", ["2b-odd", "1.5-i2v"])
+@product(kind=["2b-odd", "1.5-i2v"], plan=named(PIPED))
 def test_pipefusion_depends_on_patches_and_warm_up_alone(
     original: Original, ours: Ours, kind: str, plan: ResolvedPlan
 ) -> None:

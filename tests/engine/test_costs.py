@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.host import Backend
 from parallel_backend.layout import TokenLayout
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import Report
@@ -151,25 +150,27 @@ def test_the_kv_cache_is_split_and_nothing_is_replicated(
         assert report.cache == whole / (plan.ring * plan.ulysses)
 
 
-def test_the_pipeline_does_not_drain_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pipeline_does_not_drain_between_steps(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages = patches = 4
     steps, warmup = 5, 1
     path = save_flux(tmp_path / "4-blocks.safetensors", heads=4, single_blocks=3)
     monkeypatch.setenv("PARALLEL_TRACE", str(tmp_path))
-    backend = Backend()
-    try:
-        job = Job(path, sigmas(steps), height=64, width=64)  # large enough to outlast the system's scheduling
-        Runner(backend)(job, cpu_plan(pipefusion=stages, patches=patches, warmup_steps=warmup, blocks=4))
-    finally:
-        backend.close()
+    run.end_workers()  # the next ones are told to write a trace
+    job = Job(path, sigmas(steps), height=64, width=64)  # large enough to outlast the system's scheduling
+    run(job, cpu_plan(pipefusion=stages, patches=patches, warmup_steps=warmup, blocks=4))
+    run.end_workers()
     spans = [stage_spans(tmp_path / f"trace-rank{rank}.json") for rank in range(stages)]
     order = [(call, patch) for call in range(warmup, steps) for patch in range(patches)]
     for stage in spans:
         assert [key for key in stage if key[1] >= 0] == order
-    for call in range(warmup, steps - 1):
-        next_begins, _ = spans[0][call + 1, 0]
-        _, this_ends = spans[-1][call, patches - 1]
-        assert next_begins < this_ends, f"the first stage waited for the end of call {call}"
+    # One overlap will do: a stage that waits for the end of a call has none, and a busy machine may keep it from some.
+    begins = [spans[0][call + 1, 0][0] for call in range(warmup, steps - 1)]
+    ends = [spans[-1][call, patches - 1][1] for call in range(warmup, steps - 1)]
+    assert any(begin < end for begin, end in zip(begins, ends, strict=True)), (
+        "the first stage waited for each call's end"
+    )
     makespan = unit_makespan(spans, order, patches)
     work = len(order)
     assert makespan == work + stages - 1  # filled once, never drained

@@ -26,6 +26,7 @@ from scripts.comfyui import REPO
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.loading_costs import field, loading_costs
 from tests.plans import cpu_plan
+from tests.selection import thorough
 from tests.tiny_flux import flux_tensors, save_flux
 from tests.tiny_formats import save_gguf, save_scaled
 
@@ -93,7 +94,9 @@ def padded(path: Path, tensors: dict[str, torch.Tensor], size: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, id=name, marks=[thorough] * name.endswith("4")) for name, plan in PLANS.items()]
+)
 def test_every_byte_is_read_once_and_memory_stays_small(
     fresh: Runner, tiny: Path, big: Path, plan: ResolvedPlan
 ) -> None:
@@ -226,6 +229,7 @@ def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_pat
     assert run.workers() == workers
 
 
+@thorough  # tests/faults/test_machine.py fills it in the quick run
 def test_a_full_shared_memory_is_not_in_the_way(tiny: Path) -> None:
     """In a mount namespace whose /dev/shm has 64 KiB, all of them taken."""
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from tests.engine.conftest import Job, Runner, sigmas
 from tests.faults.fault_file import FaultFile
 from tests.plans import cpu_plan
 from tests.reliability import Ledger
+from tests.selection import thorough
 from tests.tiny_flux import save_flux
 from tests.tiny_vae import save_image_vae
 
@@ -134,7 +137,7 @@ class Bench:
 
     def workers(self) -> list[psutil.Process]:
         """The live workers by rank."""
-        ranks = {}
+        ranks: dict[tuple[str, int], psutil.Process] = {}
         for server in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
                 if "parallel_backend.worker.forkserver" in server.cmdline():
@@ -223,12 +226,16 @@ class Bench:
         self.held(f"a worker {DEATHS[case.kind]}", ERROR, seconds, BOUND)
 
 
-def deaths(sizes: Iterable[int], *, every: bool) -> list[Case]:
-    """Deaths of every rank in every phase: every kind of death, or one each, the kinds taking turns."""
-    places = [(workers, rank, phase) for workers in sizes for rank in range(workers) for phase in PHASES]
+def deaths(sizes: Iterable[int], quick: Collection[str] = tuple(PHASES)) -> list[pytest.ParameterSet]:
+    """Deaths of every rank in every phase, of every kind; the quick run has one in each of some phases.
+
+    In these the ranks and the kinds take turns.
+    """
     kinds = list(DEATHS)
-    return [
-        Case(*place, kind)
-        for index, place in enumerate(places)
-        for kind in (kinds if every else [kinds[index % len(kinds)]])
-    ]
+    cases = []
+    for workers, (turn, phase) in itertools.product(sizes, enumerate(PHASES)):
+        of_quick = Case(workers, turn % workers, phase, kinds[turn % len(kinds)]) if phase in quick else None
+        for rank, kind in itertools.product(range(workers), kinds):
+            case = Case(workers, rank, phase, kind)
+            cases.append(pytest.param(case, id=str(case), marks=() if case == of_quick else thorough))
+    return cases

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import pytest
-
 from parallel_backend.worker.faults import LATE_SECONDS
 from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, Bench, Case
+from tests.selection import product
 
 PATIENCE = 3
 
@@ -25,8 +24,7 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
     return interrupted
 
 
-@pytest.mark.parametrize("phase", list(PHASES))
-@pytest.mark.parametrize("workers", [2, 4])
+@product(phase=PHASES.keys(), workers=[2, 4])
 def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
     took = []
     for rank in (0, workers - 1):
@@ -39,8 +37,7 @@ def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
         bench.held(f"Cancel while a worker is held up for {LATE_SECONDS} s", "cancelled", seconds, CANCEL_BOUND)
 
 
-@pytest.mark.parametrize("kind", list(DEATHS))
-@pytest.mark.parametrize("phase", ["joining the other workers", "loading the model", "sampling, first step"])
+@product(phase=["joining the other workers", "loading the model", "sampling, first step"], kind=DEATHS.keys())
 def test_cancel_together_with_a_death(bench, phase, kind):
     case = Case(2, 1, phase, kind)
     ended, seconds = bench.outcome(case, once_struck(bench, 0))

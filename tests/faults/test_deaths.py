@@ -1,4 +1,4 @@
-"""A worker dies or raises: on each rank, in each phase. With --every-death it dies there in each way."""
+"""A worker dies or raises: on each rank, in each phase, in each way."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ import pytest
 
 from parallel_backend.errors import WorkerOutOfMemory
 from tests.faults.bench import AFTERWARDS, BOUND, DEATHS, ERROR, PHASES, PLANS, Case, deaths
+from tests.selection import product, thorough
 
 LOADING, FIRST, LAST, DECODING = "loading the model", "sampling, first step", "sampling, last step", "decoding"
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "death" in metafunc.fixturenames:
-        metafunc.parametrize("death", deaths(PLANS, every=metafunc.config.getoption("every_death")), ids=str)
-
-
+@pytest.mark.parametrize("death", deaths(PLANS))
 def test_a_death_is_one_clear_error(bench, death):
     bench.assert_dies(death)
 
 
-@pytest.mark.parametrize("phase", [LOADING, FIRST, LAST, DECODING])
-@pytest.mark.parametrize(("workers", "rank"), [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
-def test_an_exception_is_named_with_rank_phase_and_step(bench, workers, rank, phase):
+@product(place=[(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)], phase=[LOADING, FIRST, LAST, DECODING])
+def test_an_exception_is_named_with_rank_phase_and_step(bench, place, phase):
+    workers, rank = place
     case = Case(workers, rank, phase, "raise")
     message, seconds = bench.outcome(case)
     said = f"{case.worker} failed while {case.place}: RuntimeError: a fault was injected. {AFTERWARDS}\n"
@@ -52,6 +49,7 @@ def test_out_of_memory_is_what_comfyui_knows_as_such(bench, phase, advice):
     bench.held("out of memory", ERROR, seconds, BOUND)
 
 
+@thorough
 def test_twenty_random_deaths_in_a_row(bench):
     draw = random.Random(20)
     for _ in range(20):

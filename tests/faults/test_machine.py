@@ -39,7 +39,7 @@ def main(file, where):
     tempfile.gettempdir()
     job, run = Job(Path(file), sigmas(3), height=8, width=8), Runner(Backend())
     first = run(job, PLANS[2])
-    run._backend._groups.clear()
+    run.backend._groups.clear()
     filler = Path(where) / "filler"
     with filler.open("wb", buffering=0) as out:
         try:

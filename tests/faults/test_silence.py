@@ -12,17 +12,18 @@ import torch
 from parallel_backend.errors import WorkerFailed
 from parallel_backend.host import Deadlines
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PHASES, Bench, Case
+from tests.selection import thorough
 
 PATIENCE = Deadlines(start=10, silence=5, stall=8, cancel=5)
 MARGIN = 6
 """Seconds from the end of patience to the error."""
 
 PLACES = [
-    (2, 0, "loading the model"),
+    pytest.param((2, 0, "loading the model"), marks=thorough),
     (2, 1, "sampling, last step"),
-    (2, 0, "decoding"),
+    pytest.param((2, 0, "decoding"), marks=thorough),
     (4, 3, "loading the model"),
-    (4, 1, "sampling, last step"),
+    pytest.param((4, 1, "sampling, last step"), marks=thorough),
 ]
 BEFORE_JOINING = list(PHASES)[:3]
 
@@ -60,14 +61,22 @@ def test_a_worker_that_joins_no_collective_is_named(bench, place):
     held(bench, case, said, "a worker joins no collective", PATIENCE.stall)
 
 
-@pytest.mark.parametrize(("phase", "kind"), [*zip(BEFORE_JOINING, ("stop", "hang", "stop"), strict=True)])
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        pytest.param(phase, kind, marks=[thorough] * (kind == "stop"))
+        for phase, kind in zip(BEFORE_JOINING, ("stop", "hang", "stop"), strict=True)
+    ],
+)
 def test_a_worker_that_never_starts_is_named(bench, phase, kind):
     case = Case(2, 1, phase, kind)
     said = r"Worker 1 \(cpu\)|Worker 0 \(cpu\), 1 \(cpu\)"
     held(bench, case, said, "a worker never starts", PATIENCE.start)
 
 
-@pytest.mark.parametrize("phase", BEFORE_JOINING)
+@pytest.mark.parametrize(
+    "phase", [BEFORE_JOINING[0], *(pytest.param(phase, marks=thorough) for phase in BEFORE_JOINING[1:])]
+)
 def test_a_worker_that_starts_late_is_waited_for(bench, phase):
     message, seconds = bench.outcome(Case(2, 1, phase, "late"))
     assert not message

@@ -15,6 +15,7 @@ from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, insert_after, ksampler_graph, node, parallel, queue_logged, ways
+from tests.selection import product
 from tests.tiny_controlnet import save_instantx, save_xlabs
 from tests.tiny_flux import save_conditioning
 from tests.tiny_pixart import TEXT_WIDTH as PIXART_TEXT
@@ -83,8 +84,7 @@ JOBS: dict[str, Graph] = {
 }
 
 
-@pytest.mark.parametrize("graph", JOBS.values(), ids=JOBS)
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@product(plan=PLANS, graph=JOBS)
 def test_control_is_as_on_the_stock_loader(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any], graph: Graph
 ) -> None:

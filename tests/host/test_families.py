@@ -27,6 +27,7 @@ from tests import tiny_cogvideox, tiny_pixart
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
 from tests.host.test_refusals import assert_one_sentence
+from tests.selection import thorough
 from tests.tiny_flux import save_flux
 from tests.tiny_models import draw
 from tests.tiny_vae import REAL
@@ -178,7 +179,7 @@ def test_cogvideox_ddim_in_stock_nodes_equals_diffusers(
         assert relative_error(latent_of(graph) * SCALE[kind], expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["2b", "5b", "1.5"])
+@pytest.mark.parametrize("kind", ["2b", pytest.param("5b", marks=thorough), pytest.param("1.5", marks=thorough)])
 def test_euler_is_ddim_up_to_the_first_steps_snr(
     latent_of: LatentOf, original_video: Callable[[str], Tensor], kind: str
 ) -> None:
@@ -258,7 +259,17 @@ def save_gguf(source: Path, path: Path, plain: Path) -> None:
 SAMPLERS = ("euler_ancestral", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_3m_sde", "ddim", "lcm", "deis", "res_multistep")
 
 
-@pytest.mark.parametrize("sampler", ["cogvideox_dpm", *SAMPLERS, "heun"])
+QUICK_SAMPLERS = ("cogvideox_dpm", "dpmpp_2m_sde", "heun")
+"""Each sampler by itself: tests/denoise/test_samplers.py."""
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(sampler, marks=[thorough] * (sampler not in QUICK_SAMPLERS))
+        for sampler in ("cogvideox_dpm", *SAMPLERS, "heun")
+    ],
+)
 def test_the_loop_equals_comfyuis_with_one_forward_a_call(comfyui: ComfyUI, latent_of: LatentOf, sampler: str) -> None:
     graphs = []
     if sampler != "heun":  # from a sigma of 4518 it multiplies the rounding of its second call by hundreds

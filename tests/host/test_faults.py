@@ -12,9 +12,11 @@ from collections.abc import Callable
 import pytest
 
 from scripts.comfyui import ComfyUIError, Progress, Run
+from tests.faults.bench import BOUND
 from tests.host.faulty import FaultyComfyUI, alive, kill, wait_until
 from tests.host.graphs import Graph
 from tests.reliability import Ledger
+from tests.selection import thorough
 
 STEP = 5
 """The step of a long run at which something happens to it."""
@@ -29,6 +31,9 @@ ENDS = {
 }
 """How ComfyUI ends, and the signal that brings it about (tests/host/faulty.py)."""
 
+QUICK_END = ("in the middle", "SIGKILL")
+"""The others start ComfyUI again; by Ctrl-C the tests end each ComfyUI."""
+
 
 @pytest.fixture
 def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
@@ -36,7 +41,7 @@ def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
 
 
 class Disturbed:
-    """A long run to which something happens at a step; `seconds` is how long it then took to end."""
+    """A long run to which something happens at a step; it then took `seconds`, and `steps`, to end."""
 
     def __init__(self, server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) -> None:
         happened: list[float] = []
@@ -48,6 +53,7 @@ class Disturbed:
 
         self.run: Run = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
         self.seconds = time.perf_counter() - happened[0]
+        self.steps = self.run.progress[-1].value - STEP
         times = [progress.time for progress in self.run.progress[: STEP + 1]]
         self.step_seconds = statistics.median(after - before for before, after in itertools.pairwise(times))
 
@@ -61,13 +67,15 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, se
     before = server.with_workers()
     cancelled = Disturbed(server, server.long(**settings), server.interrupt)
     assert cancelled.run.status == "interrupted"
-    assert cancelled.seconds <= 1 + 3 * cancelled.step_seconds
+    soon = 1 + 3 * cancelled.step_seconds
+    assert cancelled.seconds <= soon or cancelled.steps <= 3  # a busy machine takes its time, but no more steps
+    assert cancelled.seconds <= soon + BOUND
     assert server.workers() == before
     server.assert_right()
     assert server.workers() == before
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=thorough)])
 def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server, rank):
     before = server.with_workers()
     kill(before[rank])
@@ -77,8 +85,14 @@ def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server,
     assert len(server.folders()) == 1
 
 
-@pytest.mark.parametrize("how", list(ENDS))
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle"])
+@pytest.mark.parametrize(
+    ("busy", "how"),
+    [
+        pytest.param(busy, how, id=f"{name}-{how}", marks=[thorough] * ((name, how) != QUICK_END))
+        for name, busy in {"idle": False, "in the middle": True}.items()
+        for how in ENDS
+    ],
+)
 def test_when_comfyui_ends_its_workers_end(server: FaultyComfyUI, ledger: Ledger, how: str, busy: bool):
     before = server.with_workers()
     assert len(before) == 2

@@ -17,6 +17,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
+from tests.selection import product, thorough
 from tests.tiny_flux import save_flux
 from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
 
@@ -114,7 +115,9 @@ def test_fp8_files(error, model, plan):
 @pytest.mark.parametrize(
     ("kind", "plan"),
     [
-        *((kind, "ulysses") for kind in GGUF_TYPES),
+        (Type.Q4_K, "ulysses"),
+        # every type bit for bit: tests/weights/test_formats.py
+        *(pytest.param(kind, "ulysses", marks=thorough) for kind in GGUF_TYPES if kind != Type.Q4_K),
         (Type.Q4_K, "sharded"),
         (Type.Q8_0, "sharded"),
         (Type.Q6_K, "stages"),
@@ -125,13 +128,13 @@ def test_gguf_files(error, kind, plan):
     assert error(small(f"{kind.name}-values"), plan, f"{kind.name}.gguf") <= TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", [None, "bf16"], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(
-    ("model", "choice"),
-    [("e4m3fn", None), ("scaled-old", None), ("scaled-metadata", None), ("Q8_0-values", "Q8_0.gguf")],
+@product(
+    file=[("e4m3fn", None), ("scaled-old", None), ("scaled-metadata", None), ("Q8_0-values", "Q8_0.gguf")],
+    dtype={"fp32": None, "bf16": "bf16"},
 )
-def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, model, choice, dtype):
+def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, file, dtype):
     """Measured from the result of the weights before they were quantised."""
+    model, choice = file
     exact = latent_of(small("tiny-schnell"))
     graph = small(model)
     if dtype is not None:
@@ -142,7 +145,7 @@ def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, model, c
     assert ours <= (comfys + TOLERANCE if dtype is None else 1.5 * comfys)
 
 
-@pytest.mark.parametrize("plan", ["ulysses", "sharded"])
+@pytest.mark.parametrize("plan", [pytest.param("ulysses", marks=thorough), "sharded"])
 def test_a_diffusers_folder_of_shards(error, plan):
     assert error(small("diffusers-single"), plan, "diffusers-shards") <= TOLERANCE
 
@@ -157,7 +160,7 @@ def test_full_checkpoints(error, form, plan):
     assert error(small(form), plan, f"checkpoints/{form}.safetensors") <= TOLERANCE
 
 
-@pytest.mark.parametrize("weight_dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
+@pytest.mark.parametrize("weight_dtype", [pytest.param("fp8_e4m3fn", marks=thorough), "fp8_e4m3fn_fast", "fp8_e5m2"])
 def test_weight_dtypes_of_load_diffusion_model(error, weight_dtype):
     graph = small("tiny-dev")
     graph["model"]["inputs"]["weight_dtype"] = weight_dtype

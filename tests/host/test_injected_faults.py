@@ -16,16 +16,12 @@ from tests.host.conftest import saved_latent
 from tests.host.faulty import PATIENCE, FaultyComfyUI, kill, wait_until
 from tests.host.graphs import ksampler_graph, parallel
 from tests.reliability import Ledger
+from tests.selection import product, thorough
 
 MARGIN = 6
 """Seconds from the end of patience to the error."""
 
 SIGNALS = {signal.SIGKILL: "kill", signal.SIGSEGV: "segv", signal.SIGTERM: "term"}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "death" in metafunc.fixturenames:
-        metafunc.parametrize("death", deaths([2], every=metafunc.config.getoption("every_death")), ids=str)
 
 
 @pytest.fixture
@@ -44,12 +40,17 @@ def assert_failed(server: FaultyComfyUI, case: Case, said: str) -> float:
     return seconds
 
 
+@pytest.mark.parametrize("death", deaths([2], quick=["connecting the workers", "sampling, last step", "decoding"]))
 def test_a_death_is_one_clear_error(server, ledger, death):
     seconds = assert_failed(server, death, rf"{re.escape(death.worker)} {DEATHS[death.kind]} while {death.place}\. ")
     ledger.held("ComfyUI", f"a worker {DEATHS[death.kind]}", ERROR, seconds, BOUND)
 
 
-@pytest.mark.parametrize("case", [Case(2, 0, "sampling, last step", "stop"), Case(2, 1, "decoding", "stop")], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(2, 0, "sampling, last step", "stop"), pytest.param(Case(2, 1, "decoding", "stop"), marks=thorough)],
+    ids=str,
+)
 def test_a_stopped_worker_is_named(server, ledger, case):
     said = rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. "
     seconds = assert_failed(server, case, said)
@@ -59,7 +60,12 @@ def test_a_stopped_worker_is_named(server, ledger, case):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(2, 1, "sampling, first step", "hang"), Case(2, 0, "loading the model", "hang")], ids=str
+    "case",
+    [
+        pytest.param(Case(2, 1, "sampling, first step", "hang"), marks=thorough),
+        Case(2, 0, "loading the model", "hang"),
+    ],
+    ids=str,
 )
 def test_a_worker_that_joins_no_collective_is_named(server, ledger, case):
     waited = re.escape(case.worker.lower())
@@ -70,7 +76,13 @@ def test_a_worker_that_joins_no_collective_is_named(server, ledger, case):
     ledger.held("ComfyUI", fault, ERROR, seconds, patience + MARGIN)
 
 
-@pytest.mark.parametrize("phase", list(PHASES))
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param(phase, marks=[thorough] * (phase not in ("joining the other workers", "sampling, first step")))
+        for phase in PHASES
+    ],
+)
 def test_cancel_in_every_phase_and_twice_in_a_row(server, ledger, phase):
     took = []
     for rank in (0, 1):
@@ -87,9 +99,9 @@ def test_cancel_in_every_phase_and_twice_in_a_row(server, ledger, phase):
         )
 
 
-@pytest.mark.parametrize(("phase", "kind"), [("connecting the workers", "kill"), ("sampling, first step", "exit3")])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_cancel_together_with_a_death(server, ledger, rank, phase, kind):
+@product(rank=[0, 1], death=[("connecting the workers", "kill"), ("sampling, first step", "exit3")])
+def test_cancel_together_with_a_death(server, ledger, rank, death):
+    phase, kind = death
     prompt = server.begin(Case(2, rank, phase, kind))
     wait_until(server.fault.struck, 120)
     server.interrupt()
@@ -99,6 +111,7 @@ def test_cancel_together_with_a_death(server, ledger, rank, phase, kind):
     ledger.held("ComfyUI", "Cancel together with a death", "cancelled or one error", seconds, BOUND)
 
 
+@thorough
 def test_twenty_random_kills_each_with_a_prompt_after_it(server, ledger):
     """Workers are killed from outside at a random step of a long run, or while they start."""
     draw = random.Random(6)
@@ -127,6 +140,7 @@ def test_twenty_random_kills_each_with_a_prompt_after_it(server, ledger):
         ledger.held("ComfyUI", "a worker is killed at random, twenty times in a row", ERROR, seconds, BOUND)
 
 
+@thorough  # tests/faults/test_machine.py has two backends side by side in the quick run
 def test_two_comfyuis_side_by_side(server: FaultyComfyUI, comfyui: ComfyUI, ledger: Ledger):
     """A worker of one is killed while both are busy; the other's picture is as it is alone."""
     graph = parallel(ksampler_graph("tiny-schnell", width=128, height=128, steps=60, seed=61))

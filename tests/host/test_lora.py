@@ -16,6 +16,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
 from tests.host.test_refusals import assert_one_sentence
+from tests.selection import product
 from tests.tiny_formats import save_fp8, save_gguf, save_scaled
 from tests.tiny_lora import HIDDEN, SCHEMES, save_adapter
 
@@ -70,8 +71,7 @@ STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES
 """Every kind at either strength."""
 
 
-@pytest.mark.parametrize("stack", STACKS, ids=str)
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@product(plan=PLANS, stack=STACKS)
 def test_adapters_do_what_they_do_on_the_stock_loader(
     latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
 ) -> None:
@@ -81,8 +81,7 @@ def test_adapters_do_what_they_do_on_the_stock_loader(
     assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("scheme", ["lora-peft", "loha", "lokr-whole", "dora-rows", "dora-columns-of-parts", "oft"])
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@product(plan=PLANS, scheme=["lora-peft", "loha", "lokr-whole", "dora-rows", "dora-columns-of-parts", "oft"])
 def test_adapters_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any], scheme: str) -> None:
     """As on the stock loader with the same values in fp32."""
     stack = ((scheme, 0.7), ("lora-kohya", -0.3))
@@ -91,8 +90,7 @@ def test_adapters_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any]
     assert relative_error(latent_of(parallel(ours, **plan)), latent_of(stock)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("model", ["tiny-scaled.safetensors", "tiny-q4.gguf"])
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@product(plan=PLANS, model=["tiny-scaled.safetensors", "tiny-q4.gguf"])
 def test_adapters_on_scaled_and_gguf_weights(latent_of: LatentOf, plan: dict[str, Any], model: str) -> None:
     stack = (("dora-columns", 0.7), ("lora-peft", -0.3))
     stock = job(*stack, model=f"{model.split('.')[0]}-expanded")

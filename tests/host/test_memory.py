@@ -18,6 +18,7 @@ from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.faulty import wait_until, workers_among
 from tests.host.graphs import Graph, ksampler_graph, parallel, queue_logged
+from tests.selection import thorough
 from tests.tiny_formats import save_sparse
 
 RELEASED = re.compile(
@@ -132,7 +133,11 @@ def one_model(prompt: int, **plan: float) -> Graph:
 
 @pytest.mark.parametrize(
     ("graph", "limit", "moves"),
-    [(both_models, 0.0, range(3)), (both_models, 0.2, range(18, 22)), (one_model, 0.0, range(21))],
+    [
+        pytest.param(both_models, 0.0, range(3), marks=thorough),
+        (both_models, 0.2, range(18, 22)),
+        pytest.param(one_model, 0.0, range(21), marks=thorough),
+    ],
     ids=["both resident", "one at a time", "each in its own graph"],
 )
 def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, limit, moves):

@@ -20,6 +20,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.conftest import TEXT_LENGTHS, relative_error, saved_latent
 from tests.host.faulty import workers_among
 from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel
+from tests.selection import product, thorough
 from tests.tiny_flux import save_conditioning, save_flux
 
 TOLERANCE = 1e-5
@@ -136,8 +137,6 @@ JOBS: dict[str, Graph] = {
 }
 """What every number of workers has to get right."""
 
-jobs = pytest.mark.parametrize("graph", JOBS.values(), ids=JOBS)
-
 
 # -- the yardstick itself
 
@@ -167,8 +166,7 @@ def test_the_mask_matters(latent_of):
 # -- two workers
 
 
-@jobs
-@pytest.mark.parametrize("plan", TWO_WORKERS, ids=str)
+@product(plan=TWO_WORKERS, graph=JOBS)
 def test_two_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
@@ -199,22 +197,20 @@ def test_three_heads_over_two_workers(error, plan):
     assert error(odd("tiny-3-heads", cfg=2.0), plan) <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan", TWO_WORKERS, ids=str)
-@pytest.mark.parametrize("size", [(128, 128), (136, 200), (200, 136), (16, 136), (16, 16)], ids="{0[0]}x{0[1]}".format)
+@product(plan=TWO_WORKERS, size=[(128, 128), (136, 200), (200, 136), (16, 136), (16, 16)])
 def test_sizes(error, size, plan):
     width, height = size
     assert error(ksampler_graph("tiny-schnell", width=width, height=height, cfg=2.0, steps=2), plan) <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan", TWO_WORKERS, ids=str)
-@pytest.mark.parametrize("tokens", TEXT_LENGTHS)
+@product(plan=TWO_WORKERS, tokens=TEXT_LENGTHS)
 def test_text_lengths(error, tokens, plan):
     assert error(odd(positive=f"cond-{tokens}", steps=2), plan) <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan", TWO_WORKERS, ids=str)
-@pytest.mark.parametrize(("positive", "negative"), [(37, 300), (512, 1), (1, 256)])
-def test_positive_and_negative_of_different_lengths(error, positive, negative, plan):
+@product(plan=TWO_WORKERS, lengths=[(37, 300), (512, 1), (1, 256)])
+def test_positive_and_negative_of_different_lengths(error, lengths, plan):
+    positive, negative = lengths
     graph = odd(positive=f"cond-{positive}", negative=f"cond-{negative}", cfg=2.0, steps=2)
     assert error(graph, plan) <= TOLERANCE
 
@@ -235,12 +231,13 @@ USUAL_SAMPLERS = [
 USUAL_SAMPLERS += ["deis", "ipndm", "res_multistep"]
 
 
-@pytest.mark.parametrize("sampler", USUAL_SAMPLERS)
-@pytest.mark.parametrize(("scheduler", "cfg", "plan"), [("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)], ids=str)
-def test_samplers(error, sampler, scheduler, cfg, plan):
+@product(setting=[("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)], sampler=USUAL_SAMPLERS)
+def test_samplers(error, sampler, setting):
+    scheduler, cfg, plan = setting
     assert error(small(sampler=sampler, scheduler=scheduler, cfg=cfg), plan) <= TOLERANCE
 
 
+@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call
 @pytest.mark.parametrize(
     "sampler", sorted({name for name, sampler in SAMPLERS.items() if not sampler.own} - set(USUAL_SAMPLERS))
 )
@@ -248,8 +245,10 @@ def test_further_samplers(error, sampler):
     assert error(small(sampler=sampler, scheduler="normal"), ULYSSES_2) <= TOLERANCE
 
 
-@pytest.mark.parametrize("sampler", ["dpm_2", "dpmpp_2m_sde"])
-@pytest.mark.parametrize("scheduler", ["sgm_uniform", "karras", "exponential", "ddim_uniform", "kl_optimal"])
+@product(
+    scheduler=["sgm_uniform", "karras", "exponential", "ddim_uniform", "kl_optimal"],
+    sampler=["dpm_2", "dpmpp_2m_sde"],
+)
 def test_further_schedulers(error, sampler, scheduler):
     assert error(small(sampler=sampler, scheduler=scheduler), ULYSSES_2) <= TOLERANCE
 
@@ -318,12 +317,12 @@ def check_precision(latent_of: LatentOf, model: str, dtype: str, plan: Plan) -> 
     assert ours <= 1.5 * comfys
 
 
-precisions = pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+PRECISIONS = ("bf16", "fp16")
 
 
-@precisions
-@pytest.mark.parametrize(("model", "plan"), [("tiny-schnell", RING_2), ("tiny-dev", ULYSSES_2)], ids=str)
-def test_precision_on_two_workers(latent_of, model, plan, dtype):
+@product(setting=[("tiny-schnell", RING_2), ("tiny-dev", ULYSSES_2)], dtype=PRECISIONS)
+def test_precision_on_two_workers(latent_of, setting, dtype):
+    model, plan = setting
     check_precision(latent_of, model, dtype, plan)
 
 
@@ -357,7 +356,13 @@ def with_picture(graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize(
-    "caption", ["red-circle-on-white", "blue-square-on-yellow", "purple-diamond-on-green", "white-cross-on-red"]
+    "caption",
+    [
+        "red-circle-on-white",
+        pytest.param("blue-square-on-yellow", marks=thorough),
+        pytest.param("purple-diamond-on-green", marks=thorough),
+        pytest.param("white-cross-on-red", marks=thorough),
+    ],
 )
 def test_sprites_are_drawn_as_captioned(comfyui, latent_of, caption):
     graph = ksampler_graph("sprites-flux-schnell", positive=caption, negative="empty", cfg=2.0, steps=20)
@@ -390,14 +395,18 @@ def test_another_size_and_text_and_split_need_no_new_workers_and_no_loading(comf
 
 # -- three workers
 
+lengths = pytest.mark.parametrize(
+    "tokens", [*TEXT_LENGTHS[:2], *(pytest.param(t, marks=thorough) for t in TEXT_LENGTHS[2:])]
+)
+"""For splits beyond two workers; tests/attention has any tokens and heads under any split."""
 
-@pytest.mark.parametrize("plan", [Plan(3), Plan(1, 3)], ids=str)
-@jobs
+
+@product(plan=[Plan(3), Plan(1, 3)], graph=JOBS)
 def test_three_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
 
-@pytest.mark.parametrize("tokens", TEXT_LENGTHS)
+@lengths
 def test_four_heads_over_three_workers_with_text_lengths(error, tokens):
     assert error(odd(positive=f"cond-{tokens}", steps=2), Plan(3)) <= TOLERANCE
 
@@ -409,13 +418,12 @@ def test_a_head_for_each_of_three_workers(error):
 # -- four workers
 
 
-@pytest.mark.parametrize("plan", [Plan(4), Plan(1, 4), Plan(2, 2)], ids=str)
-@jobs
+@product(plan=[Plan(4), Plan(1, 4), Plan(2, 2)], graph=JOBS)
 def test_four_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
 
-@pytest.mark.parametrize("tokens", TEXT_LENGTHS)
+@lengths
 def test_the_product_of_ulysses_and_ring_with_text_lengths(error, tokens):
     assert error(odd(positive=f"cond-{tokens}", steps=2), Plan(2, 2)) <= TOLERANCE
 
@@ -424,26 +432,28 @@ def test_three_heads_over_the_product_of_two_and_two(error):
     assert error(odd("tiny-3-heads", cfg=2.0), Plan(2, 2)) <= TOLERANCE
 
 
-@precisions
-@pytest.mark.parametrize("plan", [Plan(4), Plan(2, 2)], ids=str)
+@thorough
+@product(plan=[Plan(4), Plan(2, 2)], dtype=PRECISIONS)
 def test_precision_on_four_workers(latent_of, dtype, plan):
     check_precision(latent_of, "tiny-schnell", dtype, plan)
 
 
-# -- eight workers
+# -- eight workers, in the quick run those of tests/engine and tests/attention
 
 
-@pytest.mark.parametrize("plan", [Plan(1, 8), Plan(2, 4), Plan(4, 2)], ids=str)
-@pytest.mark.parametrize("job", ["texts-of-37-and-256", "one-image-token-one-text-token"])
+@thorough
+@product(plan=[Plan(1, 8), Plan(2, 4), Plan(4, 2)], job=["texts-of-37-and-256", "one-image-token-one-text-token"])
 def test_eight_workers(error, job, plan):
     assert error(JOBS[job], plan) <= TOLERANCE
 
 
+@thorough
 @pytest.mark.parametrize("job", ["1000x520-text-of-512", "sde-mask-batch-2"])
 def test_further_jobs_on_eight_workers(error, job):
     assert error(JOBS[job], Plan(4, 2)) <= TOLERANCE
 
 
+@thorough
 def test_a_head_for_each_of_eight_workers(error):
     assert error(odd("tiny-8-heads"), Plan(8)) <= TOLERANCE
 
@@ -451,12 +461,11 @@ def test_a_head_for_each_of_eight_workers(error):
 # -- one worker
 
 
-@jobs
+@pytest.mark.parametrize("graph", JOBS.values(), ids=JOBS)
 def test_one_worker(error, graph):
     assert error(graph, Plan(1)) <= TOLERANCE
 
 
-@precisions
-@pytest.mark.parametrize("model", ["tiny-schnell", "tiny-dev"])
+@product(model=["tiny-schnell", "tiny-dev"], dtype=PRECISIONS)
 def test_precision_on_one_worker(latent_of, model, dtype):
     check_precision(latent_of, model, dtype, Plan(1))

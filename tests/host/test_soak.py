@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.soak import PROBE_EVERY, TOLERANCE, fill_families, soak
+from tests.selection import thorough
 
 
+@thorough
 def test_prompts_at_random_end_in_pictures_and_leave_no_process_and_no_shared_memory(comfyui):
     fill_families(comfyui)
     report = soak(comfyui, prompts=12, seed=1, most_workers=2)

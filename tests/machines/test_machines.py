@@ -30,7 +30,11 @@ from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.machines.conftest import wait_for
 from tests.machines.network import Machines
 from tests.pipefusion_simulation import simulate
+from tests.selection import thorough
 from tests.tiny_flux import save_flux
+
+pytestmark = thorough
+"""tests/host/test_machines.py has workers elsewhere in the quick run, tests/wire/test_gateway.py the listener."""
 
 STEPS = 2
 BLOCKS = 4

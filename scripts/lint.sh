@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Runs ruff and mypy and stops at the first that fails: lint.sh [check] [format] [types]; all three without arguments.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
+
+setup
+setup_dev
+cd -- "$REPO"
+
+# What they know of unchanged files is kept with the environment, where the next checkout in this place finds it.
+LINTED="$CACHE/linted-$(pwd | sha256sum | cut -c 1-12)"
+export MYPY_CACHE_DIR="$LINTED/mypy" RUFF_CACHE_DIR="$LINTED/ruff"
+
+part() {
+  say "$1"
+  shift
+  "$VENV_PYTHON" -m "$@"
+}
+
+check() { part "ruff check" ruff check; }
+
+format() { part "ruff format" ruff format --check; }
+
+types() {
+  part "mypy" mypy
+  local helpers=() file # of the tests; these themselves are judged by running them
+  for file in tests/*.py tests/*/*.py; do
+    [[ "$file" == */test_* ]] || { file="${file%.py}" && helpers+=(-m "${file//\//.}"); }
+  done
+  part "mypy: benchmarks and the tests' helpers" mypy -p benchmarks "${helpers[@]}"
+  # The nodes import the rest as parts of one package, which has the folder's name in ComfyUI; here it is called "pack".
+  mkdir -p -- "$LINTED/packages"
+  ln -sfn -- "$REPO" "$LINTED/packages/pack"
+  (cd -- "$LINTED/packages" && part "mypy: nodes" mypy --config-file "$REPO/pyproject.toml" -p pack.nodes)
+}
+
+(($#)) || set -- check format types
+for each in "$@"; do
+  case "$each" in
+    check | format | types) "$each" ;;
+    *) fail "$each is none of check, format and types." ;;
+  esac
+done
