@@ -11,6 +11,7 @@ from ..parallel_backend.host.versions import check_versions
 from .conditioning import LoadConditioning, SaveConditioning
 from .doctor import add_route
 from .load_cogvideox import LoadParallelCogVideoX
+from .load_diffusion_model import LoadParallelDiffusionModel
 from .load_flux import LoadParallelFlux
 from .load_pixart import LoadParallelPixArt
 from .load_vae import LoadParallelVAE
@@ -36,6 +37,7 @@ class ParallelExtension(ComfyExtension):
         register_samplers()
         return [
             ParallelPlanNode,
+            LoadParallelDiffusionModel,
             LoadParallelFlux,
             LoadParallelCogVideoX,
             LoadParallelPixArt,

@@ -112,11 +112,21 @@ def _vace(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
+def _camera(_: Any, operations: Any) -> Any:
+    from comfy.ldm.wan.model import CameraWanModel
+
+    return CameraWanModel(
+        dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=1, in_dim=32, cross_attn_norm=True,
+        **_settings(operations),
+    )  # fmt: skip
+
+
 TINY: Mapping[str, Tiny] = {
     "flux2": Tiny(_flux2, (128, 7, 5), 48),
     "qwen": Tiny(_qwen, (16, 1, 9, 14), 3584),
     "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),
     "wan_i2v": Tiny(_wan("i2v", image=20), (16, 3, 8, 10), 4096),
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
+    "camera": Tiny(_camera, (16, 3, 8, 10), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
 }

@@ -61,7 +61,9 @@ def load_model(
     spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
     names = family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
-    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
+    remote = RemoteModel(
+        backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader, SKELETONS[family_name].translator
+    )
     model = SKELETONS[family_name].make(model_config, tensors, config)
     model.diffusion_model = DiffusionProxy(model, remote)
     patcher = ParallelModelPatcher(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import comfy.conds
 import comfy.k_diffusion.sampling
+import comfy.model_base
 import comfy.model_sampling
 import comfy.samplers
 import torch
@@ -16,34 +16,13 @@ from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
 from ...parallel_backend.wire.messages import DiffusionSettings, FlowSettings, Prompt, Sampling
+from .given import CROSS_ATTENTION, Given, NotCarried, Translator
 from .remote import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
 
-PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
-    "concat_latent_image", "concat_mask", "ofs", "width", "height", "aspect_ratio",
-    "reference_latents", "reference_latents_method",
-    "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "timestep_start", "timestep_end"
-}  # fmt: skip
-"""What a prompt may hold. Other numbers and words do not reach these models, other tensors and objects might."""
-
-TENSOR_NAMES = {
-    "c_crossattn": "context",
-    "c_concat": "concat",
-    **{name: name for name in ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")},
-}
-"""ComfyUI's names of the model's conditioning -> the model's own."""
-
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
-
-REFERENCES = ("ref_latents", "ref_latents_method")
-"""ComfyUI's names of what becomes FLUX's reference tokens."""
-
-
-class NotCarried(Exception):
-    """The workers' loop does not carry this; it runs with one forward of the model per call instead."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +48,6 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
-    for entries in run.guider.conds.values():
-        for entry in entries:
-            unknown = sorted(set(entry["model_conds"]) - {*TENSOR_NAMES, *REFERENCES})
-            if unknown:
-                raise Refused(
-                    f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it."
-                )
 
 
 def two_sided(run: SamplerRun) -> bool:
@@ -84,29 +56,18 @@ def two_sided(run: SamplerRun) -> bool:
     return run.guider.conds.get("negative") is not None and not unused
 
 
-def tensors_of(model_conds: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[str, Tensor]:
-    """A prompt's tensors by the model's own names."""
-    tensors = {TENSOR_NAMES[name]: value.cond for name, value in model_conds.items() if name not in REFERENCES}
-    if "ref_latents" in model_conds:
-        method = model_conds["ref_latents_method"].cond if "ref_latents_method" in model_conds else REFERENCE_METHODS[0]
-        tensors |= reference_tokens(model_conds["ref_latents"].cond, method, latent_shape)
-    return tensors
-
-
-def example_of(run: SamplerRun) -> dict[str, Tensor]:
-    """The tensors of one forward of the run's longest prompt, in the compute dtype."""
+def example_of(run: SamplerRun, translator: Translator) -> Given:
+    """One forward of the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
-    longest = max(prompts, key=lambda conds: conds["c_crossattn"].cond.shape[1])
-    given = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors_of(longest, run.noise.shape).items()
-    }
-    tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in given.items()}
-    return {"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}
+    longest = max(prompts, key=lambda conds: conds[CROSS_ATTENTION].cond.shape[1])
+    given = translator.of_prompt(longest, run.noise.shape)
+    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in given.tensors.items()}
+    tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in cast.items()}
+    return Given({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
 
 
-def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields and tensors of the Sample message that does the same.
 
     Raises:
@@ -115,7 +76,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
         raise NotCarried("a sampler with arguments of its own")
     name, options = _sampler(run.sampler)
-    prompts, tensors = _prompts(run)
+    prompts, tensors = _prompts(run, translator)
     sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
     if samplers.SAMPLERS[name].own and isinstance(sampling, FlowSettings):
         raise NotCarried(f"the sampler {name}, which is made for CogVideoX, with this model")
@@ -129,6 +90,8 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
     }
+    if run.mask is not None:
+        fields["clean_inpaint"] = _shows_clean_latent(type(run.guider.inner_model))
     full = run.sampler.max_denoise(run.guider, run.sigmas)
     tensors["x"] = run.guider.inner_model.model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
     tensors["sigmas"] = run.sigmas
@@ -185,36 +148,36 @@ def _is(kind: type, comfy_kind: type) -> bool:
     return all(getattr(kind, name, None) is getattr(comfy_kind, name) for name in PROCESS_METHODS)
 
 
-def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
+def _prompts(run: SamplerRun, translator: Translator) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
     sides = dict(run.guider.conds)
     if not two_sided(run):
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     shape = run.noise.shape
     return {
-        side: _side(side, entries, shape, tensors) for side, entries in sides.items() if entries is not None
+        side: _side(side, entries, shape, tensors, translator) for side, entries in sides.items() if entries is not None
     }, tensors
 
 
 def _side(
-    side: str, entries: Sequence[Mapping[str, Any]], latent_shape: Sequence[int], tensors: dict[str, Tensor]
+    side: str,
+    entries: Sequence[Mapping[str, Any]],
+    latent_shape: Sequence[int],
+    tensors: dict[str, Tensor],
+    translator: Translator,
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
         if entry.get("control") is not None:
             raise NotCarried("ControlNet")
-        other = sorted(key for key in set(entry) - PROMPT_KEYS if entry[key] is not None)
-        if other:
-            raise NotCarried(f"{other[0]} in the conditioning")
-        for key, condition in entry["model_conds"].items():
-            if type(condition) not in (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape) and key not in REFERENCES:
-                raise NotCarried(f"{key} in the conditioning")
-        own = tensors_of(entry["model_conds"], latent_shape)
-        names = {name: f"prompt.{side}.{index}.{name}" for name in own}
-        tensors |= {names[name]: tensor for name, tensor in own.items()}
+        translator.check(entry)
+        own = translator.of_prompt(entry["model_conds"], latent_shape)
+        names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
+        tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(
             Prompt(
                 names,
+                own.values,
                 strength=float(entry.get("strength", 1.0)),
                 start=_number(entry.get("timestep_start")),
                 end=_number(entry.get("timestep_end")),
@@ -225,6 +188,15 @@ def _side(
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def _shows_clean_latent(model: type) -> bool:
+    """Whether a model is shown what is outside the mask without noise. Raises NotCarried if it does anything else with it."""
+    if model.scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint:  # type: ignore[attr-defined]
+        return False
+    if model.scale_latent_inpaint is comfy.model_base.WAN22.scale_latent_inpaint:  # type: ignore[attr-defined]
+        return True
+    raise NotCarried(f"a mask with the model {model.__name__}")
 
 
 def _inpaint_noise(run: SamplerRun) -> Tensor:

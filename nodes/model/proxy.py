@@ -9,17 +9,13 @@ import comfy.patcher_extension
 import torch
 from torch import Tensor, nn
 
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
+from .given import CONCAT, NAMES, Given
 from .remote import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unsupported import refuse_transformer_options, refuse_weights
 from .within import Within
-
-CONDITIONING = ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")
-"""What the model takes besides the text, by ComfyUI's names."""
 
 
 class DiffusionProxy(nn.Module):
@@ -54,27 +50,20 @@ class DiffusionProxy(nn.Module):
     def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
         self.refuse_changes()
         refuse_transformer_options(transformer_options)
-        references, method = inputs.pop("ref_latents", None), inputs.pop("ref_latents_method", REFERENCE_METHODS[0])
         control = inputs.pop("control", None)
-        given = {name: value for name, value in inputs.items() if value is not None}
-        unknown = sorted(set(given) - set(CONDITIONING))
-        if unknown:
-            raise Refused(f"{', '.join(unknown)} is not supported by this MODEL yet: remove the node that adds it.")
-        conditioning = {"context": context, **given}
+        given = self.remote.translator.of_call(context, inputs, x.shape)
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
-            conditioning["concat"] = x[:, self._latent_channels :]
+            given.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
-        if references is not None:
-            conditioning |= reference_tokens(references, method, x.shape)
-        self.remote.check(x, conditioning)
+        self.remote.check(x, given.tensors)
         self.remote.attention(x.dtype)
-        tensors = {"x": x, "timestep": timestep.float(), **conditioning}
+        call = Given({"x": x, "timestep": timestep.float(), **given.tensors}, given.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
-            job = self.remote.job(tensors, x.dtype, two_sided=x.shape[0] > 1, steps=1)
-            plan = self.remote.plan(job, tensors, x.dtype)
+            job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1, steps=1)
+            plan = self.remote.plan(job, call, x.dtype)
             run = StepByStep(plan, self.remote.make_room(plan, job))
-        return run.forward(self.remote, tensors, x.dtype, self.adapters(), control).to(x.device)
+        return run.forward(self.remote, call, x.dtype, self.adapters(), control).to(x.device)
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have."""

@@ -24,6 +24,7 @@ from ...parallel_backend.weights.adapters import AdapterSet
 from ..room import free_devices, yielding
 from .adapters import AdapterReader
 from .control import Control, residuals_of
+from .given import Given, Translator
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +44,21 @@ class RemoteModel:
     devices: tuple[str, ...]
     weight_bytes: int
     reader: AdapterReader
+    translator: Translator
 
-    def job(self, forward: Mapping[str, Tensor], dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
+    def job(self, forward: Given, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
         """What is to be computed, as a plan sees it.
 
         Args:
-            forward: the tensors of one forward of one side, with the longest prompt.
+            forward: one forward of one side, with the longest prompt.
             dtype: the compute dtype.
             two_sided: whether a negative side takes part.
             steps: of the sampler.
         """
-        shape = tuple(forward["x"].shape)
+        shape = tuple(forward.tensors["x"].shape)
         return Job(
             image_tokens=self.family.image_tokens(self.config, shape),
-            text_tokens=sum(forward[name].shape[1] for name in ("context", "reference") if name in forward),
+            text_tokens=self.family.beside_tokens(self.config, forward.tensors),
             batch=shape[0],
             two_sided=two_sided,
             steps=steps,
@@ -64,20 +66,25 @@ class RemoteModel:
             weight_element=self.weight_bytes / self.shape.parameters,
         )
 
-    def plan(self, job: Job, forward: Mapping[str, Tensor], dtype: torch.dtype) -> ResolvedPlan:
-        """The plan for a job and its tensors: the fastest that does what is wished for.
+    def plan(self, job: Job, forward: Given, dtype: torch.dtype) -> ResolvedPlan:
+        """The plan for a job and one forward of it: the fastest that does what is wished for.
 
         Raises:
             Refused: the wish cannot be met.
         """
-        rows = self.family.token_rows(self.config, tuple(forward["x"].shape))
+        rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
         workload = Workload(job.batch, job.two_sided, rows)
         question = Question(
             self.backend.located(self.wish), torch.cuda.device_count(), self.spec, self.shape, workload, job
         )
         try:
             return self.backend.plan(
-                question, dtype_name(dtype), forward, yielding, comfy.model_management.processing_interrupted
+                question,
+                dtype_name(dtype),
+                forward.tensors,
+                yielding,
+                comfy.model_management.processing_interrupted,
+                forward.values,
             )
         except Cancelled:
             raise interruption() from None
@@ -143,30 +150,39 @@ class RemoteModel:
 
     def forward(
         self,
-        calls: Sequence[Mapping[str, Tensor]],
+        calls: Sequence[Given],
         dtype: torch.dtype,
         adapters: AdapterSet,
         plan: ResolvedPlan,
         working: int,
         control: Control | None = None,
     ) -> list[Tensor]:
-        """Run the model once for the tensors of each call, in a compute dtype.
+        """Run the model once for each call, in a compute dtype.
 
         Args:
             working: what `make_room` found.
             control: a ControlNet's output for a single call, as ComfyUI hands it to a model.
         """
-        shape = tuple(calls[0]["x"].shape)
+        shape = tuple(calls[0].tensors["x"].shape)
         size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
         residuals = residuals_of(control, self.family.control_blocks(self.config), size) if control else None
         interrupted = comfy.model_management.processing_interrupted
         try:
             answer = self.backend.forward(
-                self.spec, plan, dtype_name(dtype), calls, loading_bar(), interrupted, adapters, residuals, working
+                self.spec,
+                plan,
+                dtype_name(dtype),
+                [call.tensors for call in calls],
+                loading_bar(),
+                interrupted,
+                adapters,
+                residuals,
+                working,
+                [call.values for call in calls],
             )
         except Cancelled:
             raise interruption() from None
-        sizes = [call["x"].shape[0] for call in calls]
+        sizes = [call.tensors["x"].shape[0] for call in calls]
         return list(answer.frame.tensors["result"].split(sizes))
 
 

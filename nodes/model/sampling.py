@@ -9,7 +9,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
-from .carry import NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, tensors_of, two_sided
+from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
+from .given import NotCarried
 from .proxy import DiffusionProxy
 from .remote import RemoteModel
 from .step_by_step import StepByStep
@@ -53,7 +54,7 @@ def run_in_workers(
     attention = remote.attention(guider.inner_model.get_dtype_inference())
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, tensors_of(entry["model_conds"], noise.shape))
+            remote.check(noise, remote.translator.of_prompt(entry["model_conds"], noise.shape).tensors)
     remote.check_numbers("latent", latent_image)
     reason = None
     try:
@@ -61,14 +62,14 @@ def run_in_workers(
             raise NotCarried("another wrapper around the sampler")
         if unknown := not_carried(guider, run.sampler, run.model_options):
             raise NotCarried(unknown)
-        fields, tensors = fields_of(run)
+        fields, tensors = fields_of(run, remote.translator)
     except NotCarried as error:
         if run.model_options["transformer_options"].get(STRICT):
             raise Refused(
                 f"Parallel Sampler does not carry {error}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
         reason = error
-    dtype, example = guider.inner_model.get_dtype_inference(), example_of(run)
+    dtype, example = guider.inner_model.get_dtype_inference(), example_of(run, remote.translator)
     job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
     plan = remote.plan(job, example, dtype)
     working = remote.make_room(plan, job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...parallel_backend.models.cogvideox import CogVideoXConfig
 from ...parallel_backend.models.pixart import HEADS, PixArtConfig
+from .given import AsItIs, ByName, Translator
 
 META = torch.device("meta")
 
@@ -88,11 +89,12 @@ class Skeleton:
     """How ComfyUI's model of a family is made.
 
     `describe` makes its model_config from the file's meta tensors and the family's configuration (None if ComfyUI does
-    not know the model), `make` the model from these three.
+    not know the model), `make` the model from these three; `translator` says what its conditioning becomes.
     """
 
     describe: Callable[[Mapping[str, Tensor], Any], Any]
     make: Callable[[Any, Mapping[str, Tensor], Any], Any]
+    translator: Translator = field(default_factory=ByName)
 
 
 def _detect(tensors: Mapping[str, Tensor], _config: Any) -> Any:
@@ -136,6 +138,11 @@ SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
     {
         "flux": Skeleton(_detect, _make),
         "cogvideox": Skeleton(_describe_cogvideox, lambda described, _, config: CogVideoX(described, config)),
+        "comfyui": Skeleton(
+            lambda _, config: config.described,
+            lambda described, tensors, config: config.base(described.unet_config["dtype"]),
+            AsItIs(),
+        ),
         "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),
     }
 )

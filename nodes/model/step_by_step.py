@@ -20,6 +20,7 @@ from torch import Tensor
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import AdapterSet
 from .control import Control
+from .given import Given
 from .remote import RemoteModel
 from .stock import changed_model
 
@@ -38,7 +39,7 @@ class StepByStep:
         """`working` is what `RemoteModel.make_room` found for it."""
         self._plan = plan
         self._working = working
-        self._collected: list[dict[str, Tensor]] | None = None
+        self._collected: list[Given] | None = None
         self._outputs: deque[Tensor] = deque()
 
     def model_options(self, given: Mapping[str, Any]) -> Any:
@@ -52,38 +53,38 @@ class StepByStep:
     def forward(
         self,
         remote: RemoteModel,
-        tensors: dict[str, Tensor],
+        call: Given,
         dtype: torch.dtype,
         adapters: AdapterSet,
         control: Control | None,
     ) -> Tensor:
-        """The model's output for the tensors of one call, or zeros while calls are collected.
+        """The model's output for one call, or zeros while calls are collected.
 
         Args:
             control: a ControlNet's output; no calls are collected then.
         """
         if self._collected is not None:
-            self._collected.append(tensors)
-            return torch.zeros_like(tensors["x"])
+            self._collected.append(call)
+            return torch.zeros_like(call.tensors["x"])
         if self._outputs:
             return self._outputs.popleft()
-        return remote.forward([tensors], dtype, adapters, self._plan, self._working, control)[0]
+        return remote.forward([call], dtype, adapters, self._plan, self._working, control)[0]
 
     def _calc_cond_batch(
         self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]
     ) -> Any:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
-        calls: list[dict[str, Tensor]] = []
+        calls: list[Given] = []
         self._collected = calls
         try:
             executor(model, conds, x, timestep, options)
         finally:
             self._collected = None
         proxy = model.diffusion_model
-        one_size = len({call["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
+        one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
         for together in [calls] if one_size else [[call] for call in calls]:
-            dtype = together[0]["x"].dtype
+            dtype = together[0].tensors["x"].dtype
             self._outputs.extend(proxy.remote.forward(together, dtype, proxy.adapters(), self._plan, self._working))
         return executor(model, conds, x, timestep, options)
 

@@ -14,7 +14,7 @@ from .samplers import ModelCall, Process, Steps
 class Inpaint:
     """Outside the mask the latent follows the original, as ComfyUI's KSamplerX0Inpaint does it.
 
-    `mask` is 1 where the latent may change, `latent` the clean original, `noise` what it was noised with; all
+    With `clean` what is outside is shown without noise. `mask` is 1 where the latent may change, `latent` the clean original, `noise` what it was noised with; all
     broadcast to the patch's `[batch, channels, ...]`.
     """
 
@@ -22,17 +22,21 @@ class Inpaint:
     mask: Tensor
     latent: Tensor
     noise: Tensor
+    clean: bool
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], process: Process, view: Callable[[Tensor], Tensor]) -> Inpaint | None:
+    def of(
+        cls, tensors: Mapping[str, Tensor], process: Process, view: Callable[[Tensor], Tensor], clean: bool
+    ) -> Inpaint | None:
         """For a patch, from a request's tensors; None if there is no mask."""
         if "mask" not in tensors:
             return None
-        return cls(process, *(view(tensors[name]) for name in ("mask", "latent", "noise")))
+        return cls(process, *(view(tensors[name]) for name in ("mask", "latent", "noise")), clean)
 
     def before(self, x: Tensor, sigma: Tensor) -> Tensor:
         """What the model sees."""
-        return x * self.mask + self.process.add_noise(sigma, self.noise, self.latent) * (1.0 - self.mask)
+        outside = self.latent if self.clean else self.process.add_noise(sigma, self.noise, self.latent)
+        return x * self.mask + outside * (1.0 - self.mask)
 
     def after(self, denoised: Tensor) -> Tensor:
         """What the sampler is sent."""

@@ -27,7 +27,15 @@ from ..weights.keymap import KeyMap
 from ..weights.layers import use_cast_linears
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
-from .functions import conv_as_linear, layer_norm, pad_circularly, rotate, sine_positions, sinusoids
+from .functions import (
+    conv_as_linear,
+    layer_norm,
+    pad_circularly,
+    rotate,
+    sine_positions,
+    sinusoids,
+    text_and_references,
+)
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
 
 PREFIXES = ("", "model.diffusion_model.")
@@ -236,6 +244,10 @@ class CogVideoXFamily:
     def comfyui_keys(self, config: CogVideoXConfig) -> KeyMap:
         """ComfyUI's names are those of the key map."""
         return self.keys(config)
+
+    def beside_tokens(self, config: CogVideoXConfig, conditioning: Conditioning) -> int:
+        """Text, and reference pictures."""
+        return text_and_references(conditioning)
 
     def exact(self, config: CogVideoXConfig) -> frozenset[str]:
         """None: all parameters have the type that is chosen."""

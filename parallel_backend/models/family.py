@@ -187,6 +187,9 @@ class Family(Protocol):
     def comfyui_keys(self, config: Any) -> KeyMap:
         """The key map in the names of ComfyUI's model whatever the file's are: adapters come in them."""
 
+    def beside_tokens(self, config: Any, conditioning: Conditioning) -> int:
+        """Tokens of one batch item that are not the picture's: text and references."""
+
     def exact(self, config: Any) -> frozenset[str]:
         """The parameters that are fp32 whatever type is chosen for the weights."""
 

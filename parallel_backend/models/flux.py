@@ -24,7 +24,7 @@ from ..weights.keymap import KeyMap, renamed, under_map_names
 from ..weights.layers import rms_norm, use_cast_linears
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
-from .functions import rotate, sinusoids
+from .functions import rotate, sinusoids, text_and_references
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
 from .picture import grid, patchify, row_patches
 
@@ -157,6 +157,10 @@ class FluxFamily:
         return renamed(
             self.keys(config), lambda name: name.removesuffix(".scale") + ".weight" * name.endswith(".scale")
         )
+
+    def beside_tokens(self, config: FluxConfig, conditioning: Conditioning) -> int:
+        """Text, and reference pictures."""
+        return text_and_references(conditioning)
 
     def exact(self, config: FluxConfig) -> frozenset[str]:
         """None: all parameters have the type that is chosen."""

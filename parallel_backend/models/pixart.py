@@ -25,7 +25,7 @@ from ..weights.layers import use_cast_linears
 from ..weights.pixart_keys import PATCH, TIME_FEATURES, pixart_keys
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
-from .functions import conv_as_linear, sine_positions, sinusoids
+from .functions import conv_as_linear, sine_positions, sinusoids, text_and_references
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
 from .picture import grid, patchify, row_patches
 
@@ -176,6 +176,10 @@ class PixArtFamily:
     def comfyui_keys(self, config: PixArtConfig) -> KeyMap:
         """ComfyUI's names are those of the key map."""
         return self.keys(config)
+
+    def beside_tokens(self, config: PixArtConfig, conditioning: Conditioning) -> int:
+        """Text, and reference pictures."""
+        return text_and_references(conditioning)
 
     def exact(self, config: PixArtConfig) -> frozenset[str]:
         """None: all parameters have the type that is chosen."""

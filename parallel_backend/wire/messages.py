@@ -84,7 +84,8 @@ class Gone(Message, frozen=True):
 class Sample(Message, frozen=True):
     """Run a whole denoise, with the adapters of this id ("" for none) in the weights.
 
-    `working` is what a rank is thought to need beside the weights, in bytes.
+    `working` is what a rank is thought to need beside the weights, in bytes. With `clean_inpaint` the part outside the mask
+    is shown to the model as it is, without noise.
 
     Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
     diffusion `log_sigmas`.
@@ -101,6 +102,7 @@ class Sample(Message, frozen=True):
     cfg: float
     positive: list[Prompt]
     negative: list[Prompt] | None
+    clean_inpaint: bool = False
     adapters: str = ""
     working: int = 0
 

@@ -71,7 +71,7 @@ def _pipeline(
         def view(tensor: Tensor) -> Tensor:
             return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
 
-        return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, process, view))
+        return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, process, view, message.clean_inpaint))
 
     def on_call(step: int, denoised: Tensor, x: Tensor) -> None:
         if _answers(mesh):

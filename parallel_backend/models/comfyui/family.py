@@ -26,6 +26,9 @@ from .model import ComfyModel
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
 
+REFERENCES = ("ref_latents", "context_latents", "vace_context")
+"""Conditioning whose latents become tokens."""
+
 MODULATION = ("mod", "adaLN", "modulation")
 """In the names of layers that are applied once a call, not once a token."""
 
@@ -49,6 +52,10 @@ class ComfyConfig:
     keys: KeyMap
     exact: frozenset[str]
     two_of_each: bool = False
+
+    def base(self, dtype: torch.dtype) -> Any:
+        """ComfyUI's model on the meta device, its weights of a type."""
+        return make(self.described, self.tensors, dtype)
 
 
 class ComfyFamily:
@@ -145,6 +152,16 @@ class ComfyFamily:
         """As `keys`."""
         return config.keys
 
+    def beside_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
+        """The text, and every latent that is given as a reference."""
+        latents = [tensor for name, tensor in conditioning.items() if name.split(".")[0] in REFERENCES]
+        pictures = (
+            Picture(tuple(latent.shape), config.patch_size)
+            for latent in latents
+            if latent.ndim == 2 + len(config.patch_size)
+        )
+        return conditioning["context"].shape[1] + sum(picture.tokens for picture in pictures)
+
     def exact(self, config: ComfyConfig) -> frozenset[str]:
         """Those that ComfyUI's class makes fp32 whatever type is chosen."""
         return config.exact
@@ -155,7 +172,7 @@ class ComfyFamily:
 
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""
-        base = make(config.described, config.tensors, UNCONVERTED)
+        base = config.base(UNCONVERTED)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)

@@ -1,0 +1,19 @@
+"""The Load Parallel Diffusion Model node."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from .load_model import LoadParallelModel
+
+
+class LoadParallelDiffusionModel(LoadParallelModel):
+    """A MODEL of any family that the workers run, found from the file."""
+
+    FAMILY = "comfyui"
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """As all loaders."""
+        files = "FLUX.1, FLUX.2, Chroma, Qwen-Image, Qwen-Image-Edit, Wan 2.1 and 2.2, Z-Image or Lumina 2."
+        return cls.schema("Diffusion Model", files, ["multi gpu", "wan", "qwen image", "z-image", "flux 2"])
