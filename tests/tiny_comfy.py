@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.comfy_oracle import comfy_on_path
 from tests.tiny_models import draw, randomise
 
 HEADS = 3
@@ -45,6 +46,7 @@ class Tiny:
 
 def save_tiny(folder: Path, name: str) -> Path:
     """Write a family's model."""
+    comfy_on_path()
     import comfy.ops
 
     model = TINY[name].make(torch, comfy.ops.disable_weight_init)

@@ -23,7 +23,7 @@ TOKENS = {"positive": 7, "negative": 4}
 LATENTS = {
     "flux2": node("EmptyFlux2LatentImage", width=112, height=80, batch_size=1),
     "wan": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
-    "vace": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
+    "vace": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),  # it takes no odd latent
     "wan22_5b": node("Wan22ImageToVideoLatent", vae=["vae", 0], width=160, height=96, length=9, batch_size=1),
 }
 

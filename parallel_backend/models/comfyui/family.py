@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -213,12 +214,18 @@ def _under_comfyui_names(part: Checkpoint, described: Any) -> Checkpoint:
 
 
 def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
-    """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units."""
+    """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
+
+    A group of one block gets another like it.
+    """
     units = declaration.units(module)[:2] if declaration.units else None
     for group in declaration.groups:
         blocks = list(module.get_submodule(group.path).children())
-        kept = 2 if units is None else sum(path.startswith(f"{group.path}.") for unit in units for path in unit)
-        module.set_submodule(group.path, nn.ModuleList(blocks[:kept]))
+        if units is None:
+            kept = [*blocks, copy.deepcopy(blocks[-1])][:2]
+        else:
+            kept = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
+        module.set_submodule(group.path, nn.ModuleList(kept))
 
 
 def _whole(name: str, parameter: Tensor) -> tuple[Piece, ...]:

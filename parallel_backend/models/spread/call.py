@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
+from ...errors import Refused
 from .declaration import Beside, Pictured, StreamKind
 from .picture import Picture
 from .placement import Placement, spread_evenly
@@ -61,7 +62,11 @@ class Call:
             return [every]
         tokens = self._picture.tokens
         start = kind.start(length, tokens)
-        assert 0 <= start <= length - tokens, f"a stream of {length} tokens has no picture of {tokens} at {start}"
+        if not 0 <= start <= length - tokens:
+            raise Refused(
+                f"the model makes {length} tokens of what should hold the picture's {tokens}: use a width and height whose "
+                f"latents are multiples of {' x '.join(map(str, self._picture.patch_size))}."
+            )
         first, *others = (positions + start for positions in self._patch_tokens)
         around = every[(every < start) | (every >= start + tokens)]
         return [torch.cat([around, first]).sort().values, *others]
