@@ -14,8 +14,8 @@ from .samplers import ModelCall, Process, Steps
 class Inpaint:
     """Outside the mask the latent follows the original, as ComfyUI's KSamplerX0Inpaint does it.
 
-    With `clean` what is outside is shown without noise. `mask` is 1 where the latent may change, `latent` the clean original, `noise` what it was noised with; all
-    broadcast to the patch's `[batch, channels, ...]`.
+    `mask` is 1 where the latent may change, `latent` the clean original, `noise` what it was noised with; all broadcast to
+    the patch's `[batch, channels, ...]`. With `clean` what is outside the mask is shown to the model without noise.
     """
 
     process: Process
@@ -31,7 +31,8 @@ class Inpaint:
         """For a patch, from a request's tensors; None if there is no mask."""
         if "mask" not in tensors:
             return None
-        return cls(process, *(view(tensors[name]) for name in ("mask", "latent", "noise")), clean)
+        mask, latent, noise = (view(tensors[name]) for name in ("mask", "latent", "noise"))
+        return cls(process, mask, latent, noise, clean)
 
     def before(self, x: Tensor, sigma: Tensor) -> Tensor:
         """What the model sees."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +19,27 @@ from ..comm.communicator import Communicator
 from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..mesh import Mesh
-from ..models.family import Patch
 from ..models.inputs import Inputs
+from ..models.region import Region
 from .guidance import Guidance
 from .patch_sampler import PatchSampler
 from .prompts import Batch, Prompts
 from .samplers import Process
 from .schedule import Call
-from .stage import StageForward
 
 OnCall = Callable[[int, Tensor, Tensor], None]
+
+
+class RunsStage(Protocol):
+    """One rank's part of a forward."""
+
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """On the last stage the output for the whole latent, or for the patch; None on the others.
+
+        Args:
+            latent: the whole latent in the compute dtype, on the first stage.
+            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+        """
 
 
 class Pipeline:
@@ -49,11 +61,11 @@ class Pipeline:
     def __init__(
         self,
         mesh: Mesh,
-        forward: StageForward,
+        forward: RunsStage,
         prompts: Prompts,
         guidance: Guidance,
         calls: Sequence[Call],
-        patches: Sequence[Patch],
+        patches: Sequence[Region],
         samplers: Sequence[PatchSampler],
         latent: Tensor,
         process: Process,
@@ -189,7 +201,7 @@ class StopSignal:
 class _Returning:
     """The way of updated patches from the last stage to the first; a queue where they are the same."""
 
-    def __init__(self, axis: Communicator, patches: Sequence[Patch], latent: Tensor) -> None:
+    def __init__(self, axis: Communicator, patches: Sequence[Region], latent: Tensor) -> None:
         self._axis = axis
         self._shapes = [patch.of(latent).shape for patch in patches]
         self._queue: deque[Tensor] = deque()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..comm.communicator import Communicator
 from ..mesh import Mesh
-from ..models.family import Patch
+from ..models.region import Region
 from .samplers.noise import Draw
 
 KIND = "noise"
@@ -33,7 +33,7 @@ class SharedNoise:
     mesh: Mesh
     shape: Sequence[int]
     rows: Sequence[slice]
-    patch: Patch
+    patch: Region
 
     def __call__(self, draw: Draw) -> Tensor:
         """This rank's rows of the patch, of one draw."""

@@ -14,6 +14,7 @@ from ..layout import TokenLayout
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
+from .region import Region
 
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
@@ -43,18 +44,10 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Patch:
-    """A run of image tokens and the part of the latent that they stand for: `span` along dimension `dim`."""
+class Patch(Region):
+    """A run of image tokens and the part of the latent that they stand for."""
 
     tokens: slice
-    dim: int
-    span: slice
-
-    def of(self, latent: Tensor) -> Tensor:
-        """The patch's part of a latent (a view); a dimension of size 1, as a mask may have, is left alone."""
-        if latent.shape[self.dim] == 1:
-            return latent
-        return latent.narrow(self.dim, self.span.start, self.span.stop - self.span.start)
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,17 +9,18 @@ from torch import Tensor
 
 from ..denoise.guidance import Guidance
 from ..denoise.patch_sampler import Inpaint, PatchSampler
-from ..denoise.pipeline import Pipeline, StopSignal
+from ..denoise.pipeline import Pipeline, RunsStage, StopSignal
 from ..denoise.prompts import Prompts
 from ..denoise.samplers import Steps, process_of, start
 from ..denoise.samplers.noise import whole
 from ..denoise.schedule import schedule
 from ..denoise.shared_noise import SharedNoise
-from ..denoise.stage import StageForward
 from ..errors import Cancelled
 from ..layout import cut, length
 from ..mesh import Mesh
-from ..models.family import Model, Patch
+from ..models.comfyui.model import ComfyModel
+from ..models.family import Model
+from ..models.region import Region
 from ..wire.messages import Done, Progress, Sample
 from .rank import Rank
 
@@ -42,7 +43,12 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _pipeline(
-    rank: Rank, message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh, model: Model, forward: StageForward
+    rank: Rank,
+    message: Sample,
+    tensors: Mapping[str, Tensor],
+    mesh: Mesh,
+    model: Model | ComfyModel,
+    forward: RunsStage,
 ) -> Pipeline:
     plan, x = message.plan, tensors["x"]
     batch = x.shape[0]
@@ -55,7 +61,7 @@ def _pipeline(
     mine = list(sides) if plan.cfg == 1 else [mesh.cfg.rank]
     prompt_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
 
-    def begin(latent: Tensor, patch: Patch | None) -> Steps:
+    def begin(latent: Tensor, patch: Region | None) -> Steps:
         return start(
             message.sampler,
             latent,
@@ -67,7 +73,7 @@ def _pipeline(
             share=SharedNoise(mesh, x.shape, runs, patch) if patch else whole,
         )
 
-    def sampler(patch: Patch) -> PatchSampler:
+    def sampler(patch: Region) -> PatchSampler:
         def view(tensor: Tensor) -> Tensor:
             return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
 

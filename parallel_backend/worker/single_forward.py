@@ -11,7 +11,7 @@ from ..denoise.stage import StageForward
 from ..errors import Cancelled
 from ..layout import cut
 from ..mesh import Mesh
-from ..models.comfyui.model import ComfyForward
+from ..models.comfyui.model import ComfyForward, ComfyModel
 from ..models.inputs import Inputs, Value
 from ..wire.messages import Done, Forward
 from .rank import Rank
@@ -47,6 +47,7 @@ def single_forward(
         first, _ = mine[0]
         layout = forward.layout(first["x"].shape, first)
         each = shares(message.residuals, message.plan, stages(message.plan), layout, rows)
+        assert not isinstance(model, ComfyModel)
         found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
         added = {block: tensor.to(rank.device) for block, tensor in found.items()}
     outputs = [_forward_piece(rank, piece, values, forward, added) for piece, values in mine]

@@ -13,9 +13,10 @@ from ...plan import ResolvedPlan
 from ...weights.holding import Holding
 from ..family import Stage
 from ..inputs import Inputs
+from ..region import Region
 from ..spread.blocks import SpreadModel
 from ..spread.declaration import Declaration
-from ..spread.picture import Picture, Region, as_patch_size
+from ..spread.picture import Picture, as_patch_size
 from ..spread.run import SpreadForward
 from .conditioning import arguments
 
@@ -40,7 +41,7 @@ class ComfyModel:
 
     def picture(self, latent_shape: Sequence[int]) -> Picture:
         """The tokens of a latent."""
-        return Picture(tuple(latent_shape), as_patch_size(self.module.patch_size, len(latent_shape) - 2))
+        return Picture(tuple(latent_shape), as_patch_size(self._base.diffusion_model.patch_size, len(latent_shape) - 2))
 
     def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> ComfyForward:
         """Its forward under a plan."""

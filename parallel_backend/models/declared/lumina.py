@@ -24,7 +24,7 @@ def _declaration(picture: Pictured) -> Declaration:
         Group(path, streams={"x": picture}, arguments=arguments, attentions=(Spread(("x",)),), returns=("x",))
         for path in ("noise_refiner", "layers")
     )
-    head = {"c": Same(), "timestep_zero_index": Segments("x")}
+    head: Mapping[str, Argument] = {"c": Same(), "timestep_zero_index": Segments("x")}
     return Declaration(
         groups=tuple(blocks),
         heads=(Group("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),

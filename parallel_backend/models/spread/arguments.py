@@ -54,7 +54,7 @@ class Arguments:
             Refused: one is given that is not declared.
         """
         if self._unnamed:
-            return dict(zip(self._unnamed, args, strict=True)) | kwargs
+            return {**dict(zip(self._unnamed, args, strict=True)), **kwargs}
         values: dict[str, Any] = dict(self._signature.bind(*args, **kwargs).arguments)
         if self._rest is not None:
             values |= values.pop(self._rest, {})
@@ -94,9 +94,9 @@ class Arguments:
         """
         found = dict(values)
         for name, stream in streams.items():
-            found[name] = stream.local if stream.local.shape[stream.dim] else _idle(stream)
+            found[name] = stream.local if stream.local.shape[stream.along] else _idle(stream)
         places = {name: positions_of(stream, call.rank) for name, stream in streams.items()}
-        lengths = {name: stream.shape[stream.dim] for name, stream in streams.items()}
+        lengths = {name: stream.shape[stream.along] for name, stream in streams.items()}
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is not None:
@@ -146,7 +146,7 @@ def positions_of(stream: Stream, rank: int) -> Tensor:
 
 def _idle(stream: Stream) -> Tensor:
     shape = list(stream.local.shape)
-    shape[stream.dim] = 1
+    shape[stream.along] = 1
     return stream.local.new_zeros(shape)
 
 

@@ -240,11 +240,11 @@ def _returned(group: Group, out: Any, streams: Mapping[str, Stream]) -> Any:
 
 def _as_stream(value: Tensor, stream: Stream) -> Stream:
     count = stream.placement.counts[stream.call.rank]
-    if count == 0 and value.shape[stream.dim] == 1:
-        value = value.narrow(stream.dim, 0, 0)
-    if value.shape[stream.dim] != count:
+    if count == 0 and value.shape[stream.along] == 1:
+        value = value.narrow(stream.along, 0, 0)
+    if value.shape[stream.along] != count:
         raise Refused(
-            f"a block of ComfyUI's returned {value.shape[stream.dim]} tokens where it was given {count}: update the pack, or "
+            f"a block of ComfyUI's returned {value.shape[stream.along]} tokens where it was given {count}: update the pack, or "
             "use Load Diffusion Model."
         )
     return stream.like(value)

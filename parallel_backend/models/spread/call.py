@@ -103,11 +103,11 @@ class Call:
         Raises:
             StageOver: another stage has them.
         """
-        if stream.where != HERE:
+        if stream.side != HERE:
             raise StageOver
         assert self.patch is None or self.blocks_done, "a patch's tokens were gathered between blocks"
         self.gathers += 1
-        placement, dim = stream.placement, stream.dim
+        placement, dim = stream.placement, stream.along
         if self._sequence.size == 1 and placement.counts[0] == placement.length:
             return stream.local
         local = stream.local.movedim(dim, 1)

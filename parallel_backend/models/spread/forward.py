@@ -40,15 +40,15 @@ class Forward:
 
     def received(self, stream: Stream) -> Stream:
         """A stream with its tokens here: those that the stage before has come from there."""
-        assert stream.where != RIGHT, "a stage needs what a later one computes"
-        if stream.where == HERE:
+        assert stream.side != RIGHT, "a stage needs what a later one computes"
+        if stream.side == HERE:
             return stream
         axis = self.mesh.pipefusion
         return stream.like(axis.receive(stream.local.shape, stream.dtype, axis.rank - 1))
 
     def hand_on(self, stream: Stream) -> None:
         """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
-        if stream.where == RIGHT:
+        if stream.side == RIGHT:
             return
         axis = self.mesh.pipefusion
         axis.send(self.received(stream).local, axis.rank + 1)

@@ -10,20 +10,7 @@ import torch
 from torch import Tensor
 
 from ...layout import cut
-
-
-@dataclass(frozen=True)
-class Region:
-    """A patch's part of a latent: `span` along dimension `dim`."""
-
-    dim: int
-    span: slice
-
-    def of(self, latent: Tensor) -> Tensor:
-        """The part (a view); a dimension of size 1, as a mask may have, is left alone."""
-        if latent.shape[self.dim] == 1:
-            return latent
-        return latent.narrow(self.dim, self.span.start, self.span.stop - self.span.start)
+from ..region import Region
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ the whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,16 @@ from .placement import Placement, joined
 
 aten = torch.ops.aten
 
-COPIES = (aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default, aten.copy_.default)
+COPIES = (
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.copy_.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+)
 """Element-wise operations that torch does not tag as such."""
 
 
@@ -43,44 +52,43 @@ class Ranks(Protocol):
 
 
 class Stream(torch.Tensor):
-    """`local` are this rank's tokens along `dim`, in the order of `placement`."""
+    """`local` are this rank's tokens along dimension `along`, in the order of `placement`; `side` is where they are."""
 
     local: Tensor
     placement: Placement
-    dim: int
+    along: int
     call: Ranks
-    where: int
+    side: int
 
     @staticmethod
-    def __new__(cls, local: Tensor, placement: Placement, dim: int, call: Ranks, where: int = HERE) -> Stream:
+    def __new__(cls, local: Tensor, placement: Placement, along: int, call: Ranks, side: int = HERE) -> Stream:
         """A tensor of the shape of the whole, without storage of its own."""
-        assert local.shape[dim] == placement.counts[call.rank]
-        shape = (*local.shape[:dim], placement.length, *local.shape[dim + 1 :])
+        assert local.shape[along] == placement.counts[call.rank]
+        shape = (*local.shape[:along], placement.length, *local.shape[along + 1 :])
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=call.device)  # type: ignore[attr-defined]
-        stream = cast(Stream, made)
-        stream.local, stream.placement, stream.dim, stream.call, stream.where = local, placement, dim, call, where
-        return stream
+        made.local, made.placement, made.along, made.call, made.side = local, placement, along, call, side
+        return made  # type: ignore[no-any-return]
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Stream({list(self.shape)}, local {list(self.local.shape)})"
 
-    def like(self, local: Tensor, placement: Placement | None = None, where: int = HERE) -> Stream:
+    def like(self, local: Tensor, placement: Placement | None = None, side: int = HERE) -> Stream:
         """A stream of other tokens of this rank, by default in the same places."""
-        return Stream(local, placement or self.placement, self.dim, self.call, where)
+        return Stream(local, placement or self.placement, self.along, self.call, side)
 
-    def at(self, where: int) -> Stream:
+    def at(self, side: int) -> Stream:
         """The same tokens without data, with another stage."""
-        return self.like(self.local.to("meta"), where=where)
+        return self.like(self.local.to("meta"), side=side)
 
-    def leave(self, where: int) -> None:
+    def leave(self, side: int) -> None:
         """Give the tokens to another stage."""
-        self.local, self.where = self.local.to("meta"), where
+        self.local, self.side = self.local.to("meta"), side
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Stay local where that gives the same, else gather."""
@@ -90,7 +98,9 @@ class Stream(torch.Tensor):
             out = _join(*args, **kwargs)
         elif func is aten.slice.Tensor:
             out = _slice(*args, **kwargs)
-        elif func in COPIES or torch.Tag.pointwise in func.tags:
+        elif func in COPIES or (
+            torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
+        ):
             out = _element_wise(func, args, kwargs)
         if out is not NotImplemented:
             return out
@@ -102,32 +112,32 @@ class Stream(torch.Tensor):
 def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Along tokens; what is whole on all ranks is cut."""
     first = next(tensor for tensor in tensors if isinstance(tensor, Stream))
-    if dim % first.ndim != first.dim:
+    if dim % first.ndim != first.along:
         return NotImplemented
-    parts = [tensor if isinstance(tensor, Stream) else first.call.beside(tensor, first.dim) for tensor in tensors]
-    if any(part.dim != first.dim for part in parts):
+    parts = [tensor if isinstance(tensor, Stream) else first.call.beside(tensor, first.along) for tensor in tensors]
+    if any(part.along != first.along for part in parts):
         return NotImplemented
-    where = _where(parts)
-    found = [part.local if where == HERE else part.local.to("meta") for part in parts]
-    return first.like(torch.cat(found, dim=first.dim), joined([part.placement for part in parts]), where)
+    side = _side(parts)
+    found = [part.local if side == HERE else part.local.to("meta") for part in parts]
+    return first.like(torch.cat(found, dim=first.along), joined([part.placement for part in parts]), side)
 
 
 def _slice(stream: Stream, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
     dim %= stream.ndim
     first, last, _ = slice(start, stop).indices(stream.shape[dim])
     last = max(first, last)
-    if dim != stream.dim:
-        return stream.like(aten.slice.Tensor(stream.local, dim, first, last, step), where=stream.where)
+    if dim != stream.along:
+        return stream.like(aten.slice.Tensor(stream.local, dim, first, last, step), side=stream.side)
     if step != 1:
         return NotImplemented
     begin, end = (stream.placement.before(stream.call.rank, position) for position in (first, last))
     part = stream.placement.part(first, last)
-    return stream.like(stream.local.narrow(dim, begin, end - begin), part, stream.where)
+    return stream.like(stream.local.narrow(dim, begin, end - begin), part, stream.side)
 
 
-def _where(streams: Sequence[Stream]) -> int:
+def _side(streams: Sequence[Stream]) -> int:
     """Where a result of streams is: as far from this stage as any of them."""
-    places = {stream.where for stream in streams}
+    places = {stream.side for stream in streams}
     assert not {LEFT, RIGHT} <= places, "what an earlier and a later stage compute meets on this one"
     return RIGHT if RIGHT in places else LEFT if LEFT in places else HERE
 
@@ -136,9 +146,9 @@ def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
     streams = [tensor for tensor in tensors if isinstance(tensor, Stream)]
     first = streams[0]
-    from_end = first.ndim - first.dim
+    from_end = first.ndim - first.along
     for stream in streams:
-        alike = stream.ndim - stream.dim == from_end and stream.placement.same_as(first.placement)
+        alike = stream.ndim - stream.along == from_end and stream.placement.same_as(first.placement)
         if not alike or stream.ndim != first.ndim:
             return NotImplemented
     if any(tensor.ndim > first.ndim for tensor in tensors):
@@ -146,7 +156,7 @@ def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     in_place = func._schema.is_mutable
     if in_place and not isinstance(args[0], Stream):
         return NotImplemented
-    where = _where(streams)
+    side = _side(streams)
 
     def local(tensor: Tensor) -> Tensor:
         if isinstance(tensor, Stream):
@@ -155,11 +165,11 @@ def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             own = tensor
         else:
             own = first.call.own(tensor, tensor.ndim - from_end, first.placement)
-        return own if where == HERE or not own.ndim else own.to("meta")
+        return own if side == HERE or not own.ndim else own.to("meta")
 
     out = func(*(tree_map_only(Tensor, local, tuple(args))), **tree_map_only(Tensor, local, dict(kwargs)))
     if not in_place:
-        return first.like(out, where=where)
-    if where != args[0].where:
-        args[0].leave(where)
+        return first.like(out, side=side)
+    if side != args[0].side:
+        args[0].leave(side)
     return args[0]
