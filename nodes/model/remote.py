@@ -109,6 +109,12 @@ class RemoteModel:
     def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
         self.family.check(self.config, latent, conditioning)
+        takes = self.family.takes
+        if takes is not None and (unknown := sorted(set(conditioning) - takes)):
+            raise Refused(
+                f"{', '.join(unknown)} in the conditioning cannot be used with this parallel MODEL: remove the node that adds "
+                "it, or use Load Diffusion Model."
+            )
         for name, tensor in conditioning.items():
             self.check_numbers(f"conditioning ({name})", tensor)
 

@@ -122,6 +122,8 @@ class Grid:
 class CogVideoXFamily:
     """Reads CogVideoX files with ComfyUI's or diffusers' tensor names and builds the model."""
 
+    takes: frozenset[str] | None = frozenset({"context", "concat", "ofs"})
+
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, CogVideoXConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no CogVideoX model."""
         name = checkpoint.path.name

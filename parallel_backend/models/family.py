@@ -146,7 +146,13 @@ class Model(Protocol):
 
 
 class Family(Protocol):
-    """A kind of model: how its files look and how it is built."""
+    """A kind of model: how its files look and how it is built.
+
+    `takes` names the conditioning that its models are told of; what else a prompt holds must be refused, not dropped. None:
+    whatever ComfyUI's own class is told of.
+    """
+
+    takes: frozenset[str] | None
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, Any]:
         """The model's own tensors in a file, under the names its key map uses, and the model's configuration.

@@ -59,6 +59,8 @@ class FluxConfig:
 class FluxFamily:
     """Reads FLUX files with Black Forest Labs' tensor names and builds the model."""
 
+    takes: frozenset[str] | None = frozenset({"context", "y", "guidance", "concat", "reference", "reference_ids"})
+
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, FluxConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no FLUX.1 model."""
         name = checkpoint.path.name
@@ -119,7 +121,12 @@ class FluxFamily:
         return replace(config, double_blocks=2, single_blocks=2), (config.double_blocks, config.single_blocks)
 
     def check(self, config: FluxConfig, latent: Tensor, conditioning: Conditioning) -> None:
-        """Refuse a latent or conditioning of the wrong width, in one sentence with the numbers."""
+        """Refuse a latent or conditioning of the wrong width, in one sentence with the numbers, and a mask of attention."""
+        if "attention_mask" in conditioning:
+            raise Refused(
+                "an attention mask over text and picture cannot be used with a parallel FLUX MODEL yet: in Apply Style Model, "
+                "which makes one, set strength_type to multiply, or use Load Diffusion Model."
+            )
         beside = conditioning.get("concat")
         channels = config.channels - (0 if beside is None else beside.shape[1])
         if latent.ndim != 4 or latent.shape[1] != channels:

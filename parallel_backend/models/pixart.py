@@ -95,6 +95,8 @@ class Told:
 class PixArtFamily:
     """Reads PixArt files with the original or diffusers' tensor names and builds the model."""
 
+    takes: frozenset[str] | None = frozenset({"context", "attention_mask", "c_size", "c_ar"})
+
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, PixArtConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no PixArt model."""
         name = checkpoint.path.name

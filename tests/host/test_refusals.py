@@ -302,9 +302,10 @@ def test_parallel_sampler_refuses_a_stock_model(refusal):
 
 
 IN_PROCESS = """
-import importlib.util, json, sys
+import importlib.util, json, sys, types
 import torch, comfy.cli_args
 comfy.cli_args.args.cpu = True
+import comfy.sample, nodes
 root, file = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
@@ -316,11 +317,28 @@ from pack.parallel_backend.host import Backend
 from pack.parallel_backend.plan import ParallelPlan
 
 model = load_model(Backend(), "flux", file, "default", ParallelPlan(devices="cpu:2"))
+
+def denoise(model, sampler="euler", **given):
+    prompt = [[torch.zeros(1, 5, 64), {"pooled_output": torch.zeros(1, 32), **given}]]
+    latent = torch.zeros(1, 16, 8, 8)
+    comfy.sample.sample(model, latent, 2, 1.0, sampler, "simple", prompt, prompt, latent)
+
+def redux(strength):
+    style = types.SimpleNamespace(get_cond=lambda _: torch.zeros(1, 4, 64))
+    text = [[torch.zeros(1, 5, 64), {}]]
+    return nodes.StyleModelApply().apply_stylemodel(text, style, None, strength, "attn_bias")[0][0][1]
+
+mask = "an attention mask over text and picture"
+of_another_model = {"context": torch.zeros(1, 5, 64), "ofs": torch.zeros(1)}
 actions = {
     "MultiGPU CFG Split": lambda: model.deepclone_multigpu(new_load_device=torch.device("meta")),
     "Wrapping weights": lambda: model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight),
     "Replacing diffusion_model.img_in": lambda: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
     "an attention override": lambda: refuse_transformer_options({"optimized_attention_override": lambda *_: None}),
+    mask: lambda: denoise(model, **redux(0.5)),
+    f"{mask} (step by step)": lambda: denoise(model, "uni_pc", **redux(0.0)),
+    f"{mask} (Parallel Sampler)": lambda: denoise(model.strict(), **redux(0.5)),
+    "ofs in the conditioning": lambda: model.remote.check(torch.zeros(1, 16, 8, 8), of_another_model),
 }
 said = {}
 for name, action in actions.items():
@@ -334,21 +352,31 @@ json.dump(said, sys.stdout)
 
 @pytest.fixture(scope="module")
 def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
-    """Refusals of what no stock node does on a machine without GPUs, from the pack in a process of its own."""
+    """Refusals of what no stock node does here (without GPUs, without Redux' encoder), in a process of its own."""
     file = comfyui.base_dir / "models" / "diffusion_models" / "tiny-schnell.safetensors"
     environment = {**os.environ, "PYTHONPATH": str(comfyui.comfyui)}
     command = [sys.executable, "-c", IN_PROCESS, str(REPO), str(file)]
-    done = subprocess.run(command, env=environment, cwd=comfyui.base_dir, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, cwd=comfyui.base_dir, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
-    "what", ["MultiGPU CFG Split", "Wrapping weights", "Replacing diffusion_model.img_in", "an attention override"]
+    "what",
+    [
+        "MultiGPU CFG Split",
+        "Wrapping weights",
+        "Replacing diffusion_model.img_in",
+        "an attention override",
+        "an attention mask over text and picture",
+        "an attention mask over text and picture (step by step)",
+        "an attention mask over text and picture (Parallel Sampler)",
+        "ofs in the conditioning",
+    ],
 )
-def test_what_needs_gpus_or_other_packs_is_refused_too(said_in_process, what):
+def test_what_needs_gpus_or_other_packs_or_large_files_is_refused_too(said_in_process, what):
     assert_one_sentence(said_in_process[what])
-    assert said_in_process[what].startswith(f"{what} cannot be ")
+    assert said_in_process[what].startswith(f"{what.partition(' (')[0]} cannot be ")
 
 
 # -- files
