@@ -46,17 +46,25 @@ class Within:
             for name, weight in module._parameters.items():
                 if weight is not None:
                     module._parameters[name] = torch.Tensor._make_subclass(RemoteWeight, weight.data)  # type: ignore[assignment]
-        self._made = [(name, module, dict(_parts(module))) for name, module in skeleton.named_modules()]
+        self._made = [
+            (name, module, _signature(module), dict(_parts(module))) for name, module in skeleton.named_modules()
+        ]
 
     def refuse_changes(self) -> None:
         """Raise Refused if a module, a weight, a hook or a method is another one than it was."""
-        for kind in {type(module): None for _, module, _ in self._made}:
+        for kind in {type(module): None for _, module, _, _ in self._made}:
             if what := next(foreign_class(kind), None):
                 raise refuse_weights(f"Changing {kind.__name__} ({what})")
-        for name, module, made in self._made:
-            for part in _differing(module, made):
+        for name, module, signature, made in self._made:
+            for part in _differing(module, made) if _signature(module) != signature else ():
                 where = ".".join(filter(None, ("diffusion_model", name, part)))
                 raise refuse_weights(f"Changing {where}")
+
+
+def _signature(module: nn.Module) -> list[int]:
+    """Differs where a part is another object; quick, as it is looked at before every forward."""
+    tables = vars(module).values()
+    return [*map(id, tables), *(id(part) for table in tables if isinstance(table, dict) for part in table.values())]
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:

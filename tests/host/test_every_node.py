@@ -48,8 +48,14 @@ SAME_AS_WITHOUT = {"TorchCompileModel"}
 """Whose stock run is that of the graph without it, because it takes minutes."""
 
 
-def outcome(server: ComfyUI, stock: Run, own: Run) -> tuple[str, str]:
-    """How two runs of a graph compare, in a word or two, and the figure or the message."""
+def outcome(server: ComfyUI, plain: Run, stock: Run, own: Run) -> tuple[str, str]:
+    """How two runs of a graph compare, in a word or two, and the figures or the message.
+
+    Args:
+        plain: without the node, with the stock loader.
+        stock: with the stock loader.
+        own: with Load Parallel FLUX.
+    """
     refused = own.error is not None and own.error.exception_type.endswith(".Refused")
     if stock.error is not None:
         alike = refused or (own.error is not None and own.error.exception_message == stock.error.exception_message)
@@ -58,7 +64,9 @@ def outcome(server: ComfyUI, stock: Run, own: Run) -> tuple[str, str]:
     if own.error is not None:
         return "refused" if refused else "different", f"{own.error.node_type}: {own.error.exception_message}"
     error = relative_error(saved_latent(server, own), saved_latent(server, stock))
-    return "equal" if error <= TOLERANCE else "different", f"{error:.1e}"
+    effect = relative_error(saved_latent(server, stock), saved_latent(server, plain))
+    figures = f"{error:.1e}; the node changes the picture by {effect:.0e}"
+    return "equal" if error <= TOLERANCE else "different", figures
 
 
 def run_all(server: ComfyUI, graphs: dict[str, Graph]) -> dict[str, Run]:
@@ -95,8 +103,11 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
     stock = run_all(comfyui, {name: graph for name, graph in graphs.items() if name not in SAME_AS_WITHOUT})
     stock |= dict.fromkeys(SAME_AS_WITHOUT, stock["KSampler"])
     own = run_all(comfyui, {name: parallel(graph) for name, graph in graphs.items()})
-    found = sorted((*outcome(comfyui, stock[name], own[name]), name) for name in graphs)
-    lines = [f"{how:15} {name:40} {figure}" for how, figure, name in found]
+    found = []
+    for name, graph in graphs.items():
+        plain = stock["SamplerCustomAdvanced" if "guider" in graph else "KSampler"]
+        found.append((*outcome(comfyui, plain, stock[name], own[name]), name))
+    lines = [f"{how:15} {name:40} {figure}" for how, figure, name in sorted(found)]
     (tmp_path / "nodes.txt").write_text("\n".join(lines))
     print(f"\n{tmp_path / 'nodes.txt'}: {dict(Counter(how for how, _, _ in found))}")
     assert [line for line in lines if line.startswith("different")] == []
