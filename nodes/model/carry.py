@@ -97,12 +97,15 @@ def two_sided(run: SamplerRun) -> bool:
     return run.guider.conds.get("negative") is not None and not unused
 
 
-def tensors_of(model_conds: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[str, Tensor]:
-    """A prompt's tensors by the model's own names."""
-    tensors = {TENSOR_NAMES[name]: value.cond for name, value in model_conds.items() if name not in REFERENCES}
+def tensors_of(model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
+    """A prompt's tensors by the model's own names, in the dtype that the model computes in, to which ComfyUI casts them."""
+    tensors = {
+        TENSOR_NAMES[name]: value.cond.to(dtype) for name, value in model_conds.items() if name not in REFERENCES
+    }
     if "ref_latents" in model_conds:
         method = model_conds["ref_latents_method"].cond if "ref_latents_method" in model_conds else REFERENCE_METHODS[0]
-        tensors |= reference_tokens(model_conds["ref_latents"].cond, method, latent_shape)
+        latents = [latent.to(dtype) for latent in model_conds["ref_latents"].cond]
+        tensors |= reference_tokens(latents, method, latent_shape)
     return tensors
 
 
@@ -111,10 +114,7 @@ def example_of(run: SamplerRun) -> dict[str, Tensor]:
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=lambda conds: conds["c_crossattn"].cond.shape[1])
-    given = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors_of(longest, run.noise.shape).items()
-    }
+    given = tensors_of(longest, run.noise.shape, dtype)
     tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in given.items()}
     return {"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}
 
@@ -143,7 +143,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
     full = run.sampler.max_denoise(run.guider, run.sigmas)
     tensors["x"] = run.guider.inner_model.model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
-    tensors["sigmas"] = run.sigmas
+    tensors["sigmas"] = run.sigmas.float()
     if run.mask is not None:
         tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
     return fields, tensors
@@ -223,13 +223,18 @@ def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     shape = run.noise.shape
+    dtype = run.guider.inner_model.get_dtype_inference()
     return {
-        side: _side(side, entries, shape, tensors) for side, entries in sides.items() if entries is not None
+        side: _side(side, entries, shape, dtype, tensors) for side, entries in sides.items() if entries is not None
     }, tensors
 
 
 def _side(
-    side: str, entries: Sequence[Mapping[str, Any]], latent_shape: Sequence[int], tensors: dict[str, Tensor]
+    side: str,
+    entries: Sequence[Mapping[str, Any]],
+    latent_shape: Sequence[int],
+    dtype: torch.dtype,
+    tensors: dict[str, Tensor],
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
@@ -241,7 +246,7 @@ def _side(
         for key, condition in entry["model_conds"].items():
             if type(condition) not in (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape) and key not in REFERENCES:
                 raise NotCarried(f"{key} in the conditioning")
-        own = tensors_of(entry["model_conds"], latent_shape)
+        own = tensors_of(entry["model_conds"], latent_shape, dtype)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own}
         tensors |= {names[name]: tensor for name, tensor in own.items()}
         prompts.append(

@@ -9,8 +9,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.host.numbers import check_sampled
 from .carry import NotCarried, SamplerRun, example_of, fields_of, refuse_what_cannot_work, tensors_of, two_sided
-from .remote import RemoteModel
+from .remote import RemoteModel, dtype_name
+from .sigmas import refuse_sigmas
 from .step_by_step import StepByStep
 
 log = logging.getLogger(__name__)
@@ -43,10 +45,12 @@ def run_in_workers(
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
     refuse_what_cannot_work(run)
-    attention = remote.attention(guider.inner_model.get_dtype_inference())
+    refuse_sigmas(sigmas, float(guider.cfg), guider.inner_model.model_sampling)
+    dtype = guider.inner_model.get_dtype_inference()
+    attention = remote.attention(dtype)
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, tensors_of(entry["model_conds"], noise.shape))
+            remote.check(noise, tensors_of(entry["model_conds"], noise.shape, dtype))
     remote.check_numbers("latent", latent_image)
     not_carried = None
     try:
@@ -59,7 +63,11 @@ def run_in_workers(
                 f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
         not_carried = reason
-    dtype, example = guider.inner_model.get_dtype_inference(), example_of(run)
+    if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
+        if not_carried is not None:
+            return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+        return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], tensors["x"])
+    example = example_of(run)
     job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
     plan = remote.plan(job, example, dtype)
     working = remote.make_room(plan, job)
@@ -74,7 +82,9 @@ def run_in_workers(
             log.info(STAGES_IN_TURN)
         options = StepByStep(plan, working).model_options(extra_args["model_options"])
         arguments = {**extra_args, "model_options": options}
-        return executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
+        samples = executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
+        check_sampled(samples.cpu(), "After the last step", sigmas, dtype_name(dtype))
+        return samples
     adapters = guider.inner_model.diffusion_model.adapters()
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1

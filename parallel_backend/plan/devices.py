@@ -28,7 +28,9 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
         return ("cpu",) * _number(count)
     names = [part.strip().removeprefix("cuda:") for part in wish.split(",") if part.strip()]
     if not names or not all(name.isdecimal() for name in names):
-        raise Refused(f'devices {_short(text)!r} is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".')
+        raise Refused(
+            f'devices {_short(text)!r} is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
+        )
     missing = sorted({_number(name) for name in names if _number(name) >= gpus})
     if missing:
         instead = ",".join(str(index) for index in range(gpus)) if gpus else "cpu:2"
