@@ -61,9 +61,8 @@ def example_of(run: SamplerRun, translator: Translator) -> Given:
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=lambda conds: conds[CROSS_ATTENTION].cond.shape[1])
-    given = translator.of_prompt(longest, run.noise.shape)
-    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in given.tensors.items()}
-    tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in cast.items()}
+    given = translator.of_prompt(longest, run.noise.shape, dtype)
+    tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in given.tensors.items()}
     return Given({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
 
 
@@ -94,7 +93,7 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
         fields["clean_inpaint"] = _shows_clean_latent(type(run.guider.inner_model))
     full = run.sampler.max_denoise(run.guider, run.sigmas)
     tensors["x"] = run.guider.inner_model.model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
-    tensors["sigmas"] = run.sigmas
+    tensors["sigmas"] = run.sigmas.float()
     if run.mask is not None:
         tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
     return fields, tensors
@@ -154,8 +153,11 @@ def _prompts(run: SamplerRun, translator: Translator) -> tuple[dict[str, list[Pr
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     shape = run.noise.shape
+    dtype = run.guider.inner_model.get_dtype_inference()
     return {
-        side: _side(side, entries, shape, tensors, translator) for side, entries in sides.items() if entries is not None
+        side: _side(side, entries, shape, dtype, tensors, translator)
+        for side, entries in sides.items()
+        if entries is not None
     }, tensors
 
 
@@ -163,6 +165,7 @@ def _side(
     side: str,
     entries: Sequence[Mapping[str, Any]],
     latent_shape: Sequence[int],
+    dtype: torch.dtype,
     tensors: dict[str, Tensor],
     translator: Translator,
 ) -> list[Prompt]:
@@ -171,7 +174,7 @@ def _side(
         if entry.get("control") is not None:
             raise NotCarried("ControlNet")
         translator.check(entry)
-        own = translator.of_prompt(entry["model_conds"], latent_shape)
+        own = translator.of_prompt(entry["model_conds"], latent_shape, dtype)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(

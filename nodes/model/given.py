@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import comfy.conds
+import torch
 from torch import Tensor
 
 from ...parallel_backend.errors import Refused
@@ -35,6 +36,9 @@ PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid",
 }  # fmt: skip
 """What a prompt may hold for those families. Other numbers and words do not reach them, other tensors and objects might."""
 
+UNCAST = (torch.int32, torch.int64)
+"""What ComfyUI does not cast to the model's dtype (`convert_tensor`)."""
+
 SAMPLING_KEYS = ("area", "mask", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
 
@@ -54,8 +58,12 @@ class Given:
 class Translator(Protocol):
     """How a family's conditioning becomes what its model in the workers is given."""
 
-    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int]) -> Given:
-        """Of one entry of a CONDITIONING. Raises Refused for what this family cannot be given."""
+    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
+        """Of one entry of a CONDITIONING, in the dtype that the model computes in, to which ComfyUI casts it.
+
+        Raises:
+            Refused: this family cannot be given it.
+        """
 
     def check(self, entry: Mapping[str, Any]) -> None:
         """Raise NotCarried for a prompt that the workers' loop would not treat as ComfyUI does."""
@@ -67,13 +75,17 @@ class Translator(Protocol):
 class ByName:
     """For the families over diffusers' modules, whose conditioning is a list of names."""
 
-    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int]) -> Given:
+    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """By that list."""
         unknown = sorted(set(model_conds) - {*TENSOR_NAMES, *REFERENCES})
         if unknown:
             raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it.")
-        tensors = {TENSOR_NAMES[name]: value.cond for name, value in model_conds.items() if name not in REFERENCES}
+        tensors = {
+            TENSOR_NAMES[name]: value.cond.to(dtype) for name, value in model_conds.items() if name not in REFERENCES
+        }
         references = {name: model_conds[name].cond for name in REFERENCES if name in model_conds}
+        if latents := references.get(REFERENCES[0]):
+            references[REFERENCES[0]] = [latent.to(dtype) for latent in latents]
         return Given(tensors | _references(references, latent_shape))
 
     def check(self, entry: Mapping[str, Any]) -> None:
@@ -102,11 +114,13 @@ def _references(inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[
 class AsItIs:
     """For ComfyUI's own models: whatever its model class makes of the conditioning."""
 
-    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int]) -> Given:
+    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """All of it."""
         given = Given({})
         for name, condition in model_conds.items():
             flatten(NAMES.get(name, name), condition.cond, given.tensors, given.values)
+        for name, tensor in given.tensors.items():
+            given.tensors[name] = tensor if tensor.dtype in UNCAST else tensor.to(dtype)
         return given
 
     def check(self, entry: Mapping[str, Any]) -> None:

@@ -9,10 +9,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.host.numbers import check_sampled
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .given import NotCarried
 from .proxy import DiffusionProxy
-from .remote import RemoteModel
+from .remote import RemoteModel, dtype_name
+from .sigmas import refuse_sigmas
 from .step_by_step import StepByStep
 from .stock import not_carried
 from .unsupported import refuse_weights
@@ -51,10 +53,12 @@ def run_in_workers(
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
     refuse_what_cannot_work(run)
-    attention = remote.attention(guider.inner_model.get_dtype_inference())
+    refuse_sigmas(sigmas, float(guider.cfg), guider.inner_model.model_sampling)
+    dtype = guider.inner_model.get_dtype_inference()
+    attention = remote.attention(dtype)
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, remote.translator.of_prompt(entry["model_conds"], noise.shape).tensors)
+            remote.check(noise, remote.translator.of_prompt(entry["model_conds"], noise.shape, dtype).tensors)
     remote.check_numbers("latent", latent_image)
     reason = None
     try:
@@ -69,7 +73,11 @@ def run_in_workers(
                 f"Parallel Sampler does not carry {error}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
         reason = error
-    dtype, example = guider.inner_model.get_dtype_inference(), example_of(run, remote.translator)
+    if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
+        if reason is not None:
+            return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+        return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], tensors["x"])
+    example = example_of(run, remote.translator)
     job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
     plan = remote.plan(job, example, dtype)
     working = remote.make_room(plan, job)
@@ -84,7 +92,9 @@ def run_in_workers(
             log.info(STAGES_IN_TURN)
         options = StepByStep(plan, working).model_options(extra_args["model_options"])
         arguments = {**extra_args, "model_options": options}
-        return executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
+        samples = executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
+        check_sampled(samples.cpu(), "After the last step", sigmas, dtype_name(dtype))
+        return samples
     adapters = proxy.adapters()
     log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
     total = len(sigmas) - 1

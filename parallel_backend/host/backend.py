@@ -48,7 +48,7 @@ from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
 from .launcher import wants_kernels_early, worker_environment
-from .numbers import check_finite
+from .numbers import check_finite, check_sampled
 from .planner import Planner, Question
 from .report import released, restored, table
 from .versions import check_versions
@@ -116,16 +116,18 @@ class Backend:
             NotFinite: the model's output holds NaN or infinity.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
-        dtype, steps = fields["compute_dtype"], len(tensors["sigmas"]) - 1
+        dtype, sigmas = fields["compute_dtype"], tensors["sigmas"].cpu()
+        steps = len(sigmas) - 1
 
         def on_news(frame: Frame) -> None:
-            step, denoised = frame.message.step, frame.tensors["denoised"]
+            step, denoised, x = frame.message.step, frame.tensors["denoised"], frame.tensors["x"]
+            check_sampled(x, f"Step {max(1, step)} of {steps}", sigmas, dtype)
             check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
-            on_progress(step, denoised, frame.tensors["x"])
+            on_progress(step, denoised, x)
 
         fields["adapters"] = adapters.id
         answer = self._request(Sample, fields, tensors, on_news, on_loading, interrupted, adapters)
-        check_finite(answer.frame.tensors["result"], f"Step {steps} of {steps}", dtype)
+        check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
         return answer
 
     def forward(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -18,16 +21,48 @@ def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
     wrong = int((~torch.isfinite(tensor)).sum())
     if wrong == 0:
         return
-    if compute_dtype == "float16":
-        remedy = (
-            "fp16 overflows in this model: compute in bf16 or fp32 (a ModelComputeDtype node, or another weight_dtype)"
-        )
-    else:
-        remedy = (
-            "the model's file is damaged (download it again), a LoRA is too strong (lower its strength), or the sampler's "
-            "sigmas are not numbers"
-        )
     raise NotFinite(
         f"{when}: the model's output holds {wrong} values of {tensor.numel()} that are NaN or infinite, computed in "
-        f"{compute_dtype}: likely {remedy}."
+        f"{compute_dtype}: likely {_models_fault(compute_dtype)}."
     )
+
+
+def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str) -> None:
+    """Raise NotFinite where a latent that a sampler's step has made holds NaN or infinity.
+
+    Args:
+        latent: on the CPU.
+        when: as for `check_finite`.
+        sigmas: of the whole denoise, 1-D.
+        compute_dtype: what the model computes in.
+    """
+    wrong = int((~torch.isfinite(latent)).sum())
+    if wrong == 0:
+        return
+    if place := odd_sigmas(sigmas):
+        cause = (
+            f"the sigmas, which {place}: this sampler needs sigmas that fall with every step and end at 0 or above it"
+        )
+    else:
+        cause = f"that {_models_fault(compute_dtype)}; a setting of the sampler too large does it too"
+    raise NotFinite(
+        f"{when}: the sampler's step gives {wrong} values of {latent.numel()} that are NaN or infinite, likely because of "
+        f"{cause}."
+    )
+
+
+def odd_sigmas(sigmas: Tensor) -> str:
+    """Where sigmas do not fall to 0 or above it, in words; empty if they do."""
+    values = [float(sigma) for sigma in sigmas]
+    for before, after in pairwise(values):
+        if not before > after >= 0 or math.isinf(before):
+            return f"go from {before:g} to {after:g}"
+    return ""
+
+
+def _models_fault(compute_dtype: str) -> str:
+    if compute_dtype == "float16":
+        return (
+            "fp16 overflows in this model: compute in bf16 or fp32 (a ModelComputeDtype node, or another weight_dtype)"
+        )
+    return "the model's file is damaged (download it again), or a LoRA is too strong (lower its strength)"

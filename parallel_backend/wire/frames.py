@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..errors import Refused
 from .messages import PROTOCOL, Message, ToHost, ToWorker
 
 MAGIC = b"PDIT"
@@ -33,7 +34,9 @@ Tensors = Mapping[str, Tensor]
 
 
 class BadFrame(ValueError):
-    """The bytes are not a frame of this protocol."""
+    """The bytes are not a frame of this protocol. `request` is the number of what was asked for, as far as it is known."""
+
+    request: int | None = None
 
 
 class TensorShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,16 +78,53 @@ class RawFrame(msgspec.Struct, frozen=True):
 
 
 def encode(message: Message, tensors: Tensors | None = None, rank: int = 0) -> bytes:
-    """A message and CPU copies of its tensors as one frame; `rank` is the sender's."""
+    """A message and CPU copies of its tensors as one frame; `rank` is the sender's.
+
+    Raises:
+        Refused: the other side would not take it.
+    """
+    _check_tensors(tensors or {})
     flat = {name: tensor.detach().to("cpu").contiguous() for name, tensor in (tensors or {}).items()}
     shapes = tuple(
         TensorShape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in flat.items()
     )
-    header = msgspec.msgpack.encode(Header(msgspec.Raw(msgspec.msgpack.encode(message)), shapes))
-    assert len(header) <= MAX_HEADER_BYTES, "a message has outgrown the header limit"
+    try:
+        header = msgspec.msgpack.encode(Header(msgspec.Raw(msgspec.msgpack.encode(message)), shapes))
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise Refused(f"a number or name in {_what(message)} cannot be sent ({error}): choose another one.") from None
+    if len(header) > MAX_HEADER_BYTES:
+        raise Refused(
+            f"the description of {_what(message)} takes {len(header)} bytes and {MAX_HEADER_BYTES} are the limit: combine "
+            "fewer prompts."
+        )
     data = [t.view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in flat.values()]
     return b"".join((_prefix(rank, len(header), sum(map(len, data))), header, *data))
+
+
+def _what(message: Message) -> str:
+    return f"the message {type(message).__name__}"
+
+
+def _check_tensors(tensors: Tensors) -> None:
+    """Raise Refused where a decoder would raise BadFrame."""
+    if len(tensors) > MAX_TENSORS:
+        raise Refused(
+            f"a message with {len(tensors)} tensors is over the limit of {MAX_TENSORS}: combine fewer prompts."
+        )
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            raise Refused(
+                f"the tensor {name} is of {tensor.dtype}, and only {', '.join(DTYPES)} are sent to workers: convert it."
+            )
+        if tensor.ndim > MAX_DIMS:
+            raise Refused(f"the tensor {name} has {tensor.ndim} dimensions and {MAX_DIMS} are the limit: reshape it.")
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    if size > MAX_TENSOR_BYTES:
+        raise Refused(
+            f"a message with {size / 1e9:.1f} GB of tensors is over the limit of {MAX_TENSOR_BYTES / 1e9:.1f} GB: use a "
+            "smaller batch or size, or fewer frames at a time."
+        )
 
 
 def _prefix(rank: int, header: int, payload: int) -> bytes:
@@ -159,13 +199,17 @@ class FrameDecoder:
             header = self._header.decode(frame.header)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"header not understood: {error}") from None
-        size = sum(_nbytes(shape) for shape in header.tensors)
-        if size != len(frame.payload):
-            raise BadFrame(f"the tensors take {size} bytes and the frame has {len(frame.payload)} of them")
         try:
             message = self._message.decode(header.message)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"message not understood: {error}") from None
+        try:
+            size = sum(_nbytes(shape) for shape in header.tensors)
+            if size != len(frame.payload):
+                raise BadFrame(f"the tensors take {size} bytes and the frame has {len(frame.payload)} of them")
+        except BadFrame as error:
+            error.request = getattr(message, "request", None)
+            raise
         return Frame(message, _tensors(header.tensors, frame.payload), frame.rank)
 
 

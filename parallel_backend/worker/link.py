@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ..wire.frames import BadFrame, Frame, encode, worker_decoder
-from ..wire.messages import Cancel, Gone, Hello, Message, Pulse
+from ..wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
+from ..wire.messages import Cancel, Declined, Gone, Hello, Message, Pulse
 from ..wire.shared import share
 from .status import Status
 
@@ -25,7 +25,8 @@ GIVE_UP_SECONDS = 60.0
 class Link:
     """Sends messages to the host and queues what comes from it; the worker's process ends with the connection.
 
-    Cancel does not wait in the queue: it is noted for `cancelled`.
+    Cancel does not wait in the queue: it is noted for `cancelled`. A request that cannot be read is declined; anything else
+    that cannot be read is raised by `next`, as the failure that it is.
 
     Args:
         connection: to the host, or to the gateway.
@@ -41,7 +42,7 @@ class Link:
         self._rank = rank
         self._status = status
         self._leave = leave
-        self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Frame | BadFrame] = queue.SimpleQueue()
         self._cancelled = self._newest = -1
         self._taken = 0
         self._idle = threading.Event()
@@ -57,10 +58,12 @@ class Link:
             self._socket.sendall(data)
 
     def next(self) -> Frame:
-        """The next frame to carry out; blocks until there is one. The one before is done."""
+        """The next frame to carry out; blocks until there is one. The one before is done. Raises BadFrame."""
         self._idle.set()
         frame = self._inbox.get()
         self._idle.clear()
+        if isinstance(frame, BadFrame):
+            raise frame
         self._taken += 1
         return frame
 
@@ -79,22 +82,37 @@ class Link:
         return self._cancelled == request
 
     def _receive(self) -> None:
-        decoder = worker_decoder()
+        cutter, decoder = FrameCutter(), worker_decoder()
         try:
             while data := self._socket.recv(1 << 20):
-                for frame in decoder.feed(data):
-                    match frame.message:
-                        case Cancel(request=request):
-                            self._cancelled = request
-                        case Gone():
-                            self._cancelled = self._newest
-                            threading.Thread(target=self._give_up, args=(self._taken,), daemon=True).start()
-                        case message:
-                            self._newest = getattr(message, "request", self._newest)
-                            self._inbox.put(frame)
-        except (OSError, BadFrame):
-            pass  # the host is gone, or is not ours: either way there is nobody to work for
+                for raw in cutter.feed(data):
+                    try:
+                        self._take(decoder.decode(raw))
+                    except BadFrame as error:
+                        self._misread(error)
+        except BadFrame as error:
+            self._inbox.put(error)  # where the next frame begins is not known
+            return
+        except OSError:
+            pass  # the host is gone: there is nobody to work for
         self._leave()
+
+    def _take(self, frame: Frame) -> None:
+        match frame.message:
+            case Cancel(request=request):
+                self._cancelled = request
+            case Gone():
+                self._cancelled = self._newest
+                threading.Thread(target=self._give_up, args=(self._taken,), daemon=True).start()
+            case message:
+                self._newest = getattr(message, "request", self._newest)
+                self._inbox.put(frame)
+
+    def _misread(self, error: BadFrame) -> None:
+        if error.request is None:
+            self._inbox.put(error)
+        else:
+            self.send(Declined(error.request, f"the workers cannot read what they are asked for: {error}."))
 
     def _give_up(self, taken: int) -> None:
         """Leave if what was being done when the client left does not end."""

@@ -33,6 +33,18 @@ def test_nan_in_the_weights(bench, tmp_path, workers):
     bench.held("NaN in the weights", OUTCOME, seconds, BOUND)
 
 
+def test_sigmas_that_a_sampler_divides_by_are_named(bench):
+    job = dataclasses.replace(bench.job, sigmas=torch.zeros(2))
+    bench.assert_right(2)
+    before = bench.workers()
+    with pytest.raises(
+        NotFinite, match=r"^Step 1 of 1: the sampler's step .* because of the sigmas, which go from 0 to 0: "
+    ):
+        bench.run(job, PLANS[2])
+    assert bench.run(dataclasses.replace(job, sampler="lcm"), PLANS[2]).isfinite().all()  # as ComfyUI's does
+    assert bench.workers() == before
+
+
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_nan_from_a_later_step(bench, step):
     broken = sigmas(STEPS)
@@ -40,7 +52,8 @@ def test_nan_from_a_later_step(bench, step):
     job = dataclasses.replace(bench.job, sigmas=broken)
     bench.assert_right(2)
     started = time.monotonic()
-    with pytest.raises(NotFinite, match=rf"^Step {min(step + 1, 3)} of 3: the model's output holds"):
+    said = rf"^Step {step} of 3: the sampler's step gives 1024 values of 1024 .* because of the sigmas, which go from .* to nan: "
+    with pytest.raises(NotFinite, match=said):
         bench.run(job, PLANS[2])
     seconds = time.monotonic() - started
     bench.assert_right(2)

@@ -6,12 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallel_backend.errors import Refused
 from parallel_backend.models.family import ModelSpec
 from parallel_backend.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_TENSOR_BYTES,
     PREFIX,
     BadFrame,
+    Tensors,
     encode,
     host_decoder,
     worker_decoder,
@@ -92,6 +94,41 @@ def test_a_shape_that_no_tensor_has_is_refused(shape: tuple[int, ...]) -> None:
     payload = bytes(max(0, math.prod(shape)))
     with pytest.raises(BadFrame):
         worker_decoder().feed(PREFIX.pack(b"PDIT", PROTOCOL, 0, len(raw), len(payload)) + raw + payload)
+
+
+def prompts(count: int) -> Sample:
+    return msgspec.structs.replace(SAMPLE, positive=SAMPLE.positive * count)
+
+
+@pytest.mark.parametrize(
+    ("message", "tensors", "complaint"),
+    [
+        (
+            SAMPLE,
+            {"x": torch.zeros(2, dtype=torch.float64)},
+            r"the tensor x is of torch\.float64, and only float32, .* convert",
+        ),
+        (SAMPLE, {"x": torch.zeros((1,) * 9)}, "the tensor x has 9 dimensions and 8 are the limit"),
+        (SAMPLE, {str(number): torch.zeros(1) for number in range(4097)}, "4097 tensors is over the limit of 4096"),
+        (SAMPLE, {"x": torch.zeros(1).expand(2**31 + 1)}, r"8\.6 GB of tensors is over the limit"),
+        (prompts(20_000), {}, r"the description of the message Sample takes \d+ bytes and 1048576 are the limit"),
+        (msgspec.structs.replace(SAMPLE, seed=2**64), {}, "a number or name in the message Sample cannot be sent"),
+        (
+            msgspec.structs.replace(SAMPLE, sampler="\udcff"),
+            {},
+            "a number or name in the message Sample cannot be sent",
+        ),
+    ],
+)
+def test_what_the_other_side_would_not_take_is_not_sent(message: Sample, tensors: Tensors, complaint: str) -> None:
+    with pytest.raises(Refused, match=complaint):
+        encode(message, tensors)
+
+
+def test_of_a_request_whose_tensors_cannot_be_read_the_number_is_known() -> None:
+    with pytest.raises(BadFrame) as raised:
+        worker_decoder().feed(encode(SAMPLE, TENSORS).replace(b"bfloat16", b"float128"))
+    assert raised.value.request == SAMPLE.request
 
 
 @settings(max_examples=300, deadline=None)

@@ -25,6 +25,8 @@ def split_flow(sigma: Tensor, sigma_next: Tensor, eta: float) -> Split:
     `eta` 0 stops at sigma_next and adds no noise; 1 goes down to sigma_next²/sigma.
     `amount` follows from the two variances: `sigma_next² = (signal * sigma_down)² + amount²`.
     """
+    if sigma_next == 0:  # also from 0, where there is no ratio
+        return Split(sigma_next, torch.ones_like(sigma), torch.zeros_like(sigma))
     sigma_down = sigma_next * (1 + (sigma_next / sigma - 1) * eta)
     clean_next, clean_down = 1 - sigma_next, 1 - sigma_down
     amount = (sigma_next**2 - sigma_down**2 * clean_next**2 / clean_down**2) ** 0.5

@@ -1,0 +1,60 @@
+"""Whatever a message holds, the workers live on, or say why not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend.errors import Refused, WorkerFailed
+from parallel_backend.host.channel import Received
+from parallel_backend.wire.frames import MAGIC, PREFIX, encode
+from parallel_backend.wire.messages import PROTOCOL, Adapters, Declined
+from tests.faults.bench import PLANS
+from tests.wire.test_frames import SAMPLE
+
+UNREADABLE = {
+    "no message": PREFIX.pack(MAGIC, PROTOCOL, 0, 4, 0) + b"\xff" * 4,
+    "no frame": b"GET / HTTP/1.1",
+    "adapters of no dtype": encode(Adapters([]), {"a": torch.zeros(3)}).replace(b"float32", b"float99"),
+}
+
+
+def send(bench, data: bytes):
+    """Send bytes to rank 0 of the running workers; returns their group."""
+    bench.assert_right(2)
+    (group,) = bench.backend._groups.values()
+    group._channel._connections[0].sendall(data)
+    return group
+
+
+def test_what_the_workers_cannot_read_is_refused_before_it_is_sent(bench):
+    bench.assert_right(2)
+    before = bench.workers()
+    job = dataclasses.replace(bench.job, sigmas=bench.job.sigmas.double())
+    with pytest.raises(Refused, match=r"the tensor x is of torch\.float64"):
+        bench.run(job, PLANS[2])
+    bench.assert_right(2)
+    assert bench.workers() == before
+
+
+def test_a_request_that_cannot_be_read_is_declined_and_the_workers_stay(bench):
+    request = msgspec.structs.replace(SAMPLE, request=17)
+    group = send(bench, encode(request, {"x": torch.zeros(3)}).replace(b"float32", b"float99"))
+    before = bench.workers()
+    event = group._channel.events.get(timeout=20)
+    assert isinstance(event, Received)
+    said = "the workers cannot read what they are asked for: tensor 'x' has the dtype 'float99'."
+    assert event.frame.message == Declined(17, said)
+    bench.assert_right(2)
+    assert bench.workers() == before
+
+
+@pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE)
+def test_anything_else_that_cannot_be_read_is_a_failure_with_its_cause(bench, data):
+    send(bench, data)
+    with pytest.raises(WorkerFailed, match=r"^Worker 0 of 2 \(cpu\) failed while idle: BadFrame: .*(not|dtype)"):
+        bench.run(bench.job, PLANS[2])
+    bench.assert_recovered(2)
