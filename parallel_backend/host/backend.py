@@ -242,6 +242,10 @@ class Backend:
         assert isinstance(message, MachineMeasured)
         return message.machine
 
+    def flash_fault(self, devices: tuple[str, ...]) -> str:
+        """How flash-attn failed for running workers on these devices; empty where it did not."""
+        return next(filter(None, (member.flash_fault for member in self._groups[devices].members)), "")
+
     def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
         return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, interrupted))
 
