@@ -299,7 +299,10 @@ class Backend:
     @functools.cached_property
     def _automatic(self) -> str:
         """What "auto" comes to on this machine."""
-        gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        try:
+            gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        except RuntimeError:  # such as a driver that is too old, which the workers name
+            gpus = ()
         used = worth_together(gpus) if gpus else ()
         if len(used) == len(gpus):
             return "auto"
