@@ -13,7 +13,7 @@ import torch
 
 from parallel_backend.host import Backend
 from parallel_backend.models.family import ModelSpec
-from scripts.comfyui import REPO, ComfyUI, Run
+from scripts.comfyui import REPO, ComfyUI, Progress, Run
 from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.faulty import wait_until, workers_among
@@ -178,11 +178,15 @@ def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice_and_the_next_p
     expected = latent_of(job(seed=310))
     comfyui.queue(parallel(job(seed=311), ulysses=2), timeout=300).check()
     victim = workers_among(comfyui.children())[1]
-    room = victim.memory_info().vms + 8 * MEBIBYTE
-    victim.rlimit(psutil.RLIMIT_AS, (room, room))
-    run: Run = comfyui.queue(
-        parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=1, seed=312), ulysses=2), timeout=300
-    )
+
+    def take_memory(progress: Progress) -> None:
+        """Once the plan is made: what is free before that is reckoned with."""
+        if progress.value == 1:
+            room = victim.memory_info().vms + 8 * MEBIBYTE
+            victim.rlimit(psutil.RLIMIT_AS, (room, room))
+
+    large = parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=4, seed=312), ulysses=2)
+    run: Run = comfyui.wait(comfyui.submit(large), on_progress=take_memory, timeout=300)
     assert run.status == "error"
     message = run.error.exception_message
     said = r"Worker 1 of 2 \(cpu\) ran out of memory while .*: it asked for .* with .* free, and held .* MB of tiny-schnell"
@@ -190,6 +194,23 @@ def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice_and_the_next_p
     assert "TIPS" in message  # of ComfyUI, for an error that it knows as out of memory
     run = comfyui.queue(parallel(job(seed=310)), timeout=300).check()
     assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+
+
+def test_a_worker_with_too_little_free_memory_is_refused_before_it_computes(comfyui):
+    comfyui.queue(parallel(job(seed=320), ulysses=2), timeout=300).check()
+    victim = workers_among(comfyui.children())[1]
+    room = victim.memory_info().vms + 8 * MEBIBYTE
+    unlimited = victim.rlimit(psutil.RLIMIT_AS)
+    victim.rlimit(psutil.RLIMIT_AS, (room, unlimited[1]))
+    large = parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=1, seed=321), ulysses=2)
+    message = comfyui.queue(large, timeout=300).error.exception_message
+    found = re.match(
+        r"the leanest plan, ulysses 2, needs (\d+) MB for each worker .* and ([\d.]+) MB are there: ", message
+    )
+    assert found, message
+    assert float(found[1]) > float(found[2])
+    victim.rlimit(psutil.RLIMIT_AS, unlimited)
+    comfyui.queue(large, timeout=300).check()
 
 
 def test_comfyuis_models_leave_a_device_when_workers_need_its_room_and_only_then(monkeypatch):
