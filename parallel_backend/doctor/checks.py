@@ -114,6 +114,9 @@ def _packages(facts: Facts) -> Iterator[Finding]:
     elif _parts(flash) < OLDEST_FLASH_ATTN:
         text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
         yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
+    elif fault := next((measured.flash_fault for measured in facts.measured if measured.flash_fault), ""):
+        text = f"{flash}; {fault}: attention auto passes it over"
+        yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", Status.OK, flash)
 

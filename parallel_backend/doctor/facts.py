@@ -35,11 +35,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Measured:
-    """What workers found on some devices, or why they could not."""
+    """What workers found on some devices, or why they could not; and how flash-attn failed there, if it did."""
 
     devices: tuple[str, ...]
     machine: Machine | None
     error: str = ""
+    flash_fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def _measure(gpus: int) -> tuple[Measured, ...]:
 def _measured(backend: Backend, devices: Sequence[str]) -> Measured:
     plan = in_rows(ParallelPlan(), tuple(devices))
     try:
-        return Measured(tuple(devices), backend.measure(plan, lambda: False))
+        machine = backend.measure(plan, lambda: False)
+        return Measured(tuple(devices), machine, flash_fault=backend.flash_fault(plan.devices))
     except (WorkerFailed, Refused) as error:
         return Measured(tuple(devices), None, str(error))

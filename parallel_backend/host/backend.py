@@ -252,6 +252,10 @@ class Backend:
         assert isinstance(message, MachineMeasured)
         return message.machine
 
+    def flash_fault(self, devices: tuple[str, ...]) -> str:
+        """How flash-attn failed for running workers on these devices; empty where it did not."""
+        return next(filter(None, (member.flash_fault for member in self._groups[devices].members)), "")
+
     def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
         return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, interrupted))
 
@@ -306,7 +310,10 @@ class Backend:
     @functools.cached_property
     def _automatic(self) -> str:
         """What "auto" comes to on this machine."""
-        gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        try:
+            gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        except RuntimeError:  # such as a driver that is too old, which the workers name
+            gpus = ()
         used = worth_together(gpus) if gpus else ()
         if len(used) == len(gpus):
             return "auto"

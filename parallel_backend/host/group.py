@@ -193,6 +193,11 @@ class WorkerGroup:
             )
         self._send(Join(channel.generation), {})
 
+    @property
+    def members(self) -> list[Facts]:
+        """What the ranks have told of themselves, in their order."""
+        return [self._members[rank] for rank in range(len(self.devices))]
+
     def alive(self) -> bool:
         """Whether the group can take a request; finds out about workers that died while idle."""
         dead = self._channel.lost or any(p.poll() is not None for p in self._launched.processes)
@@ -404,9 +409,8 @@ class WorkerGroup:
                 raise Cancelled
             if time.monotonic() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
-        members = [self._members[rank] for rank in range(len(self.devices))]
-        check_members(members)
-        for fault in dict.fromkeys(filter(None, (member.flash_fault for member in members))):
+        check_members(self.members)
+        for fault in dict.fromkeys(filter(None, (member.flash_fault for member in self.members))):
             log.warning("Parallel: %s; attention auto uses torch's own kernels there", fault)
 
     def _end(self, state: State) -> None:

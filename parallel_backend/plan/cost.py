@@ -141,6 +141,11 @@ def connections(plan: ResolvedPlan) -> int:
     return sum(size - 1 for size in sizes)
 
 
+def rows_connections(plan: ResolvedPlan) -> int:
+    """Those that decoding adds, which finds the card as the denoise has left it."""
+    return plan.world_size - 1 if plan.transport == "nccl" else 0
+
+
 def items(plan: ResolvedPlan, job: Job) -> int:
     """Batch items, of both sides where they are computed together, that a rank computes at once."""
     return math.ceil(job.batch / plan.data) * (2 if job.two_sided and plan.cfg == 1 else 1)
@@ -332,7 +337,7 @@ class _Estimate:
 
     def _beside_the_model(self) -> float:
         device = self.profile.device
-        return device.context + connections(self.plan) * device.connection
+        return device.context + (connections(self.plan) + rows_connections(self.plan)) * device.connection
 
 
 def _partner(rank: int, inner: int) -> int:

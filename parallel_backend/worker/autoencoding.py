@@ -19,7 +19,6 @@ from ..weights.reading import Neighbours, Watch
 from ..wire.messages import Decode, Done, Encode, Pixels
 from .rank import Rank
 from .stage_part import STORAGE_DTYPES
-from .status import CONNECTING
 
 
 class AutoencoderPart:
@@ -130,10 +129,13 @@ class Autoencoding:
     def _everyone(self, transport: str) -> Communicator:
         """All ranks on one axis, whatever the axes of the denoise are."""
         if self._axis is None:
-            self._rank.status.enter(CONNECTING)
-            group = dist.group.WORLD if self._rank.world.size > 1 else None
-            staged = self._rank.device.type == "cuda" and transport == "gloo"
-            self._axis = Communicator("rows", group, self._rank.device, staged, self._rank.meter)
-            self._axis.warm_up()
-            self._rank.memory.finish()
+            axis, self._rank.rows_bytes = self._rank.connect(lambda: self._connected(transport))
+            self._axis = axis
         return self._axis
+
+    def _connected(self, transport: str) -> Communicator:
+        group = dist.group.WORLD if self._rank.world.size > 1 else None
+        staged = self._rank.device.type == "cuda" and transport == "gloo"
+        axis = Communicator("rows", group, self._rank.device, staged, self._rank.meter)
+        axis.warm_up()
+        return axis

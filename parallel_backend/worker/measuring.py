@@ -40,7 +40,7 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
-    machine = measure(rank.device, mesh.ulysses, rank.connected / max(1, connections(message.plan)))
+    machine = measure(rank.device, mesh.ulysses, rank.mesh_bytes / max(1, connections(message.plan)))
     if mesh.reports:
         rank.link.send(MachineMeasured(message.request, machine))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +27,8 @@ from .memory import Allowance, Memory, asked_bytes
 from .stage_part import StagePart, forward_of, stages
 from .status import CONNECTING, Status
 from .world import World
+
+T = TypeVar("T")
 
 GIGABYTE = 10**9
 
@@ -49,29 +53,36 @@ class Rank:
         self.files = ModelFiles(environment.models)
         self._mesh: tuple[tuple[int, ...], Mesh] | None = None
         self._read = 0
-        self.connected = 0
-        """Bytes of the device that the communicators in use took when they were opened."""
+        self.mesh_bytes = self.rows_bytes = 0
+        """What communicators took of the device when they were opened: a plan's, and those of decoding and encoding."""
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
         """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
         if self._mesh is None or self._mesh[0] != plan.mesh_shape:
             self.forget_mesh()
-            self.status.enter(CONNECTING)
-            free = self.memory.free_on_device()
-            self._mesh = plan.mesh_shape, build_mesh(plan, self.device, self.meter)
-            self.connected = max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0
+            mesh, self.mesh_bytes = self.connect(lambda: build_mesh(plan, self.device, self.meter))
+            self._mesh = plan.mesh_shape, mesh
         return self._mesh[1]
+
+    def connect(self, build: Callable[[], T]) -> tuple[T, int]:
+        """Open communicators; also the bytes of the device that they took. A collective."""
+        self.status.enter(CONNECTING)
+        free = self.memory.free_on_device()
+        built = build()
+        self.memory.finish()
+        return built, max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0
 
     def forget_mesh(self) -> None:
         """Close the communicators in use. A collective."""
         if self._mesh is not None:
             self._mesh[1].close()
-        self._mesh, self.connected = None, 0
+        self._mesh, self.mesh_bytes = None, 0
 
     def available(self, plan: ResolvedPlan) -> int:
-        """Bytes that a job may take of this rank's device: what is free, and what this rank holds and would give up."""
+        """Bytes that a job, with its communicators, may take of this rank's device: what is free and what this rank has."""
         sharers = plan.devices.count(plan.devices[self.world.rank])
-        return self.memory.free_on_device() // sharers + sum(self.holder.on_device().values()) + self.connected
+        ours = sum(self.holder.on_device().values()) + self.mesh_bytes + self.rows_bytes
+        return self.memory.free_on_device() // sharers + ours
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
         """What a plan lets this rank hold beside the bytes a request works with."""

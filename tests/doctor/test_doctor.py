@@ -55,6 +55,9 @@ NO_P2P = (
 )
 NO_SPACE = "Worker 1 of 2 (cuda:1) failed\nNCCL WARN Error while creating shared memory segment /dev/shm/nccl-KW (size 5967872)"
 WRONG_NCCL = "Worker 0 left with exit code 1\nlibtorch_cuda.so: undefined symbol: ncclCommRegister"
+WRONG_WHEEL = (
+    "flash-attn does not work on cuda:0 (ImportError: flash_attn_2_cuda: undefined symbol: _ZN3c104cuda9SetDeviceEi)"
+)
 SLOW = msgspec.structs.replace(FAST, link_bandwidth=1e9)
 
 FAULTS = [
@@ -83,6 +86,7 @@ FAULTS = [
         Status.FAILURE,
         "LD_LIBRARY_PATH",
     ),
+    ({"measured": (Measured(PAIR, FAST, flash_fault=WRONG_WHEEL),)}, "flash-attn", Status.WARNING, "attention to sdpa"),
     ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "prefer pipefusion"),
 ]
 

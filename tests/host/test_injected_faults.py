@@ -76,6 +76,13 @@ def test_a_worker_that_joins_no_collective_is_named(server, ledger, case):
     ledger.held("ComfyUI", fault, ERROR, seconds, patience + MARGIN)
 
 
+def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice(server, ledger):
+    """Memory that is gone before is reckoned with in the plan; this is what goes while the workers compute."""
+    said = r"Worker 1 of 2 \(cpu\) ran out of memory while sampling, step 1: it asked for .* free, and held .*\. (?s:.*)TIPS"
+    seconds = assert_failed(server, Case(2, 1, "sampling, first step", "oom"), said)
+    ledger.held("ComfyUI", "out of memory", ERROR, seconds, BOUND)
+
+
 @pytest.mark.parametrize(
     "phase",
     [

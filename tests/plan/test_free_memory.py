@@ -11,7 +11,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.host.planner import SLACK, Planner, Question
 from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.cost import Job, connections, cost
+from parallel_backend.plan.cost import Job, connections, cost, rows_connections
 from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, Machine, measured_profile
 from parallel_backend.plan.profiles import model_shape
 from tests.plans import cpu_plan
@@ -81,9 +81,10 @@ def test_communicators_take_memory_for_each_pair_of_gpus():
     assert connections(gpu_plan(ulysses=8)) == 7 + 7  # the axis, and the sequence
     assert connections(gpu_plan(ring=2, ulysses=4)) == 1 + 3 + 7
     assert connections(gpu_plan(pipefusion=4, cfg=2)) == 3 + 3 + 1  # there and back, and the other side
-    assert connections(cpu_plan(ulysses=8)) == 0
+    assert connections(cpu_plan(ulysses=8)) == rows_connections(cpu_plan(ulysses=8)) == 0
+    assert rows_connections(gpu_plan(ring=2, ulysses=4)) == 7  # so that a decode finds room for its own
     profile = measured_profile(CARD, TOTAL, gpus=True)
     free = measured_profile(msgspec.structs.replace(CARD, connection=0.0), TOTAL, gpus=True)
     plan = gpu_plan(ulysses=8)
-    assert cost(plan, FLUX, JOB, profile).memory - cost(plan, FLUX, JOB, free).memory == pytest.approx(14 * 3e7)
+    assert cost(plan, FLUX, JOB, profile).memory - cost(plan, FLUX, JOB, free).memory == pytest.approx((14 + 7) * 3e7)
     assert free.device.context == KERNEL_BYTES
