@@ -170,8 +170,8 @@ def test_pipefusion_on_eight_ranks_depends_on_patches_and_warm_up_alone(
 @pytest.mark.parametrize(
     "plan",
     [
-        *(pytest.param(plan, id=name) for name, plan in OF_2_4.items()),
-        *(pytest.param(plan, id=name, marks=thorough) for name, plan in OF_8.items()),
+        pytest.param(plan, id=name, marks=[thorough] * (plan.degrees not in ("pipefusion 2", "ring 2 x ulysses 2")))
+        for name, plan in (OF_2_4 | OF_8).items()
     ],
 )
 def test_the_same_job_gives_the_same_bits(run: Runner, models: dict[int, Path], plan: ResolvedPlan) -> None:
