@@ -206,6 +206,7 @@ def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sa
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
 
 
+@thorough
 @pytest.mark.parametrize("workers", [2])
 def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
     original: Original,

@@ -99,14 +99,14 @@ def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Sim
 
 
 @pytest.mark.exactness
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=thorough), 3])
 def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)
     for plan in products(workers, 4, weights="sharded"):
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
-@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("batch", [pytest.param(2, marks=thorough), 3])
 def test_a_batch_spread_over_groups_comes_back_in_order(
     run: Runner, models: dict[int, Path], simulated: Simulated, batch: int
 ) -> None:
