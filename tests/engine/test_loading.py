@@ -232,7 +232,7 @@ def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_pat
     assert run.workers() == workers
 
 
-@thorough  # tests/faults/test_machine.py fills it in the quick run
+@thorough  # it imports torch again
 def test_a_full_shared_memory_is_not_in_the_way(tiny: Path) -> None:
     """In a mount namespace whose /dev/shm has 64 KiB, all of them taken."""
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]

@@ -93,6 +93,7 @@ def test_a_full_disk(bench, tmp_path):
     bench.held("a full disk", ERROR, seconds, BOUND)
 
 
+@thorough  # it imports torch again
 def test_a_full_shared_memory(bench, tmp_path):
     """Sampling does not need it."""
     again = "assert (run(job, PLANS[2]) == first).all()"
