@@ -18,6 +18,8 @@ settings.register_profile("shared machine", deadline=None)  # a busy machine is 
 settings.load_profile("shared machine")
 
 LEDGER = pytest.StashKey[Ledger]()
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests the quick run leaves out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,11 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
+    config.stash[LEFT_OUT] = 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all"):
         thorough = [item for item in items if item.get_closest_marker("thorough")]
+        config.stash[LEFT_OUT] = len(thorough)
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     items.sort(key=lambda item: turn(item.nodeid))
@@ -45,6 +49,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
+    if left_out := config.stash[LEFT_OUT]:
+        terminalreporter.write_line(f"The quick run leaves out {left_out} tests, which --all takes (tests/README.md).")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -56,8 +62,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):  # one of the processes of pytest-xdist
         session.config.workeroutput["faults held"] = session.config.stash[LEDGER].rows()
+        session.config.workeroutput["left out"] = session.config.stash[LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
-    node.config.stash[LEDGER].add(getattr(node, "workeroutput", {}).get("faults held", []))
+    said = getattr(node, "workeroutput", {})  # nothing if it crashed
+    node.config.stash[LEDGER].add(said.get("faults held", []))
+    node.config.stash[LEFT_OUT] = said.get("left out", node.config.stash[LEFT_OUT])

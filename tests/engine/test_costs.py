@@ -12,6 +12,7 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import Report
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.plans import cpu_plan
+from tests.selection import thorough
 from tests.tiny_flux import HEAD_DIM, save_flux
 
 STEPS, BLOCKS, HEADS, ELEMENT = 4, 3, 4, 4
@@ -35,7 +36,10 @@ def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[Report]:
     return sorted(run.answer.reports, key=lambda report: report.rank)
 
 
-SEQUENCE = [cpu_plan(ring=r, ulysses=u) for r, u in [(1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2)]]
+SEQUENCE = [
+    *(cpu_plan(ring=r, ulysses=u) for r, u in [(1, 2), (2, 1), (2, 2), (1, 4), (4, 1)]),
+    *(pytest.param(cpu_plan(ring=r, ulysses=u), marks=thorough) for r, u in [(2, 4), (4, 2)]),
+]
 
 
 @pytest.mark.parametrize("plan", SEQUENCE, ids=lambda plan: plan.degrees)
@@ -70,7 +74,7 @@ PIPES = [
     cpu_plan(pipefusion=2, patches=2),
     cpu_plan(pipefusion=3, patches=4),
     cpu_plan(pipefusion=2, ring=2, patches=2),
-    cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4),
+    pytest.param(cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4), marks=thorough),
     cpu_plan(cfg=2, pipefusion=2, ring=2, patches=2),
 ]
 

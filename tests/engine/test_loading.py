@@ -115,6 +115,7 @@ def gigabyte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return padded(tmp_path_factory.mktemp("gigabyte") / "padded.safetensors", tensors, GIBIBYTE)
 
 
+@thorough  # the yardstick of the next test
 def test_load_file_needs_address_space_for_the_whole_file(gigabyte: Path) -> None:
     script = (
         "import resource, sys, torch; from pathlib import Path; from safetensors.torch import load_file\n"
@@ -208,7 +209,9 @@ def with_flips(source: Path, path: Path, count: int, seed: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["plain", "scaled fp8", "GGUF"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=thorough), pytest.param("scaled fp8", marks=thorough), "GGUF"]
+)
 def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_path: Path, kind: str) -> None:
     """No format has checksums: what comes out is the model that the file now holds, or, if it is none, one sentence."""
     plan, source = PLANS["pipefusion 2"], formats[kind]
@@ -229,7 +232,7 @@ def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_pat
     assert run.workers() == workers
 
 
-@thorough  # tests/faults/test_machine.py fills it in the quick run
+@thorough  # it imports torch again
 def test_a_full_shared_memory_is_not_in_the_way(tiny: Path) -> None:
     """In a mount namespace whose /dev/shm has 64 KiB, all of them taken."""
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]

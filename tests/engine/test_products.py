@@ -100,14 +100,14 @@ def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Sim
 
 
 @pytest.mark.exactness
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=thorough), 3])
 def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)
     for plan in products(workers, 4, weights="sharded"):
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
-@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("batch", [pytest.param(2, marks=thorough), 3])
 def test_a_batch_spread_over_groups_comes_back_in_order(
     run: Runner, models: dict[int, Path], simulated: Simulated, batch: int
 ) -> None:
@@ -188,8 +188,8 @@ def test_pipefusion_on_eight_ranks_depends_on_patches_and_warm_up_alone(
 @pytest.mark.parametrize(
     "plan",
     [
-        *(pytest.param(plan, id=name) for name, plan in OF_2_4.items()),
-        *(pytest.param(plan, id=name, marks=thorough) for name, plan in OF_8.items()),
+        pytest.param(plan, id=name, marks=[thorough] * (plan.degrees not in ("pipefusion 2", "ring 2 x ulysses 2")))
+        for name, plan in (OF_2_4 | OF_8).items()
     ],
 )
 def test_the_same_job_gives_the_same_bits(run: Runner, models: dict[int, Path], plan: ResolvedPlan) -> None:

@@ -21,6 +21,7 @@ from parallel_backend.host import Backend
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
 from tests.plans import cpu_plan
+from tests.selection import thorough
 
 REPO = Path(__file__).parents[2]
 RESULT = "the result"
@@ -86,6 +87,7 @@ def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> tuple[str
     return ran.stdout, float(ran.stdout.splitlines()[-1])
 
 
+@thorough  # test_causes.py has the texts that it is known by
 def test_a_full_disk(bench, tmp_path):
     said, seconds = on_a_small_disk(bench, str(tmp_path), str(tmp_path), REFUSED)
     assert "No space left on device" in said
@@ -93,6 +95,7 @@ def test_a_full_disk(bench, tmp_path):
     bench.held("a full disk", ERROR, seconds, BOUND)
 
 
+@thorough  # it imports torch again
 def test_a_full_shared_memory(bench, tmp_path):
     """Sampling does not need it."""
     again = "assert (run(job, PLANS[2]) == first).all()"
@@ -162,6 +165,7 @@ def test_two_backends_side_by_side(bench):
     bench.assert_right(2)
 
 
+@thorough  # it imports torch again
 def test_a_killed_fork_server(bench):
     bench.assert_right(2)
     (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]

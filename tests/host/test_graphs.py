@@ -239,6 +239,22 @@ QUICK_SPLIT = (
 )
 """Of these, where one picture is split: a node's way into the loop does not hang on the split, which tests/engine proves."""
 
+THOROUGH_LOOP = (
+    "KSampler at cfg 1",
+    "KSamplerAdvanced that ends early",
+    "KSamplerAdvanced without noise",
+    "SplitSigmas, the noisy half",
+    "SplitSigmas, the other half",
+    "SamplerDPMPP_2M_SDE, noise from the GPU",
+    "ModelSamplingAuraFlow",
+    "ModelComputeDtype",
+    "ConditioningCombine in the negative",
+    "MultiGPU CFG Split without a second GPU",
+    "SelectModelDevice",
+    "UNetSelfAttentionMultiply, which finds nothing",
+)
+"""What the others have most of."""
+
 STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     "uni_pc": (basic(sampler="uni_pc"), "the sampler unipc"),
     "lms": (basic(sampler="lms"), "the sampler lms"),
@@ -315,7 +331,8 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
 
 
 def case(name: str, graph: Graph, way: str) -> Any:
-    return pytest.param(graph, [way] * (1 + ("first" in graph)), id=name)
+    marks = [thorough] * (name in THOROUGH_LOOP)
+    return pytest.param(graph, [way] * (1 + ("first" in graph)), id=name, marks=marks)
 
 
 @pytest.mark.parametrize(

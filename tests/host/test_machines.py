@@ -22,7 +22,10 @@ from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import REPO, ComfyUI, Graph
 from tests.host.conftest import relative_error
 from tests.host.graphs import ksampler_graph, node, parallel
+from tests.selection import thorough
 from tests.tiny_vae import save_image_vae
+
+pytestmark = thorough
 
 TOLERANCE = 1e-5
 START_SECONDS = 240

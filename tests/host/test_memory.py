@@ -131,12 +131,13 @@ def one_model(prompt: int, **plan: float) -> Graph:
     return parallel(job(MODELS[prompt % 2], seed=200 + prompt, steps=1), **plan)
 
 
+@thorough  # in the quick run two models take turns in tests/engine/test_memory.py
 @pytest.mark.parametrize(
     ("graph", "limit", "moves"),
     [
-        pytest.param(both_models, 0.0, range(3), marks=thorough),
+        (both_models, 0.0, range(3)),
         (both_models, 0.2, range(18, 22)),
-        pytest.param(one_model, 0.0, range(21), marks=thorough),
+        (one_model, 0.0, range(21)),
     ],
     ids=["both resident", "one at a time", "each in its own graph"],
 )

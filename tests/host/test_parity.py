@@ -231,13 +231,25 @@ USUAL_SAMPLERS = [
 USUAL_SAMPLERS += ["deis", "ipndm", "res_multistep"]
 
 
-@product(setting=[("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)], sampler=USUAL_SAMPLERS)
+@product(setting=[("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)], sampler=USUAL_SAMPLERS[:8:2])
 def test_samplers(error, sampler, setting):
-    scheduler, cfg, plan = setting
-    assert error(small(sampler=sampler, scheduler=scheduler, cfg=cfg), plan) <= TOLERANCE
+    check_sampler(error, sampler, *setting)
 
 
 @thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call
+@product(
+    setting=[("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)],
+    sampler=[*USUAL_SAMPLERS[1:8:2], *USUAL_SAMPLERS[8:]],
+)
+def test_more_of_the_usual_samplers(error, sampler, setting):
+    check_sampler(error, sampler, *setting)
+
+
+def check_sampler(error, sampler, scheduler, cfg, plan):
+    assert error(small(sampler=sampler, scheduler=scheduler, cfg=cfg), plan) <= TOLERANCE
+
+
+@thorough
 @pytest.mark.parametrize(
     "sampler", sorted({name for name, sampler in SAMPLERS.items() if not sampler.own} - set(USUAL_SAMPLERS))
 )
@@ -245,9 +257,13 @@ def test_further_samplers(error, sampler):
     assert error(small(sampler=sampler, scheduler="normal"), ULYSSES_2) <= TOLERANCE
 
 
-@product(
-    scheduler=["sgm_uniform", "karras", "exponential", "ddim_uniform", "kl_optimal"],
-    sampler=["dpm_2", "dpmpp_2m_sde"],
+@pytest.mark.parametrize("sampler", ["dpm_2", pytest.param("dpmpp_2m_sde", marks=thorough)])
+@pytest.mark.parametrize(  # ComfyUI makes the sigmas
+    "scheduler",
+    [
+        "karras",
+        *(pytest.param(s, marks=thorough) for s in ("sgm_uniform", "exponential", "ddim_uniform", "kl_optimal")),
+    ],
 )
 def test_further_schedulers(error, sampler, scheduler):
     assert error(small(sampler=sampler, scheduler=scheduler), ULYSSES_2) <= TOLERANCE
@@ -283,7 +299,14 @@ LATENTS: dict[str, Graph] = {
 }
 
 
-@pytest.mark.parametrize("graph", LATENTS.values(), ids=LATENTS)
+THOROUGH_LATENTS = ("denoise-0.6", "batch-2", "mask", "mask-ddim", "mask-batch-2", "mask-heun")
+"""What the others have most of."""
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(graph, id=name, marks=[thorough] * (name in THOROUGH_LATENTS)) for name, graph in LATENTS.items()],
+)
 def test_latents(error, graph):
     assert error(graph, ULYSSES_2) <= TOLERANCE
 
@@ -400,8 +423,18 @@ lengths = pytest.mark.parametrize(
 )
 """For splits beyond two workers; tests/attention has any tokens and heads under any split."""
 
+of_more_workers = pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(graph, id=name, marks=[thorough] * (name not in ("texts-of-37-and-256", "sde-mask-batch-2")))
+        for name, graph in JOBS.items()
+    ],
+)
+"""The same of the jobs."""
 
-@product(plan=[Plan(3), Plan(1, 3)], graph=JOBS)
+
+@of_more_workers
+@pytest.mark.parametrize("plan", [Plan(3), Plan(1, 3)], ids=str)
 def test_three_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
@@ -418,7 +451,10 @@ def test_a_head_for_each_of_three_workers(error):
 # -- four workers
 
 
-@product(plan=[Plan(4), Plan(1, 4), Plan(2, 2)], graph=JOBS)
+@of_more_workers
+@pytest.mark.parametrize(
+    "plan", [pytest.param(Plan(4), marks=thorough), pytest.param(Plan(1, 4), marks=thorough), Plan(2, 2)], ids=str
+)
 def test_four_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
@@ -461,7 +497,7 @@ def test_a_head_for_each_of_eight_workers(error):
 # -- one worker
 
 
-@pytest.mark.parametrize("graph", JOBS.values(), ids=JOBS)
+@of_more_workers
 def test_one_worker(error, graph):
     assert error(graph, Plan(1)) <= TOLERANCE
 

@@ -34,7 +34,7 @@ from tests.selection import thorough
 from tests.tiny_flux import save_flux
 
 pytestmark = thorough
-"""tests/host/test_machines.py has workers elsewhere in the quick run, tests/wire/test_gateway.py the listener."""
+"""In the quick run tests/wire/test_gateway.py has the listener."""
 
 STEPS = 2
 BLOCKS = 4
