@@ -34,6 +34,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.denoise.stage import StageForward
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.family import Model, ModelSpec
+from parallel_backend.models.flux import FluxModel
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
@@ -141,6 +142,7 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     part = StagePart(spec, stages(plan)[rank], False, CPU, meter, neighbours, watch, Keep(bool, bool))
     part.fill()
     model = part.model
+    assert isinstance(model, FluxModel)
     stage = StageForward(model, mesh, plan, part.holding, lambda: None)
     module = their_model(model)
 

@@ -108,7 +108,7 @@ class Runner:
     def decode(self, path: Path, latent: Tensor, wish: ParallelPlan, working: int) -> None:
         """Decode a picture with an image VAE."""
         spec = spec_of("image vae", path)
-        self.answer = self._backend.decode(
+        self.answer = self.backend.decode(
             spec, wish, "", latent, lambda *_: None, lambda done, total: None, lambda: False, working
         )
 

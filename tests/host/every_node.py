@@ -109,7 +109,8 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any]) -> 
     outputs = types_given(info)
     custom = {"GUIDER", "SAMPLER", "SIGMAS"} & set(outputs)
     graph = custom_graph() if custom else base_graph()
-    inputs = dict(given)
+    inputs: dict[str, Any] = dict(given)
+    value: Any
     for input_name, kind, options, needed in inputs_of(info):
         if input_name in given:
             continue
@@ -118,7 +119,8 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any]) -> 
         elif kind in SOURCES:
             value = SOURCES[kind]
         elif input_name in SIZES and kind == "INT":
-            value = min(max(SIZES[input_name], options.get("min", 0)), options.get("max", SIZES[input_name]))
+            size: int = SIZES[input_name]
+            value = min(max(size, options.get("min", 0)), options.get("max", size))
         elif input_name in FILES:
             value = FILES[input_name]
         elif "default" in options:
