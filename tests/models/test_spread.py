@@ -1,0 +1,226 @@
+"""The mechanism that spreads a model's own forward over ranks, against that forward in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models.family import Stage
+from parallel_backend.models.spread.blocks import SpreadModel, blocks_of
+from parallel_backend.models.spread.declaration import Declaration
+from parallel_backend.models.spread.picture import Picture, as_patch_size
+from parallel_backend.models.spread.run import SpreadForward
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.holding import Replicated
+from tests.models.tiny_classes import CASES, Case
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+from tests.selection import thorough
+
+TOLERANCE = 1e-5
+CPU = torch.device("cpu")
+
+PLANS = [
+    {"ulysses": 2},
+    {"ring": 3},
+    {"ring": 2, "ulysses": 2},
+    {"pipefusion": 2, "patches": 3, "ulysses": 2},
+    {"pipefusion": 3, "patches": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def case() -> Callable[[str], tuple[Case, Tensor]]:
+    """A case and what ComfyUI's own forward gives, made once."""
+    made: dict[str, tuple[Case, Tensor]] = {}
+
+    def get(name: str) -> tuple[Case, Tensor]:
+        if name not in made:
+            with torch.no_grad():
+                found = CASES[name]()
+                made[name] = found, found.stock()
+        return made[name]
+
+    return get
+
+
+class Rank:
+    """One rank's part of a case."""
+
+    def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
+        self._case = case
+        self._mesh = build_mesh(plan, CPU, Meter())
+        ends = list(accumulate(plan.stages))
+        stage = self._mesh.pipefusion.rank
+        part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
+        self._model = SpreadModel(copy.deepcopy(case.model), declaration or case.declaration, part)
+        self.forward = SpreadForward(self._model, self._mesh, plan, Replicated(), lambda: None)
+        self.picture = Picture(tuple(case.x.shape), as_patch_size(case.model.patch_size, case.x.ndim - 2))
+
+    @torch.no_grad()
+    def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
+        """The output for the whole, or for a patch; on the last stage."""
+        case = self._case
+
+        def compute(x: Tensor, options: Any) -> Tensor:
+            out: Tensor = self._model.entrance(
+                x, case.timestep, transformer_options=dict(options), **case.arguments | changed
+            )
+            return out
+
+        latent = case.x.clone() if self._mesh.first else None
+        out = self.forward.run("key", self.picture, latent, case.x.dtype, CPU, patch, compute)
+        self._mesh.pipefusion.finish_sending()
+        return out
+
+
+def plan_for(case: Case, **degrees: int) -> ResolvedPlan:
+    return cpu_plan(blocks=blocks_of(case.model, case.declaration)[-1].unit + 1, **degrees)
+
+
+def worst(results: list[list[Tensor]], expected: Tensor) -> float:
+    """The largest relative error; every last stage's ranks must have answered."""
+    assert any(results)
+    return max(((out - expected).norm() / expected.norm()).item() for outs in results for out in outs)
+
+
+@pytest.mark.parametrize("degrees", PLANS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_every_split_gives_the_models_own_result(name: str, degrees: dict[str, int], case: Any) -> None:
+    """The whole call, and then each patch from a cache that holds the same call: nothing is stale."""
+    found, expected = case(name)
+    plan = plan_for(found, **degrees)
+
+    def on_rank(number: int) -> list[Tensor]:
+        rank = Rank(found, plan)
+        outs = [rank.run()]
+        if plan.patches > 1:
+            parts = [rank.run(patch) for patch in range(plan.patches)]
+            (region, *_) = rank.picture.regions(plan.patches)
+            if outs[0] is not None:
+                outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
+        return [out for out in outs if out is not None]
+
+    assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_rank_computes_the_same_bits(name: str, case: Any) -> None:
+    """With ComfyUI's own attention; masked text is left out instead of being attended to with a weight of zero."""
+    found, expected = case(name)
+    (out,) = run_ranks(1, lambda _: Rank(found, plan_for(found)).run())
+    if "attention_mask" in found.arguments:
+        assert worst([[out]], expected) <= TOLERANCE
+    else:
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams_are_gathered_once(name: str, case: Any) -> None:
+    """At the end; what a model does between its blocks needs no other rank."""
+    found, _ = case(name)
+    plan = plan_for(found, ulysses=2)
+
+    def gathers(_: int) -> int:
+        rank = Rank(found, plan)
+        rank.run()
+        return rank.forward.gathers
+
+    assert run_ranks(2, gathers) == [1, 1]
+
+
+@pytest.mark.parametrize("ranks", [8, pytest.param(5, marks=thorough)])
+def test_more_ranks_than_text_tokens(ranks: int, case: Any) -> None:
+    """Ranks without a token of a stream hold one that nobody attends to."""
+    found, expected = case("flux, references")
+    plan = plan_for(found, ring=ranks)
+    results = run_ranks(ranks, lambda _: [Rank(found, plan).run()])
+    assert worst(results, expected) <= TOLERANCE
+
+
+def without(declaration: Declaration, *, argument: str = "", attention: bool = False) -> Declaration:
+    """The declaration less an argument, or less an attention, of its first group."""
+    first, *others = declaration.groups
+    arguments = {name: kind for name, kind in first.arguments.items() if name != argument}
+    attentions = first.attentions
+    if attention:
+        assert isinstance(attentions, tuple)
+        attentions = attentions[1:]
+    return replace(declaration, groups=(replace(first, arguments=arguments, attentions=attentions), *others))
+
+
+@contextmanager
+def refused(text: str) -> Iterator[None]:
+    with pytest.raises(Refused, match=text):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("flux", "pe"), ("qwen-image-edit, zero-timestep references", "timestep_zero_index"), ("wan, text", "freqs")],
+)
+def test_an_argument_that_is_not_declared_is_refused(name: str, argument: str, case: Any) -> None:
+    found, _ = case(name)
+    rank = run_alone(found, without(found.declaration, argument=argument))
+    with refused(f"^{argument} of ComfyUI's .* is not supported with a parallel MODEL: "):
+        rank.run()
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen-image", "z-image"])
+def test_an_attention_that_is_not_declared_is_refused(name: str, case: Any) -> None:
+    found, _ = case(name)
+    rank = run_alone(found, without(found.declaration, attention=True))
+    with refused("calls attention more than 0 times"):
+        rank.run()
+
+
+def test_an_attention_that_does_not_come_is_refused(case: Any) -> None:
+    found, _ = case("wan, text")
+    (group,) = found.declaration.groups
+    more = replace(
+        group, attentions=(*group.attentions(found.model.blocks[0]), group.attentions(found.model.blocks[0])[0])
+    )
+    rank = run_alone(found, replace(found.declaration, groups=(more,)))
+    with refused("called attention 2 times where this pack knows of 3"):
+        rank.run()
+
+
+def test_a_model_without_the_blocks_or_arguments_is_refused_when_it_is_built(case: Any) -> None:
+    found, _ = case("flux")
+    first, *others = found.declaration.groups
+    with refused("has no triple_blocks"):
+        run_alone(found, replace(found.declaration, groups=(replace(first, path="triple_blocks"), *others)))
+    more = replace(first, arguments={**first.arguments, "tone": first.arguments["vec"]})
+    with refused("has no argument tone"):
+        run_alone(found, replace(found.declaration, groups=(more, *others)))
+
+
+def test_a_mask_of_attention_is_refused(case: Any) -> None:
+    """FLUX Redux's bias between text and picture."""
+    found, _ = case("flux")
+    rank = run_alone(found, found.declaration)
+    with refused("^attn_mask of ComfyUI's DoubleStreamBlock is not supported"):
+        rank.run(attention_mask=torch.zeros(2, 42, 42))
+
+
+def test_a_text_mask_that_weighs_tokens_is_refused(case: Any) -> None:
+    found, _ = case("qwen-image")
+    rank = run_alone(found, found.declaration)
+    with refused("weighs tokens, or differs inside a batch"):
+        rank.run(attention_mask=torch.linspace(-1, 0, 7)[None])
+
+
+def run_alone(case: Case, declaration: Declaration) -> Rank:
+    """One rank in this process."""
+    return Rank(case, plan_for(case), declaration)
