@@ -51,6 +51,7 @@ class Prompts:
         self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
         self._mine = mine
         self._tensors = {name: _repeat(_cast(tensor, dtype), batch)[rows] for name, tensor in tensors.items()}
+        self._kinds = [self._alike(prompt) for _, prompt in self._prompts]
         self._batches: dict[tuple[int, ...], Batch] = {}
 
     def taking_part(self, sigma: Tensor) -> tuple[int, ...]:
@@ -70,9 +71,8 @@ class Prompts:
         """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):
-            side, prompt = self._prompts[index]
-            if side in self._mine:
-                groups.setdefault(self._alike(prompt), []).append(index)
+            if self._prompts[index][0] in self._mine:
+                groups.setdefault(self._kinds[index], []).append(index)
         return [self._batch(tuple(group)) for group in groups.values()]
 
     def _alike(self, prompt: Prompt) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import Refused
 from .call import Call
 from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextMask
+from .placement import Placement
 from .stream import Stream
 
 OPTIONS = "transformer_options"
@@ -69,11 +71,13 @@ class Arguments:
         named = {name: value for name, value in local.items() if name not in self._unnamed}
         return forward(*(local[name] for name in self._unnamed), **named)
 
-    def kept(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
+    def kept(self, values: Mapping[str, Any], stream: str, call: Call) -> Tensor | None:
         """The positions of a stream that no mask hides; None for all."""
         for name, argument in self._group.arguments.items():
-            if isinstance(argument, TextMask) and argument.stream == stream and values.get(name) is not None:
-                return self._visible(name, values[name], values[stream].shape[1])
+            mask = values.get(name)
+            if isinstance(argument, TextMask) and argument.stream == stream and mask is not None:
+                length = values[stream].shape[1]
+                return call.once(mask, stream, functools.partial(self._visible, name, mask, length))
         return None
 
     def _visible(self, name: str, mask: Tensor, length: int) -> Tensor:
@@ -95,12 +99,13 @@ class Arguments:
         found = dict(values)
         for name, stream in streams.items():
             found[name] = stream.local if stream.local.shape[stream.along] else _idle(stream)
-        places = {name: positions_of(stream, call.rank) for name, stream in streams.items()}
-        lengths = {name: stream.shape[stream.along] for name, stream in streams.items()}
+        placements = {name: stream.placement for name, stream in streams.items()}
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is not None:
-                found[name] = self._local(name, value, argument, places, lengths, call)
+                key = argument, *(id(placement) for placement in placements.values())
+                make = functools.partial(self._local, name, value, argument, placements, call)
+                found[name] = call.once(value, key, make)
         return found
 
     def _local(
@@ -108,10 +113,11 @@ class Arguments:
         name: str,
         value: Any,
         argument: Argument,
-        places: Mapping[str, Tensor],
-        lengths: Mapping[str, int],
+        placements: Mapping[str, Placement],
         call: Call,
     ) -> Any:
+        places = {name: positions_of(placement, call.rank) for name, placement in placements.items()}
+        lengths = {name: placement.length for name, placement in placements.items()}
         match argument:
             case Along(streams, dim):
                 if value.shape[dim] != sum(lengths[stream] for stream in streams):
@@ -138,9 +144,9 @@ class Arguments:
         )
 
 
-def positions_of(stream: Stream, rank: int) -> Tensor:
+def positions_of(placement: Placement, rank: int) -> Tensor:
     """The positions of a rank's tokens, or of the one that stands in for none."""
-    positions = stream.placement.ranks[rank]
+    positions = placement.ranks[rank]
     return positions if positions.numel() else IDLE
 
 

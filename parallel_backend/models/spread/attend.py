@@ -162,10 +162,10 @@ class Attentions:
         attend = choose_kernel(self._choice, q.device, q.dtype, q.shape[3]).attend
         key, ordinal = (block.number, block.turn, block.done - 1), 0
         out: Tensor
-        if self._call.patch is not None:
+        if self._call.places.patch is not None:
             assert self._caches is not None
             cache = self._caches.by_attention[key]
-            out = PatchAttention(self._mesh, split, self._call.patch, attend, cache)(ordinal, q, k, v)
+            out = PatchAttention(self._mesh, split, self._call.places.patch, attend, cache)(ordinal, q, k, v)
         else:
             kept = None
             if self._caches is not None:
@@ -178,7 +178,7 @@ class Attentions:
         first = self._mesh.ring.rank * self._mesh.ulysses.size
         ranks = range(first, first + self._mesh.ulysses.size)
         patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
-        return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.patches)]
+        return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.places.patches)]
 
 
 def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:

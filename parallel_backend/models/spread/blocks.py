@@ -217,7 +217,7 @@ def _streams(group: Group, arguments: Arguments, values: Mapping[str, Any], now:
     for name, kind in group.streams.items():
         value = values[name]
         if not isinstance(value, Stream):
-            value = now.call.stream(value, kind, arguments.kept(values, name))
+            value = now.call.stream(value, kind, arguments.kept(values, name, now.call))
         found[name] = value
     return found
 

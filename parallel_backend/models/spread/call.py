@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from ...errors import Refused
-from .declaration import Beside, Pictured, StreamKind
-from .picture import Picture
-from .placement import Placement, spread_evenly
+from .declaration import Beside, StreamKind
+from .placement import Placement
+from .places import Places
 from .stream import HERE, Stream
+
+T = TypeVar("T")
 
 
 class StageOver(Exception):
@@ -24,56 +26,29 @@ class Call:
 
     Args:
         sequence: the ranks over which tokens are spread.
-        picture: the latent.
-        patches: into how many patches it is cut.
-        patch: the one that is computed, or None for all.
+        places: of the call's latent and patch.
         device: where tensors live.
     """
 
-    def __init__(
-        self, sequence: Communicator, picture: Picture, patches: int, patch: int | None, device: torch.device
-    ) -> None:
+    def __init__(self, sequence: Communicator, places: Places, device: torch.device) -> None:
         self.rank = sequence.rank
         self.device = device
-        self.patch = patch
-        self.patches = patches
+        self.places = places
         self.gathers = 0
         self.blocks_done = False
         self._sequence = sequence
-        self._picture = picture
-        self._patch_tokens = picture.patches(patches)
-        self._known: dict[Hashable, Placement] = {}
+        self._made: dict[Hashable, tuple[object, Any]] = {}
 
-    def placement(self, length: int, kind: StreamKind, kept: Tensor | None = None) -> Placement:
-        """Where the tokens of a stream are.
-
-        Args:
-            kept: the positions of those that are not masked.
-        """
-        key = (length, kind, None if kept is None else tuple(kept.tolist()))
-        if key not in self._known:
-            whole = spread_evenly(length, self._by_patch(length, kind, kept), self._sequence.size)
-            self._known[key] = whole if self.patch is None else whole.only(self.patch)
-        return self._known[key]
-
-    def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None) -> list[Tensor]:
-        every = torch.arange(length) if kept is None else kept
-        if not isinstance(kind, Pictured):
-            return [every]
-        tokens = self._picture.tokens
-        start = kind.start(length, tokens)
-        if not 0 <= start <= length - tokens:
-            raise Refused(
-                f"the model makes {length} tokens of what should hold the picture's {tokens}: use a width and height whose "
-                f"latents are multiples of {' x '.join(map(str, self._picture.patch_size))}."
-            )
-        first, *others = (positions + start for positions in self._patch_tokens)
-        around = every[(every < start) | (every >= start + tokens)]
-        return [torch.cat([around, first]).sort().values, *others]
+    def once(self, value: object, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` makes of a value, which the model gives to each of its blocks."""
+        found = self._made.get((id(value), key))
+        if found is None:
+            found = self._made[id(value), key] = value, make()  # with the value, whose id is then no other's
+        return found[1]  # type: ignore[no-any-return]
 
     def stream(self, tensor: Tensor, kind: StreamKind, kept: Tensor | None = None, dim: int = 1) -> Stream:
         """A tensor that every rank has, cut."""
-        placement = self.placement(tensor.shape[dim], kind, kept)
+        placement = self.places.of(tensor.shape[dim], kind, kept)
         local = self.own(tensor, dim, placement)
         if local is not tensor:  # so that the whole can be freed
             local = local.clone(memory_format=torch.contiguous_format)
@@ -105,7 +80,7 @@ class Call:
         """
         if stream.side != HERE:
             raise StageOver
-        assert self.patch is None or self.blocks_done, "a patch's tokens were gathered between blocks"
+        assert self.places.patch is None or self.blocks_done, "a patch's tokens were gathered between blocks"
         self.gathers += 1
         placement, dim = stream.placement, stream.along
         if self._sequence.size == 1 and placement.counts[0] == placement.length:

@@ -16,6 +16,7 @@ from .blocks import SpreadModel
 from .call import Call, StageOver
 from .forward import Forward
 from .picture import Picture
+from .places import Places
 
 OVERRIDE = "optimized_attention_override"
 """Where ComfyUI looks for what stands in for its attention."""
@@ -41,6 +42,7 @@ class SpreadForward:
         self._holding = holding
         self._mark = mark
         self._caches: dict[Hashable, Caches] = {}
+        self._places: dict[tuple[Picture, int | None], Places] = {}
         self.gathers = 0
         """How often the last forward gathered a stream."""
 
@@ -67,7 +69,7 @@ class SpreadForward:
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
         """
         count = self._plan.patches
-        call = Call(self._mesh.sequence, picture, count, patch, device)
+        call = Call(self._mesh.sequence, self._places_of(picture, patch), device)
         caches = None
         if count > 1:
             if patch is None:
@@ -85,3 +87,9 @@ class SpreadForward:
             self._model.running = None
             self.gathers = call.gathers
         return out if patch is None else picture.regions(count)[patch].of(out)
+
+    def _places_of(self, picture: Picture, patch: int | None) -> Places:
+        if (picture, patch) not in self._places:
+            ranks, patches = self._mesh.sequence.size, self._plan.patches
+            self._places[picture, patch] = Places(ranks, picture, patches, patch)
+        return self._places[picture, patch]

@@ -1,0 +1,62 @@
+"""Places: where the tokens of any stream of a latent are, for the whole call or for one patch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from ...errors import Refused
+from .declaration import Pictured, StreamKind
+from .picture import Picture
+from .placement import Placement, spread_evenly
+
+
+class Places:
+    """Found once for each kind and length of stream, and kept from step to step.
+
+    Args:
+        ranks: sequence ranks over which tokens are spread.
+        picture: the latent.
+        patches: into how many patches it is cut.
+        patch: the one that is computed, or None for all.
+    """
+
+    def __init__(self, ranks: int, picture: Picture, patches: int, patch: int | None) -> None:
+        self.patches = patches
+        self.patch = patch
+        self._ranks = ranks
+        self._picture = picture
+        self._patch_tokens = picture.patches(patches)
+        self._known: dict[Hashable, Placement] = {}
+
+    def of(self, length: int, kind: StreamKind, kept: Tensor | None = None) -> Placement:
+        """Where the tokens of a stream are.
+
+        Args:
+            kept: the positions of those that are not masked.
+
+        Raises:
+            Refused: the stream has no room for the picture.
+        """
+        key = (length, kind, None if kept is None else tuple(kept.tolist()))
+        if key not in self._known:
+            whole = spread_evenly(length, self._by_patch(length, kind, kept), self._ranks)
+            self._known[key] = whole if self.patch is None else whole.only(self.patch)
+        return self._known[key]
+
+    def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None) -> list[Tensor]:
+        every = torch.arange(length) if kept is None else kept
+        if not isinstance(kind, Pictured):
+            return [every]
+        tokens = self._picture.tokens
+        start = kind.start(length, tokens)
+        if not 0 <= start <= length - tokens:
+            raise Refused(
+                f"the model makes {length} tokens of what should hold the picture's {tokens}: use a width and height whose "
+                f"latents are multiples of {' x '.join(map(str, self._picture.patch_size))}."
+            )
+        first, *others = (positions + start for positions in self._patch_tokens)
+        around = every[(every < start) | (every >= start + tokens)]
+        return [torch.cat([around, first]).sort().values, *others]
