@@ -60,6 +60,10 @@ NAMED = {
 }
 
 
+ODD_SCHEDULES = [(0.0, 0.0), (0.3, 0.6, 0.9), (0.9, 0.5, 0.5, 0.0), (0.9, 0.5, 0.7, 0.0), (1.0, -0.5)]
+"""They stand still, rise, or go below 0."""
+
+
 class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
     """As ComfyUI builds it for FLUX: shift 1.15."""
 
@@ -221,21 +225,25 @@ def test_schedule_of_one_sigma_calls_nothing(name: str) -> None:
         assert torch.equal(result, comfy_run(name, {}, model_sampling, x, sigmas)[1])
 
 
-@pytest.mark.parametrize(
-    "sigmas", [(0.0, 0.0), (0.3, 0.6, 0.9), (0.9, 0.5, 0.5, 0.0), (0.9, 0.5, 0.7, 0.0), (1.0, -0.5)], ids=str
-)
+@pytest.mark.parametrize("sigmas", ODD_SCHEDULES, ids=str)
 @pytest.mark.parametrize("sampling", ["flux", "velocity"])
-@pytest.mark.parametrize("name", COMFYUIS)
-def test_odd_schedules_give_a_latent_where_comfyuis_do(name: str, sampling: str, sigmas: tuple[float, ...]) -> None:
+def test_odd_schedules_give_a_latent_where_comfyuis_do(sampling: str, sigmas: tuple[float, ...]) -> None:
     """Where ComfyUI's gives NaN or raises, nothing is asked of ours."""
     model_sampling, schedule = SAMPLINGS[sampling], torch.tensor(sigmas)
-    given = (name, {}, model_sampling, start_latent(model_sampling, schedule, batch=1), schedule)
-    try:
-        theirs = comfy_run(*given)
-    except (RuntimeError, ValueError, IndexError, AssertionError):
-        return
-    if theirs[1].isfinite().all():
-        assert worst(our_run(*given), theirs) <= TOLERANCE
+    x = start_latent(model_sampling, schedule, batch=1)
+    compared = 0
+    for name in COMFYUIS:
+        if name.startswith("dpmpp_sde") and min(sigmas) < 0:  # ComfyUI's never ends
+            continue
+        given = (name, {}, model_sampling, x, schedule)
+        try:
+            theirs = comfy_run(*given)
+        except (RuntimeError, ValueError, AssertionError):
+            continue
+        if theirs[1].isfinite().all():
+            assert worst(our_run(*given), theirs) <= TOLERANCE, name
+            compared += 1
+    assert compared
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=NAMED)

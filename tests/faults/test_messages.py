@@ -34,7 +34,7 @@ def test_what_the_workers_cannot_read_is_refused_before_it_is_sent(bench):
     bench.assert_right(2)
     before = bench.workers()
     job = dataclasses.replace(bench.job, sigmas=bench.job.sigmas.double())
-    with pytest.raises(Refused, match=r"the tensor x is of torch\.float64"):
+    with pytest.raises(Refused, match=r"the tensor sigmas is of torch\.float64"):
         bench.run(job, PLANS[2])
     bench.assert_right(2)
     assert bench.workers() == before

@@ -31,8 +31,8 @@ def test_the_route_answers_with_the_findings_of_one_run_to_all_who_ask_at_once(c
     assert "all-to-all through gloo" in findings["2 workers, cpu"]["text"]
 
 
-@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[", "256.1.1.1"])
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "256.1.1.1"])
 def test_a_page_that_turned_its_own_name_to_this_machine_is_refused(comfyui: ComfyUI, name: str):
     answer = ask(comfyui, name)
-    assert answer.status_code in (400, 403)
-    assert "findings" not in answer.text
+    assert answer.status_code == 403
+    assert answer.text.startswith(f"'{name}:")

@@ -85,7 +85,9 @@ def ddpm(x: Tensor, sigmas: Tensor, _process: Process, noise: LatentNoise) -> St
         x = (1 / alpha).sqrt() * (preserving - (1 - alpha) * predicted / (1 - cumulated).sqrt())
         if sigma_next > 0:
             amount = ((1 - alpha) * (1 - cumulated_next) / (1 - cumulated)).sqrt()
-            x = (x + amount * draw(sigma, sigma_next)) * torch.sqrt(1 + sigma_next**2)
+            x = x + amount * draw(sigma, sigma_next)
+        if sigma_next != 0:
+            x = x * torch.sqrt(1 + sigma_next**2)
     return x
 
 

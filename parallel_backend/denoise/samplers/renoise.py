@@ -42,5 +42,6 @@ def split_exploding(sigma: Tensor, sigma_next: Tensor, eta: float) -> tuple[Tens
     if not eta:
         return sigma_next, torch.zeros_like(sigma_next)
     posterior = (sigma_next**2 * (sigma**2 - sigma_next**2) / sigma**2) ** 0.5
-    amount = torch.minimum(sigma_next, eta * posterior)
+    # where sigma does not fall there is no posterior (NaN), and all of the noise is exchanged, as in ComfyUI
+    amount = eta * posterior if eta * posterior < sigma_next else sigma_next
     return (sigma_next**2 - amount**2) ** 0.5, amount

@@ -1,0 +1,67 @@
+"""Inputs of odd types and numbers: what ComfyUI makes of them, or one sentence that names them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
+
+
+def with_sigmas(sigmas: str, sampler: str = "euler") -> Graph:
+    graph = ksampler_graph("tiny-schnell", width=64, height=64)
+    graph["sigmas"] = node("ManualSigmas", sigmas=sigmas)
+    graph["kind"] = node("KSamplerSelect", sampler_name=sampler)
+    graph["noise"] = node("RandomNoise", noise_seed=3)
+    graph["guider"] = node("BasicGuider", model=["model", 0], conditioning=["positive", 0])
+    graph["sampler"] = node(
+        "SamplerCustomAdvanced",
+        noise=["noise", 0],
+        guider=["guider", 0],
+        sampler=["kind", 0],
+        sigmas=["sigmas", 0],
+        latent_image=["latent", 0],
+    )
+    return graph
+
+
+def equal(comfyui, graph: Graph, **plan) -> bool:
+    runs = [comfyui.queue(each, timeout=300).check() for each in (graph, parallel(graph, **plan))]
+    theirs, ours = (saved_latent(comfyui, run) for run in runs)
+    return relative_error(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
+def test_conditioning_of_any_type_is_cast_as_comfyui_casts_it(comfyui, dtype):
+    tensors = load_file(comfyui.input_dir / "cond-37.safetensors")
+    name = str(dtype).removeprefix("torch.")
+    save_file(tensors | {"cond": tensors["cond"].to(dtype)}, comfyui.input_dir / f"{name}.safetensors")
+    assert equal(comfyui, ksampler_graph("tiny-schnell", positive=name, width=64, height=64, steps=2, cfg=2.0))
+
+
+def test_one_sigma_is_no_step(comfyui):
+    assert equal(comfyui, with_sigmas("0.7"), pipefusion=2)
+
+
+def test_sigmas_that_rise(comfyui):
+    assert equal(comfyui, with_sigmas("0.3, 0.6, 0.9"))
+
+
+SHIFT = insert_after_model(ksampler_graph("tiny-schnell", width=64, height=64), "ModelSamplingSD3", shift=0.0)
+NO_PICTURE = {
+    "0, 0": (with_sigmas("0, 0"), "Step 1 of 1: the sampler's step gives .* the sigmas, which go from 0 to 0"),
+    "step by step": (with_sigmas("0, 0", "heunpp2"), "After the last step: .* the sigmas, which go from 0 to 0"),
+    "to 1": (with_sigmas("0.5, 1"), "the sigmas end at 1, where this model's latent is noise alone"),
+    "a shift of 0": (SHIFT, r"sigma 1 of \d is nan: .* the shift of a ModelSampling node"),
+}
+
+
+@pytest.mark.parametrize(("graph", "said"), NO_PICTURE.values(), ids=NO_PICTURE)
+def test_numbers_of_which_no_picture_comes_are_named(comfyui, graph, said):
+    run = comfyui.queue(parallel(graph), timeout=300)
+    assert run.error is not None
+    assert re.match(said, run.error.exception_message)
