@@ -28,7 +28,7 @@ from tests.tiny_vae import save_image_vae
 pytestmark = thorough
 
 TOLERANCE = 1e-5
-START_SECONDS = 240
+START_SECONDS = 480
 
 
 @pytest.fixture(scope="module")

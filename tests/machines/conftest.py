@@ -16,7 +16,7 @@ from parallel_backend.wire.secret import VARIABLE
 from tests.machines.network import Machines, obstacle
 from tests.tiny_flux import save_flux
 
-START_SECONDS = 240
+START_SECONDS = 480
 """Two times torchrun and two ranks on two busy cores."""
 
 

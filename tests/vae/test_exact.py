@@ -18,6 +18,7 @@ from parallel_backend.vae.rows import slab_of
 from parallel_backend.weights.vae_keys import original_kl_name
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
+from tests.selection import product, thorough
 from tests.tiny_vae import SMALL, cogvideox_vae_tensors, image_vae_tensors
 
 CPU = torch.device("cpu")
@@ -79,8 +80,7 @@ def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
     return [theirs.decode(z) for z in latents], [theirs.encode(x) for x in pixels]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("schedule", ["original", "comfyui"])
+@product(ranks=RANKS, schedule=["original", "comfyui"])
 def test_cogvideox(schedule: str, ranks: int) -> None:
     ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
     ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
@@ -126,7 +126,7 @@ def image_oracle(request: pytest.FixtureRequest):
     return KLConfig(128, 32, channels, moments), tensors, latents, pixels, expected
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=thorough) for ranks in RANKS[:2]), *RANKS[2:]])
 def test_image_autoencoder(image_oracle, ranks: int) -> None:
     config, tensors, latents, pixels, expected = image_oracle
     ours = KLAutoencoder(config)
