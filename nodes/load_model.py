@@ -21,6 +21,11 @@ class LoadParallelModel(io.ComfyNode):
     FAMILY: ClassVar[str]
 
     @classmethod
+    def family_of(cls, path: str) -> str:
+        """The family that reads a file."""
+        return cls.FAMILY
+
+    @classmethod
     def schema(cls, name: str, files: str, aliases: list[str]) -> io.Schema:
         """Load Diffusion Model's inputs, and a plan.
 
@@ -57,4 +62,4 @@ class LoadParallelModel(io.ComfyNode):
     def execute(cls, unet_name: str, weight_dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
         """Check file and plan, and return the MODEL; no worker is started yet."""
         path = path_of(unet_name)
-        return io.NodeOutput(load_model(backend(), cls.FAMILY, path, weight_dtype, plan or ParallelPlan()))
+        return io.NodeOutput(load_model(backend(), cls.family_of(path), path, weight_dtype, plan or ParallelPlan()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -49,19 +50,31 @@ def check_members(members: Sequence[Facts]) -> None:
             "install the same version of the pack on both, and restart both."
         )
     for rank, member in enumerate(members):
-        for what in ("code", "torch", "diffusers"):
+        for what in ("code", "torch", "diffusers", "comfyui"):
             theirs, ours = getattr(member, what), getattr(first, what)
             if theirs != ours:
-                name = "the pack's code" if what == "code" else what
+                name = {"code": "the pack's code", "comfyui": "ComfyUI"}.get(what, what)
                 raise Refused(
                     f"worker {rank} on {member.host} has {name} {theirs or 'not at all'} and worker 0 on {first.host} "
                     f"{ours or 'not at all'}: install the same version on all machines and start the workers again."
                 )
+    ours = own_comfyui_version()
+    if first.comfyui and ours and first.comfyui != ours:
+        raise Refused(
+            f"the workers on {first.host} have ComfyUI {first.comfyui} and this one is {ours}: install the same version on all "
+            "machines and start the workers again."
+        )
     if not in_range(first.diffusers):
         raise Refused(
             f"the workers on {first.host} have diffusers {first.diffusers or 'not at all'} and {supported()} is "
             "supported: run pip install -r requirements.txt in the pack's folder on all machines."
         )
+
+
+def own_comfyui_version() -> str:
+    """The version of the ComfyUI that this process is; empty in another process."""
+    module = sys.modules.get("comfyui_version")
+    return "" if module is None else str(module.__version__)
 
 
 def supported() -> str:

@@ -67,8 +67,6 @@ class FluxFamily:
         prefix = find_prefix(checkpoint, PREFIXES, ("double_blocks.0.img_attn.qkv.weight",))
         if prefix is not None:
             part = resolve_scales(checkpoint.select(prefix, _original_name), prefix)
-            if "double_stream_modulation_img.lin.weight" in part.entries:
-                raise Refused(f"{name} is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.")
             config = _read_config(part, {})
         else:
             names = ("transformer_blocks.0.attn.add_q_proj.weight", "x_embedder.weight")
@@ -181,6 +179,11 @@ class FluxFamily:
     def build(self, config: FluxConfig, stage: Stage) -> FluxModel:
         """One stage of the model on the meta device."""
         return FluxModel(config, stage)
+
+
+def is_flux2(checkpoint: Checkpoint) -> bool:
+    """Whether a file holds a FLUX.2 model, which is of another family."""
+    return find_prefix(checkpoint, PREFIXES, ("double_stream_modulation_img.lin.weight",)) is not None
 
 
 def _original_name(name: str) -> str:

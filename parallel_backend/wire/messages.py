@@ -22,7 +22,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own.
 
-    `flash_fault` is how an installed flash-attn fails there, empty where it does not.
+    `comfyui` is empty where no ComfyUI was named, which some models need. `flash_fault` is how an installed flash-attn fails
+    there, empty where it does not.
     """
 
     host: str
@@ -30,6 +31,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: str
     diffusers: str
     code: str
+    comfyui: str = ""
     flash_fault: str = ""
 
 

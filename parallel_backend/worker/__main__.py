@@ -16,6 +16,7 @@ from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
 from ..errors import Refused
+from ..models.comfyui.importing import FOLDER
 from ..wire.messages import Failed, Hello, Join, Ready, Shortage, Shutdown
 from .engine import Engine
 from .environment import Environment
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     status = Status()
     try:
         environment = Environment.read(arguments, os.environ)
+        os.environ[FOLDER] = environment.comfyui  # where it is imported from once a model asks for it
         if environment.fault_file is not None:
             status.faults = Faults(environment.fault_file, environment.rank)
         status.enter("starting")

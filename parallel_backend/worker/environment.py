@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..models.comfyui.importing import FOLDER as COMFYUI
 from ..wire.address import Address
 from ..wire.secret import VARIABLE as SECRET_FILE
 from ..wire.secret import read_secret, secret_path
@@ -57,7 +58,7 @@ class Listening:
 class Environment:
     """One rank's settings. `models` are the folders that may hold model files; none means the host's own paths.
 
-    `fault_file` is None outside of tests.
+    `comfyui` is ComfyUI's folder, empty if none is named. `fault_file` is None outside of tests.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class Environment:
     device: torch.device
     home: Launched | Listening
     models: tuple[Path, ...]
+    comfyui: str
     fault_file: Path | None
 
     @classmethod
@@ -85,6 +87,7 @@ class Environment:
             device=torch.device(options.device or variables.get(DEVICE) or here),
             home=_listening(listen, options.secret, variables) if listen else _launched(variables),
             models=tuple(Path(folder) for folder in folders),
+            comfyui=options.comfyui or variables.get(COMFYUI, ""),
             fault_file=Path(variables[FAULT_FILE]) if FAULT_FILE in variables else None,
         )
 
@@ -124,5 +127,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         action="append",
         help=f"a folder with this machine's model files; may be given several times; or {MODELS}",
+    )
+    parser.add_argument(
+        "--comfyui",
+        metavar="FOLDER",
+        help=f"this machine's ComfyUI, of the version that asks for pictures; or {COMFYUI}",
     )
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,6 +10,7 @@ import torch
 
 from ..attention.kernels import flash_fault
 from ..identity import code_digest
+from ..models.comfyui.importing import FOLDER, comfyui_version
 from ..wire.messages import Facts
 
 
@@ -19,4 +21,12 @@ def own_facts(device: torch.device) -> Facts:
     except PackageNotFoundError:
         diffusers = ""
     version_of_torch = str(torch.__version__)
-    return Facts(socket.gethostname(), str(device), version_of_torch, diffusers, code_digest(), flash_fault(device))
+    return Facts(
+        host=socket.gethostname(),
+        device=str(device),
+        torch=version_of_torch,
+        diffusers=diffusers,
+        code=code_digest(),
+        comfyui=comfyui_version(os.environ.get(FOLDER, "")),
+        flash_fault=flash_fault(device),
+    )

@@ -460,9 +460,9 @@ FILES: dict[str, tuple[bytes, str]] = {
         save({"x_embedder.weight": torch.zeros(8, 64), "transformer_blocks.0.attn.to_q.weight": torch.zeros(8, 8)}),
         NO_FLUX,
     ),
-    "FLUX.2": (
+    "FLUX.2, damaged": (
         with_tensor("double_stream_modulation_img.lin.weight", torch.zeros(768, 128)),
-        "is a FLUX.2 model, which is not supported: choose a FLUX.1 dev or schnell file.",
+        "which does not fit a model of 512 features: choose a complete Flux2 file.",
     ),
     "no img_in": (
         without("img_in.weight"),

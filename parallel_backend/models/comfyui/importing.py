@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+
+import torch
 
 from ...errors import Refused
 
@@ -15,6 +19,18 @@ FOLDER = "PARALLEL_COMFYUI"
 
 ARGUMENTS = "PARALLEL_COMFYUI_ARGUMENTS"
 """Environment variable: ComfyUI's command line, as JSON; its switches (precision, attention) are the host's."""
+
+
+VERSION = re.compile(r"^__version__ = \"(.+)\"$", re.MULTILINE)
+
+
+def comfyui_version(folder: str) -> str:
+    """The version of the ComfyUI in a folder, read without running any of it; empty if it does not say."""
+    try:
+        found = VERSION.search(Path(folder, "comfyui_version.py").read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def import_comfyui(variables: Mapping[str, str] = os.environ) -> None:
@@ -28,12 +44,14 @@ def import_comfyui(variables: Mapping[str, str] = os.environ) -> None:
     folder = variables.get(FOLDER, "")
     if not os.path.isdir(os.path.join(folder, "comfy")):
         raise Refused(
-            f"this worker does not find ComfyUI ({folder or 'no folder is named'}): set {FOLDER} to ComfyUI's folder on this "
-            "machine and start the workers again."
+            f"this worker does not find ComfyUI ({folder or 'no folder is named'}): start it with --comfyui and ComfyUI's folder "
+            "on its machine."
         )
     sys.path.append(folder)  # last: ComfyUI's folder has modules of its own called nodes and tests
     options = importlib.import_module("comfy.options")
-    given, sys.argv = sys.argv, ["main.py", *json.loads(variables.get(ARGUMENTS, "[]"))]
+    default = [] if torch.cuda.is_available() else ["--cpu"]
+    arguments = json.loads(variables[ARGUMENTS]) if ARGUMENTS in variables else default
+    given, sys.argv = sys.argv, ["main.py", *arguments]
     try:
         options.enable_args_parsing()
         importlib.import_module("comfy.cli_args")
