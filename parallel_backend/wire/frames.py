@@ -169,16 +169,21 @@ class FrameCutter:
         return frame
 
 
+# Made while there is one thread: msgspec works a type out when it is first needed, and crashes if two threads are at it.
+_HEADER = msgspec.msgpack.Decoder(Header)
+_TO_HOST: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToHost)
+_TO_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
+
+
 class FrameDecoder:
     """Turns a stream of bytes into checked frames.
 
     Args:
-        accepts: the message types that may arrive (`ToHost` or `ToWorker`).
+        message: decodes the message types that may arrive.
     """
 
-    def __init__(self, accepts: Any) -> None:
-        self._message = msgspec.msgpack.Decoder(accepts)
-        self._header = msgspec.msgpack.Decoder(Header)
+    def __init__(self, message: msgspec.msgpack.Decoder[Any]) -> None:
+        self._message = message
         self._cutter = FrameCutter()
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -196,7 +201,7 @@ class FrameDecoder:
             BadFrame: it does not follow the schema.
         """
         try:
-            header = self._header.decode(frame.header)
+            header = _HEADER.decode(frame.header)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadFrame(f"header not understood: {error}") from None
         try:
@@ -235,9 +240,9 @@ def _tensors(shapes: tuple[TensorShape, ...], payload: bytearray) -> dict[str, T
 
 def host_decoder() -> FrameDecoder:
     """A decoder of what workers send."""
-    return FrameDecoder(ToHost)
+    return FrameDecoder(_TO_HOST)
 
 
 def worker_decoder() -> FrameDecoder:
     """A decoder of what the host sends."""
-    return FrameDecoder(ToWorker)
+    return FrameDecoder(_TO_WORKER)
