@@ -180,10 +180,10 @@ def _side(
         prompts.append(
             Prompt(
                 names,
-                own.values,
                 strength=float(entry.get("strength", 1.0)),
                 start=_number(entry.get("timestep_start")),
                 end=_number(entry.get("timestep_end")),
+                values=own.values,
             )
         )
     return prompts

@@ -67,10 +67,10 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     tensors: dict[str, str]
-    values: dict[str, Value] = {}
     strength: float = 1.0
     start: float | None = None
     end: float | None = None
+    values: dict[str, Value] = {}
 
 
 class Join(Message, frozen=True):

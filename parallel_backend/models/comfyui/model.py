@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from ...weights.holding import Holding
 from ..family import Stage
 from ..inputs import Inputs
 from ..region import Region
@@ -19,6 +18,9 @@ from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
 from ..spread.run import SpreadForward
 from .conditioning import arguments
+
+if TYPE_CHECKING:
+    from ...weights.holding import Holding  # which imports what only workers need
 
 
 class ComfyModel:

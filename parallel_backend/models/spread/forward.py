@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...mesh import Mesh
-from ...weights.holding import Holding
 from .attend import Attentions
 from .call import Call
 from .stream import HERE, RIGHT, Stream
+
+if TYPE_CHECKING:
+    from ...weights.holding import Holding  # which imports what only workers need
 
 
 @dataclass

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from ...weights.holding import Holding
 from .attend import Attentions, Caches
 from .blocks import SpreadModel
 from .call import Call, StageOver
 from .forward import Forward
 from .picture import Picture
 from .places import Places
+
+if TYPE_CHECKING:
+    from ...weights.holding import Holding  # which imports what only workers need
 
 OVERRIDE = "optimized_attention_override"
 """Where ComfyUI looks for what stands in for its attention."""
