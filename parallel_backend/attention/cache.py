@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class KVCache:
 
     def __init__(self, slots: Sequence[Tensor]) -> None:
         self._slots = slots
-        self._blocks: dict[int, Tensor] = {}
+        self._blocks: dict[Hashable, Tensor] = {}
 
     @classmethod
     def of(cls, layout: TokenLayout, ring_rank: int) -> KVCache:
@@ -35,11 +35,11 @@ class KVCache:
         """Bytes held."""
         return sum(block.nbytes for block in self._blocks.values())
 
-    def fill(self, block: int, kv: Tensor) -> None:
+    def fill(self, block: Hashable, kv: Tensor) -> None:
         """Keep the keys and values of a whole call: `[2, batch, tokens, heads, head_dim]`."""
         self._blocks[block] = kv.clone()
 
-    def update(self, block: int, patch: int, kv: Tensor) -> Tensor:
+    def update(self, block: Hashable, patch: int, kv: Tensor) -> Tensor:
         """Put in the fresh keys and values of one patch's chunk; returns all, newest of each token."""
         whole = self._blocks[block]
         whole[:, :, self._slots[patch].to(whole.device)] = kv

@@ -7,7 +7,7 @@ same way, the few queries travel instead and partial results come back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from .merge import PartialAttention
 Split = SequenceSplit | TokenLayout
 """What says where tokens and heads are."""
 
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
 """(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of the same shape."""
 
 
@@ -41,7 +41,7 @@ class WholeAttention:
         self._attend = attend
         self._cache = cache
 
-    def __call__(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the local tokens."""
         qkv = self._exchange.to_heads((q, k, v))
         if self._cache is not None:
@@ -82,7 +82,7 @@ class PatchAttention:
         self._attend = attend
         self._cache = cache
 
-    def __call__(self, block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the local tokens of the patch."""
         qkv = self._exchange.to_heads((q, k, v))
         kv = self._cache.update(block, self._patch, qkv[1:])

@@ -81,6 +81,11 @@ class Caches:
 
     by_attention: dict[tuple[int, int, int], KVCache] = field(default_factory=dict)
 
+    def new(self, key: tuple[int, int, int], slots: Sequence[Tensor]) -> KVCache:
+        """An empty one for the attention of this block, turn and place."""
+        self.by_attention[key] = KVCache(slots)
+        return self.by_attention[key]
+
     @property
     def nbytes(self) -> int:
         """Bytes held."""
@@ -160,25 +165,26 @@ class Attentions:
             self._mesh.ulysses.size,
         )
         attend = choose_kernel(self._choice, q.device, q.dtype, q.shape[3]).attend
-        key, ordinal = (block.number, block.turn, block.done - 1), 0
-        out: Tensor
-        if self._call.places.patch is not None:
-            assert self._caches is not None
-            cache = self._caches.by_attention[key]
-            out = PatchAttention(self._mesh, split, self._call.places.patch, attend, cache)(ordinal, q, k, v)
+        key = block.number, block.turn, block.done - 1
+        patch = self._call.places.patch
+        if patch is None:
+            cache = None if self._caches is None else self._caches.new(key, self._slots(placements))
+            out = WholeAttention(self._mesh, split, attend, cache)(key, q, k, v)
         else:
-            kept = None
-            if self._caches is not None:
-                kept = self._caches.by_attention[key] = KVCache(self._slots(placements))
-            out = WholeAttention(self._mesh, split, attend, kept)(ordinal, q, k, v)
+            assert self._caches is not None
+            out = PatchAttention(self._mesh, split, patch, attend, self._caches.by_attention[key])(key, q, k, v)
         return _with_idle(out, shown, counts)
 
     def _slots(self, placements: Sequence[Placement]) -> list[Tensor]:
         """Where each patch's tokens lie among those of this ring rank, as the all-to-all delivers them."""
-        first = self._mesh.ring.rank * self._mesh.ulysses.size
-        ranks = range(first, first + self._mesh.ulysses.size)
-        patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
-        return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.places.patches)]
+
+        def find() -> list[Tensor]:
+            first = self._mesh.ring.rank * self._mesh.ulysses.size
+            ranks = range(first, first + self._mesh.ulysses.size)
+            patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
+            return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.places.patches)]
+
+        return self._call.once(placements[0], tuple(map(id, placements)), find)
 
 
 def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:

@@ -1,0 +1,68 @@
+"""One rank of the mechanism that spreads ComfyUI's own forward, against that forward: seconds and their ratio.
+
+    python -m benchmarks.one_rank [--runs 20] [--size 64]
+
+Random models of ComfyUI's classes on the CPU, one thread, taking turns; COMFYUI_PATH names ComfyUI's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.models.test_spread import Rank, plan_for
+from tests.models.tiny_classes import CASES, Case
+from tests.tiny_models import draw
+
+FAMILIES = ("flux", "qwen-image", "wan, text", "z-image")
+
+
+def enlarged(case: Case, size: int) -> Case:
+    """The same call on a picture of `size` x `size` latent values, or a video of 3 such frames."""
+    return replace(case, x=draw(*case.x.shape[:-2], size, size, seed=1))
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Of one call."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+@torch.no_grad()
+def compare(name: str, size: int, runs: int) -> tuple[float, float]:
+    """Medians of ComfyUI's own forward and of ours."""
+    case = enlarged(CASES[name](), size)
+    rank = Rank(case, plan_for(case))
+    ours: list[float] = []
+    theirs: list[float] = []
+    first = rank.run()
+    assert isinstance(first, Tensor) and torch.equal(first, case.stock()), "the same bits"
+    for _ in range(runs):
+        theirs.append(seconds(case.stock))
+        ours.append(seconds(rank.run))
+    return statistics.median(theirs), statistics.median(ours)
+
+
+def main() -> None:
+    """Print a row a family."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--size", type=int, default=64, help="latent values along each side")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'family':<14}{'ComfyUI, s':>12}{'one rank, s':>13}{'ratio':>8}")
+    for name in FAMILIES:
+        theirs, ours = compare(name, options.size, options.runs)
+        print(f"{name:<14}{theirs:>12.4f}{ours:>13.4f}{ours / theirs:>8.3f}")
+
+
+if __name__ == "__main__":
+    main()
