@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -159,8 +160,7 @@ def test_faults_of_this_machine_are_found(tmp_path):
         folder = tmp_path / "packages" / f"{package}-{version}.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    disk = tmp_path / "disk"
-    disk.mkdir()
+    disk = Path(tempfile.mkdtemp(prefix="disk-"))  # a short path, in which a socket can lie
     command = 'mount -t tmpfs -o size=1m none "$1" && ulimit -n 512 && exec "$2" -m "$3"'
     variables = {
         "TMPDIR": str(disk),
@@ -186,6 +186,7 @@ def test_faults_of_this_machine_are_found(tmp_path):
         "failure 2 workers, cpu",
     ):
         assert finding in said, ran.stdout
+    disk.rmdir()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no GPU")

@@ -103,6 +103,7 @@ def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_o
 
 
 def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
+    run.end_workers()  # with what other tests have left in them
     run(small(models), cpu_plan(ulysses=2))
     held, room = weights(run), 10_000_000
     vae = save_image_vae(tmp_path / "vae.safetensors")

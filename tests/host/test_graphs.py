@@ -198,7 +198,6 @@ LOOP: dict[str, Graph] = {
     "BasicGuider": custom("BasicGuider"),
     "SplitSigmas, the noisy half": split(0),
     "SplitSigmas, the other half": split(1),
-    "SplitSigmas, a single sigma": split(1, step=STEPS),
     "SplitSigmas and DisableNoise, two in a row": two_custom(),
     "denoised_output": denoised_output(),
     "FlipSigmas": with_sigmas(split(1), ["flip", 0], flip=node("FlipSigmas", sigmas=["split", 1])),
@@ -333,6 +332,13 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
 def case(name: str, graph: Graph, way: str) -> Any:
     marks = [thorough] * (name in THOROUGH_LOOP)
     return pytest.param(graph, [way] * (1 + ("first" in graph)), id=name, marks=marks)
+
+
+def test_a_single_sigma_is_nothing_for_the_workers_to_do(comfyui, latent_of):
+    graph = split(1, step=STEPS)
+    run, log = queue_logged(comfyui, parallel(graph))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == []
 
 
 @pytest.mark.parametrize(

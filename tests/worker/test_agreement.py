@@ -40,7 +40,7 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
 ) -> None:
     def problems(rank: int) -> list[str]:
         dist.destroy_process_group()  # a World makes its own
-        environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), None)
+        environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
         world = World(environment, dist.FileStore(str(tmp_path / "store"), 3))
         agreement = Agreement(world, ModelFiles(()), Status(), "")
         return [agreement.problem(*asked[rank]), agreement.problem(PLAN, NEWER)]
@@ -59,7 +59,7 @@ def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path
 
     def problems(rank: int) -> list[str]:
         dist.destroy_process_group()
-        environment = Environment(rank, 2, torch.device("cpu"), Launched("", "", 1, -1, ""), (), None)
+        environment = Environment(rank, 2, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
         world = World(environment, dist.FileStore(str(tmp_path / "store"), 2))
         agreement = Agreement(world, ModelFiles(()), Status(), fault if rank == 1 else "")
         plan = cpu_plan(ulysses=2)
