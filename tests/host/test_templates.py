@@ -1,4 +1,4 @@
-"""The templates of CogVideoX and PixArt, queued through a real ComfyUI on tiny models of the same layout.
+"""All templates against what ComfyUI says of its nodes; those of CogVideoX and PixArt queued on tiny models.
 
 Text encoders have no tiny size, so Load Conditioning stands in for them; all else is the template's.
 """
@@ -22,6 +22,7 @@ from tests.tiny_models import draw
 from tests.tiny_pixart import save_pixart
 from tests.tiny_vae import save_image_vae
 
+TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
 WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", "COMFY_DYNAMICCOMBO_V3")
 
 
@@ -104,3 +105,29 @@ def test_pixart_template_ends_in_a_picture(comfyui: ComfyUI) -> None:
     with Image.open(output(comfyui, tiny(comfyui, "pixart_parallel"), "SaveImage")) as picture:
         assert picture.size == (48, 32)
         assert len(picture.getcolors(48 * 32)) > 1
+
+
+@pytest.fixture(scope="module")
+def info(comfyui: ComfyUI) -> dict[str, Any]:
+    """What ComfyUI tells of all nodes."""
+    every: dict[str, Any] = comfyui.get("/object_info")
+    return every
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_template_fits_the_nodes_that_are_there(info: dict[str, Any], template: str) -> None:
+    page = json.loads((REPO / "workflows" / f"{template}.json").read_text())
+    graphs = {each["id"]: each for each in page.get("definitions", {}).get("subgraphs", ())}
+    for each in [*page["nodes"], *(inner for graph in graphs.values() for inner in graph["nodes"])]:
+        kind = each["type"]
+        if kind in ("Note", "MarkdownNote"):
+            continue
+        if kind in graphs:
+            inputs, outputs = ([slot["name"] for slot in graphs[kind][side]] for side in ("inputs", "outputs"))
+        else:
+            inputs = [name for part in ("required", "optional") for name in info[kind]["input"].get(part, ())]
+            outputs = info[kind]["output_name"]
+        assert {slot["name"].split(".")[0] for slot in each["inputs"]} <= set(inputs), kind
+        assert len(each["outputs"]) <= len(outputs), kind
+        if kind == "LoadParallelDiffusionModel":  # the page offers to download what is not there
+            assert each["widgets_values"][0] in [file["name"] for file in each["properties"]["models"]]
