@@ -86,20 +86,23 @@ def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
 
 
 def quantise(path: Path, plain: Path, kind: Type, tensors: Mapping[str, Tensor]) -> Path:
-    """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors."""
+    """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors.
+
+    Rows that are no multiple of the type's blocks are Q8_0, as converters make them.
+    """
     values: dict[str, Tensor] = {}
     stored: dict[str, tuple[np.ndarray, Type]] = {}
     for number, (name, tensor) in enumerate(tensors.items()):
         data, held = tensor.numpy(), Type.F32
         if "blocks" in name and tensor.ndim == 2:
-            held = kind
-            if kind in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
-                data = gguf.quantize(data, kind)
+            rows, width = tensor.shape
+            held = kind if width % gguf.GGML_QUANT_SIZES[kind][0] == 0 else Type.Q8_0
+            if held in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
+                data = gguf.quantize(data, held)
             else:
-                rows, width = tensor.shape
-                data = random_blocks(kind, rows, width, seed=number)
-                spread = float(np.std(gguf.dequantize(data, kind)))
-                data = random_blocks(kind, rows, width, seed=number, size=float(tensor.std()) / spread)
+                data = random_blocks(held, rows, width, seed=number)
+                spread = float(np.std(gguf.dequantize(data, held)))
+                data = random_blocks(held, rows, width, seed=number, size=float(tensor.std()) / spread)
         stored[name] = data, held
         values[name] = torch.from_numpy(np.array(gguf.dequantize(data, held)))
     save_file(values, plain)

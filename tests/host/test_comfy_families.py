@@ -308,13 +308,14 @@ def test_two_experts_are_read_once(comfyui: ComfyUI, latent_of: LatentOf, tmp_pa
         path = comfyui.base_dir / "models" / "diffusion_models" / f"expert-{name}.safetensors"
         save_tiny(tmp_path, "wan", seed=seed).rename(path)
         sizes.append(path.stat().st_size / MEBIBYTE)
+    stock = {seed: latent_of(two_experts(seed)) for seed in (41, 42)}
     for seed, expected in ((41, sizes), (42, [])):
         graph = spread(two_experts(seed), strict=False)
         for name in EXPERTS:
             loader = graph[f"{name} model"]
             graph[f"{name} model"] = node("LoadParallelDiffusionModel", **loader["inputs"], plan=["plan", 0])
         run, log = queue_logged(comfyui, graph)
-        assert relative_error(saved_latent(comfyui, run.check()), latent_of(two_experts(seed))) <= TOLERANCE
+        assert relative_error(saved_latent(comfyui, run.check()), stock[seed]) <= TOLERANCE
         assert ways(log) == ["loop", "loop"]
         assert [int(size) for size in LOADED.findall(log)] == pytest.approx(expected, abs=1)
         assert MOVED.findall(log) == []
@@ -390,9 +391,10 @@ def test_what_changes_the_model_from_within_is_refused_by_name(comfyui: ComfyUI,
     )
 
 
-def test_windows(latent_of) -> None:
+def test_context_windows_are_computed_one_by_one(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """ComfyUI cuts the video, so each window is a call of its own."""
     graph = graph_of("wan") | {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=29, batch_size=1)}
-    graph = insert_after_model(
+    windowed = insert_after_model(
         graph,
         "WanContextWindowsManual",
         context_length=17,
@@ -405,4 +407,9 @@ def test_windows(latent_of) -> None:
         retain_first_frame=False,
         split_conds_to_windows=False,
     )
-    assert relative_error(latent_of(spread(graph, strict=False)), latent_of(graph)) <= TOLERANCE
+    stock = latent_of(windowed)
+    assert relative_error(latent_of(graph), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(windowed, strict=False)), stock) <= TOLERANCE
+    assert refused(comfyui, spread(windowed)).startswith(
+        "Parallel Sampler does not carry the model option context_handler"
+    )
