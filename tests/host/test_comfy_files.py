@@ -191,12 +191,12 @@ def test_lora(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) 
 
 @pytest.mark.parametrize("plan", ["stages", *(pytest.param(plan, marks=thorough) for plan in ("ulysses", "sharded"))])
 def test_another_strength_reads_nothing_again(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    graph = graph_of("wan", seed=90)
-    comfyui.queue(spread(with_lora(graph, "wan", 0.3), **PLANS[plan]), timeout=300).check()
-    for strength in (0.8, -0.5):
-        stock = with_lora(graph, "wan", strength)
-        run, log = queue_logged(comfyui, spread(stock, **PLANS[plan]))
-        assert relative_error(saved_latent(comfyui, run.check()), latent_of(stock)) <= TOLERANCE
+    graphs = [with_lora(graph_of("wan", seed=90), "wan", strength) for strength in (0.8, -0.5)]
+    expected = [latent_of(graph) for graph in graphs]
+    comfyui.queue(spread(graph_of("wan", seed=91), **PLANS[plan]), timeout=300).check()
+    for graph, stock in zip(graphs, expected, strict=True):
+        run, log = queue_logged(comfyui, spread(graph, **PLANS[plan]))
+        assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
         assert "the workers loaded" not in log
         assert "restored" not in log
 
