@@ -44,20 +44,61 @@ class Tiny:
         return draw(batch, *self.latent, seed=1)
 
 
-def save_tiny(folder: Path, name: str) -> Path:
-    """Write a family's model."""
+def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
+    """Write a family's model; by its name's length unless a seed is given."""
     comfy_on_path()
     import comfy.ops
 
     model = TINY[name].make(torch, comfy.ops.disable_weight_init)
-    randomise(model, seed=len(name))
+    randomise(model, seed=len(name) if seed is None else seed)
     path = folder / f"{name}.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in model.state_dict().items()}, path)
     return path
 
 
-def _settings(operations: Any) -> dict[str, Any]:
-    return {"dtype": torch.float32, "device": "cpu", "operations": operations}
+def save_wide(folder: Path, name: str) -> Path:
+    """Write a model of one of the families whose width ComfyUI takes to be the real one: one block of a kind, in fp8.
+
+    Its numbers are the same million again and again, as drawing hundreds of millions takes long.
+    """
+    comfy_on_path()
+    import comfy.ops
+
+    drawn = draw(1_000_003, seed=len(name))  # a prime, so that no two rows are alike
+    tensors: dict[str, Tensor] = {}
+    for key, parameter in WIDE[name](comfy.ops.disable_weight_init).state_dict().items():
+        count = parameter.numel()
+        values = drawn.repeat(-(-count // len(drawn)))[:count].view(parameter.shape)
+        if parameter.ndim == 1:
+            tensors[key] = (1 + 0.2 * values if key.endswith("weight") else 0.1 * values).bfloat16()
+        else:
+            tensors[key] = (values / parameter.shape[1] ** 0.5).to(torch.float8_e4m3fn)
+    path = folder / f"{name}.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+def _settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
+    return {"dtype": torch.float32, "device": device, "operations": operations}
+
+
+def _wide_qwen(operations: Any) -> Any:
+    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(num_layers=1, **_settings(operations, "meta"))
+
+
+def _wide_z_image(operations: Any) -> Any:
+    from comfy.ldm.lumina.model import NextDiT
+
+    return NextDiT(
+        patch_size=2, in_channels=16, dim=3840, n_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=64, qk_norm=True,
+        axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, ffn_dim_multiplier=8.0 / 3.0,
+        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **_settings(operations, "meta"),
+    )  # fmt: skip
+
+
+WIDE: Mapping[str, Callable[[Any], Any]] = {"wide_qwen": _wide_qwen, "wide_z_image": _wide_z_image}
 
 
 def _flux2(_: Any, operations: Any) -> Any:

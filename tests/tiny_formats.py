@@ -52,10 +52,15 @@ def save_fp8(path: Path, dtype: torch.dtype, **settings: object) -> Path:
 
 
 def save_scaled(path: Path, form: str, dtype: torch.dtype = torch.float8_e4m3fn, **settings: object) -> Path:
+    """The tiny FLUX by `write_scaled`."""
+    return write_scaled(path, flux_tensors(**settings), form, dtype)  # type: ignore[arg-type]
+
+
+def write_scaled(path: Path, values: Mapping[str, Tensor], form: str, dtype: torch.dtype = torch.float8_e4m3fn) -> Path:
     """The blocks' matrices as scaled fp8, the rest in bf16. `form` is old, marks or metadata."""
     tensors: dict[str, Tensor] = {}
     layers = {}
-    for name, tensor in flux_tensors(**settings).items():  # type: ignore[arg-type]
+    for name, tensor in values.items():
         layer, _, last = name.rpartition(".")
         if "blocks" not in name or last != "weight" or tensor.ndim != 2:
             tensors[name] = tensor.bfloat16()
@@ -76,20 +81,28 @@ def save_scaled(path: Path, form: str, dtype: torch.dtype = torch.float8_e4m3fn,
 
 
 def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
-    """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors."""
+    """The tiny FLUX by `quantise`."""
+    return quantise(path, plain, kind, flux_tensors(**settings))  # type: ignore[arg-type]
+
+
+def quantise(path: Path, plain: Path, kind: Type, tensors: Mapping[str, Tensor]) -> Path:
+    """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors.
+
+    Rows that are no multiple of the type's blocks are Q8_0, as converters make them.
+    """
     values: dict[str, Tensor] = {}
     stored: dict[str, tuple[np.ndarray, Type]] = {}
-    for number, (name, tensor) in enumerate(flux_tensors(**settings).items()):  # type: ignore[arg-type]
+    for number, (name, tensor) in enumerate(tensors.items()):
         data, held = tensor.numpy(), Type.F32
         if "blocks" in name and tensor.ndim == 2:
-            held = kind
-            if kind in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
-                data = gguf.quantize(data, kind)
+            rows, width = tensor.shape
+            held = kind if width % gguf.GGML_QUANT_SIZES[kind][0] == 0 else Type.Q8_0
+            if held in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0):
+                data = gguf.quantize(data, held)
             else:
-                rows, width = tensor.shape
-                data = random_blocks(kind, rows, width, seed=number)
-                spread = float(np.std(gguf.dequantize(data, kind)))
-                data = random_blocks(kind, rows, width, seed=number, size=float(tensor.std()) / spread)
+                data = random_blocks(held, rows, width, seed=number)
+                spread = float(np.std(gguf.dequantize(data, held)))
+                data = random_blocks(held, rows, width, seed=number, size=float(tensor.std()) / spread)
         stored[name] = data, held
         values[name] = torch.from_numpy(np.array(gguf.dequantize(data, held)))
     save_file(values, plain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import comfy.conds
@@ -21,6 +22,9 @@ NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}
 
 TENSOR_NAMES = NAMES | {name: name for name in ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")}
 """The same for the families over diffusers' modules, which take nothing else."""
+
+TEXT_MASK = "attention_mask"
+"""Which of the text's tokens count, in ComfyUI's names and in those of its models."""
 
 REFERENCES = ("ref_latents", "ref_latents_method")
 """ComfyUI's names of what becomes FLUX's reference tokens."""
@@ -55,8 +59,27 @@ class Given:
     values: dict[str, Value] = field(default_factory=dict)
 
 
+def by_mask(call: Given) -> list[Given]:
+    """A call, cut where the rows of its batch begin to have another mask of the text: the workers leave masked tokens out."""
+    mask = call.tensors.get(TEXT_MASK)
+    if mask is None:
+        return [call]
+    batch = mask.shape[0]
+    edges = [0, *(row for row in range(1, batch) if not torch.equal(mask[row], mask[row - 1])), batch]
+    return [
+        Given({name: tensor[start:stop] for name, tensor in call.tensors.items()}, call.values)
+        for start, stop in pairwise(edges)
+    ]
+
+
 class Translator(Protocol):
-    """How a family's conditioning becomes what its model in the workers is given."""
+    """How a family's conditioning becomes what its model in the workers is given.
+
+    `asked` are the methods of ComfyUI's model class that the workers call, so that a class may have its own.
+    """
+
+    @property
+    def asked(self) -> frozenset[str]: ...
 
     def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """Of one entry of a CONDITIONING, in the dtype that the model computes in, to which ComfyUI casts it.
@@ -74,6 +97,8 @@ class Translator(Protocol):
 
 class ByName:
     """For the families over diffusers' modules, whose conditioning is a list of names."""
+
+    asked: frozenset[str] = frozenset()
 
     def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """By that list."""
@@ -113,6 +138,8 @@ def _references(inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[
 
 class AsItIs:
     """For ComfyUI's own models: whatever its model class makes of the conditioning."""
+
+    asked: frozenset[str] = frozenset({"process_timestep"})
 
     def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """All of it."""

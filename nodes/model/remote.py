@@ -24,7 +24,7 @@ from ...parallel_backend.weights.adapters import AdapterSet
 from ..room import free_devices, yielding
 from .adapters import AdapterReader
 from .control import Control, residuals_of
-from .given import Given, Translator
+from .given import Given, Translator, by_mask
 
 log = logging.getLogger(__name__)
 
@@ -173,18 +173,19 @@ class RemoteModel:
         size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
         residuals = residuals_of(control, self.family.control_blocks(self.config), size) if control else None
         interrupted = comfy.model_management.processing_interrupted
+        parts = [part for call in calls for part in by_mask(call)]
         try:
             answer = self.backend.forward(
                 self.spec,
                 plan,
                 dtype_name(dtype),
-                [call.tensors for call in calls],
+                [part.tensors for part in parts],
                 loading_bar(),
                 interrupted,
                 adapters,
                 residuals,
                 working,
-                [call.values for call in calls],
+                [part.values for part in parts],
             )
         except Cancelled:
             raise interruption() from None

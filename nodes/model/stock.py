@@ -28,8 +28,8 @@ OWN_CODE = tuple(
 GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
 """What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
 
-MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep", "scale_latent_inpaint")
-"""What the workers' loop does as BaseModel does it."""
+MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep")
+"""What the workers' loop does as BaseModel does it, but for what the workers ask the model's own class."""
 
 FUNCTIONS = (
     (comfy.samplers, "sampling_function"),
@@ -113,8 +113,9 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
     yield from _foreign(model, "model")
+    asked = model.diffusion_model.remote.translator.asked
     for name in MODEL_METHODS:
-        if getattr(type(model), name) is not getattr(plain, name):
+        if name not in asked and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"
     yield from _foreign(model.model_sampling, "model sampling")
     yield from _foreign(model.diffusion_model, "diffusion model")

@@ -27,7 +27,8 @@ MAX_HEADER_BYTES = 64 * 2**20
 MAX_ITEMS = 1 << 20
 """Of tensors, of fields, and of the texts in one field."""
 
-MAX_DIMS = 4
+MAX_DIMS = 5
+"""Of a convolution over frames, rows and columns."""
 
 PLAIN_TYPES = {
     GGMLQuantizationType.F64: torch.float64,

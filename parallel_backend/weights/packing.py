@@ -25,9 +25,11 @@ def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
 
 
 def can_be_held(entry: Entry) -> bool:
-    """Whether there is a way: quantised tensors are matrices of whole CARRIER values, or fp8 vectors."""
-    if entry.dtype is None or (entry.dtype in FLOAT8 and len(entry.shape) > 1):
-        return len(entry.shape) == 2 and entry.row_bytes % CARRIER.itemsize == 0
+    """Whether there is a way: what is quantised is a matrix of whole CARRIER values; others may be plain fp8."""
+    dims = len(entry.shape)
+    in_fp8 = entry.dtype in FLOAT8 and (dims == 2 or (dims > 2 and entry.scale is not None))
+    if entry.dtype is None or in_fp8:
+        return dims == 2 and entry.row_bytes % CARRIER.itemsize == 0
     return True
 
 
@@ -36,7 +38,7 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     total = 0
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
-        if len(entry.shape) < 2 and storage.quantised:
+        if len(entry.shape) != 2 and storage.quantised:
             storage = PLAIN[CARRIER]
         scales = 4 * entry.shape[0] if entry.scale else 0
         total += math.prod(entry.shape) // storage.values * storage.nbytes + scales

@@ -170,8 +170,11 @@ class ComfyFamily:
         return config.exact
 
     def control_blocks(self, config: ComfyConfig) -> Mapping[str, range]:
-        """No ControlNet is carried."""
-        return {}
+        """No ControlNet is carried. Raises Refused."""
+        raise Refused(
+            f"ControlNet cannot be used with a parallel {config.kind} MODEL yet: remove it, or use Load Parallel FLUX for "
+            "FLUX.1 and Load Diffusion Model for other models."
+        )
 
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""

@@ -10,9 +10,12 @@ from typing import Any
 import comfy.clip_vision
 import comfy.model_patcher
 import comfy.samplers
+import folder_paths
+import node_helpers
 import torch
 from comfy.model_patcher import PatcherInjection
 from comfy.patcher_extension import CallbacksMP
+from safetensors.torch import load_file
 from torch import nn
 
 
@@ -315,12 +318,52 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "CLIP_VISION_OUTPUT": vision,
     "STYLE_MODEL": StyleModel,
     "GLIGEN": lambda: None,
-    "MODEL_PATCH": lambda: comfy.model_patcher.ModelPatcher(nn.Linear(1, 1), torch.device("cpu"), torch.device("cpu")),
+    "MODEL_PATCH": lambda: comfy.model_patcher.ModelPatcher(ControlPatch(), torch.device("cpu"), torch.device("cpu")),
     "LORA_MODEL": dict,
     "AUDIO_ENCODER_OUTPUT": lambda: {"encoded_audio_all_layers": [torch.zeros(1, 8, 16)] * 3, "audio_samples": 8000},
     "AUDIO": lambda: {"waveform": torch.zeros(1, 2, 8000), "sample_rate": 16000},
     "TRACKS": lambda: {"track_path": torch.zeros(5, 1, 2), "track_visibility": torch.ones(5, 1, dtype=torch.bool)},
 }
+
+
+class ControlPatch(nn.Linear):
+    """What makes something of a picture that is added behind each block, as DiffSynth's patches for Qwen-Image do."""
+
+    additional_in_dim = 0
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def process_input_latent_image(self, latent: torch.Tensor) -> torch.Tensor:
+        return latent.flatten(2).transpose(1, 2)
+
+    def control_block(self, img: torch.Tensor, _: torch.Tensor, __: int) -> torch.Tensor:
+        return img
+
+
+class PackPrompt:
+    """Puts the tensors of a file on a prompt, where ComfyUI's nodes take a VAE or a vision model to make them."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"conditioning": ("CONDITIONING",), "file": ("STRING",)}}
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "put"
+
+    def put(self, conditioning: Any, file: str) -> tuple[Any]:
+        given: dict[str, Any] = {}
+        for name, tensor in load_file(folder_paths.get_annotated_filepath(file)).items():
+            if name == "clip_vision_output":
+                given[name] = comfy.clip_vision.Output()
+                given[name].penultimate_hidden_states = tensor
+            elif name == "vace_strength":
+                given[name] = tensor.tolist()
+            elif name.startswith("vace_"):  # one for each control video
+                given[name] = list(tensor.unbind())
+            else:
+                given[name] = tensor
+        return (node_helpers.conditioning_set_values(conditioning, given),)
 
 
 class PackObjects:
@@ -342,4 +385,5 @@ NODE_CLASS_MAPPINGS = {
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,
     "PackObjects": PackObjects,
+    "PackPrompt": PackPrompt,
 }
