@@ -95,6 +95,5 @@ def forward_of(
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:
     """Each rank's stage."""
     ends = list(accumulate(plan.stages))
-    inner = plan.ring * plan.ulysses
-    places = (rank // inner % plan.pipefusion for rank in range(plan.world_size))
-    return tuple(Stage(ends[place] - plan.stages[place], ends[place], ends[-1]) for place in places)
+    numbers = (plan.place(rank).pipefusion for rank in range(plan.world_size))
+    return tuple(Stage(ends[number] - plan.stages[number], ends[number], ends[-1]) for number in numbers)
