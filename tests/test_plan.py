@@ -23,8 +23,8 @@ HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave o
 NOT_UNDERSTOOD = 'is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
 
 
-def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload = ONE_SIDED) -> ResolvedPlan:
-    return resolve_for(plan, gpus, limits, job)
+def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload = ONE_SIDED) -> ResolvedPlan:
+    return resolve_for(plan, gpus, limits, workload)
 
 
 def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **wish: Any) -> str:
