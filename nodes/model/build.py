@@ -8,10 +8,10 @@ import comfy.model_management
 import comfy.utils
 import torch
 
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
-from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest

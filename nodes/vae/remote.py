@@ -10,9 +10,9 @@ import comfy.model_management
 import torch
 from torch import Tensor
 
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory import available_on_host

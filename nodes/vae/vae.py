@@ -15,9 +15,9 @@ import comfy.utils
 import torch
 from torch import Tensor, nn
 
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise

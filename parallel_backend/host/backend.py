@@ -17,10 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..diffusion import ModelSpec, Value
 from ..errors import Cancelled, WorkerFailed
 from ..gpus import visible_gpus
-from ..models.family import ModelSpec
-from ..models.inputs import Value
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.devices import AUTOMATIC_AMONG
 from ..plan.measure import BlockTimes, Machine, cached, machine_key

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
+from ..diffusion import ModelSpec
 from ..errors import Cancelled, Refused, WorkerFailed
-from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..weights.adapters import AdapterSet
 from ..wire.address import Address

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -48,20 +47,6 @@ class Patch(Region):
     """A run of image tokens and the part of the latent that they stand for."""
 
     tokens: slice
-
-
-class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights.
-
-    `digest` is the file's content (`weights/digest.py`), by which other machines find their copy.
-    """
-
-    family: str
-    path: str
-    modified: int
-    size: int
-    dtype: str
-    digest: str = ""
 
 
 @dataclass

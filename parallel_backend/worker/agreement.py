@@ -8,8 +8,8 @@ import socket
 import msgspec
 
 from ..attention.kernels import flash_refusal
+from ..diffusion import ModelSpec
 from ..errors import Refused
-from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from .files import ModelFiles
 from .status import Status

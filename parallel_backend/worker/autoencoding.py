@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.communicator import Communicator
+from ..diffusion import ModelSpec
 from ..errors import Cancelled
-from ..models.family import ModelSpec
 from ..vae import AUTOENCODERS, Autoencoder, recognise
 from ..vae.rows import slab_of
 from ..weights.checkpoint import read_header

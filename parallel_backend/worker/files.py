@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from ..diffusion import ModelSpec
 from ..errors import Refused
-from ..models.family import ModelSpec
 from ..weights.checkpoint import read_header
 from ..weights.digest import Digests
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..models.family import ModelSpec
+from ..diffusion import ModelSpec
 from .memory import Allowance, Memory, OutOfMemory
 from .status import Status
 

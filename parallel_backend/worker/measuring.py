@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..comm.meter import Meter
+from ..diffusion import Value
 from ..mesh import build_mesh
 from ..models import FAMILIES
 from ..models.family import Family, Stage
-from ..models.inputs import Inputs, Value
+from ..models.inputs import Inputs
 from ..plan import AXES, ResolvedPlan
 from ..plan.cost import connections
 from ..plan.measure import BlockTimes, measure

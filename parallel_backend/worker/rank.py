@@ -11,9 +11,10 @@ import torch
 
 from ..comm.meter import Meter
 from ..denoise.stage import StageForward
+from ..diffusion import ModelSpec
 from ..mesh import Mesh, build_mesh
 from ..models.comfyui.model import ComfyForward, ComfyModel
-from ..models.family import Model, ModelSpec
+from ..models.family import Model
 from ..plan import ResolvedPlan
 from ..weights.patching import Keep
 from ..weights.reading import Watch

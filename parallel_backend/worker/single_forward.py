@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ..denoise.stage import StageForward
+from ..diffusion import Value
 from ..errors import Cancelled
 from ..layout import cut
 from ..mesh import Mesh
 from ..models.comfyui.model import ComfyForward, ComfyModel
-from ..models.inputs import Inputs, Value
+from ..models.inputs import Inputs
 from ..wire.messages import Done, Forward
 from .rank import Rank
 from .residuals import distribute, shares

@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ..comm.meter import Meter
 from ..denoise.stage import StageForward
+from ..diffusion import ModelSpec
 from ..mesh import Mesh
 from ..models import FAMILIES
 from ..models.comfyui.model import ComfyForward, ComfyModel
-from ..models.family import Model, ModelSpec, Stage
+from ..models.family import Model, Stage
 from ..plan import ResolvedPlan
 from ..weights.adapters import AdapterSet
 from ..weights.checkpoint import read_header

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Cancelled, WorkerFailed
 from parallel_backend.host import Backend
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.worker.environment import FAULT_FILE
 from parallel_backend.worker.faults import LATE_SECONDS

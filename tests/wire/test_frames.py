@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.errors import Refused
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_TENSOR_BYTES,
@@ -18,7 +18,7 @@ from parallel_backend.wire.frames import (
     host_decoder,
     worker_decoder,
 )
-from parallel_backend.wire.messages import PROTOCOL, Cancel, FlowSettings, Progress, Prompt, Sample
+from parallel_backend.wire.messages import PROTOCOL, Cancel, Progress, Sample
 from tests.plans import cpu_plan
 
 SAMPLE = Sample(

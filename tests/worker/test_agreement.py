@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_backend.models.family import ModelSpec
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.worker.agreement import Agreement
 from parallel_backend.worker.environment import Environment, Launched

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from parallel_backend.models.family import ModelSpec
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.worker.holder import Holder
 from parallel_backend.worker.memory import Allowance, Memory, OutOfMemory
 from parallel_backend.worker.status import Status
