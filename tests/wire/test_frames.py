@@ -31,7 +31,7 @@ SAMPLE = Sample(
     seed=2**64 - 1,
     sampling=FlowSettings(1.0, 0.999, 1.0),
     cfg=2.0,
-    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, 1.0, 0.9, None)],
+    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, strength=1.0, start=0.9)],
     negative=None,
 )
 TENSORS = {
