@@ -17,11 +17,11 @@ from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.keymap import tensor_sizes
 from ...parallel_backend.weights.packing import held_bytes, packed_starts
-from .adapters import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
-from .remote import RemoteModel, dtype_name
+from .remote_model import RemoteModel, dtype_name
 from .skeletons import SKELETONS
+from .weight_patches import AdapterReader
 
 WEIGHT_DTYPES = MappingProxyType(
     {

@@ -23,8 +23,8 @@ from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.digest import file_digest
-from ..model.remote import device_name, dtype_name
-from .remote import RemoteVAE
+from ..model.remote_model import device_name, dtype_name
+from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]
 """Bytes that work on a latent or on pixels of a shape needs."""

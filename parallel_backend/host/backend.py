@@ -44,11 +44,11 @@ from ..wire.messages import (
 )
 from . import diagnosis
 from .elsewhere import address_of, ask, device_names, is_elsewhere
-from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
 from .launcher import wants_kernels_early, worker_environment
 from .numbers import check_finite, check_sampled
 from .planner import Planner, Question
+from .processes import ForkServer
 from .report import released, restored, table
 from .versions import check_versions
 

@@ -48,11 +48,11 @@ from ..wire.messages import (
     Stopped,
 )
 from . import diagnosis
-from .adapters import KnownAdapters
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
-from .forkserver import ForkServer
+from .known_adapters import KnownAdapters
 from .launcher import Launched, launch, make_directory, remove, socket_path
+from .processes import ForkServer
 from .versions import check_members
 
 log = logging.getLogger(__name__)

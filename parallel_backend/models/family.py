@@ -79,7 +79,7 @@ class Block(Protocol):
     def before(self, state: Activations) -> tuple[Qkv, Any]:
         """q, k, v `[batch, local tokens, heads, head_dim]`, positions applied, and what `after` needs."""
 
-    def after(self, state: Activations, attention: Tensor, carried: Any) -> Tensor:
+    def after(self, state: Activations, attention: Tensor, kept: Any) -> Tensor:
         """The block's output tokens, given the attention of the local tokens `[batch, local tokens, heads, head_dim]`."""
 
 

@@ -19,7 +19,7 @@ from ..plan import ResolvedPlan
 from ..weights.patching import Keep
 from ..weights.reading import Watch
 from ..wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, Stopped
-from .adapters import AdapterStore
+from .adapter_store import AdapterStore
 from .environment import Environment
 from .files import ModelFiles
 from .holder import Holder

@@ -23,9 +23,9 @@ from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Wor
 from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
 from ..room import free_devices, yielding
-from .adapters import AdapterReader
 from .control import Control, residuals_of
 from .given import Given, Translator
+from .weight_patches import AdapterReader
 
 log = logging.getLogger(__name__)
 

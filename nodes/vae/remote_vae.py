@@ -16,7 +16,7 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory import available_on_host
-from ..model.remote import device_name, interruption, loading_bar
+from ..model.remote_model import device_name, interruption, loading_bar
 from ..room import free_devices
 
 GIGABYTE = 10**9
