@@ -39,7 +39,7 @@ from parallel_backend.models.flux import FluxModel
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.worker.stage_part import StagePart, stages
+from parallel_backend.worker.memory.stage_part import StagePart, stages
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 

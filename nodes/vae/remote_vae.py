@@ -15,7 +15,7 @@ from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
-from ...parallel_backend.worker.memory import available_on_host
+from ...parallel_backend.worker.memory.rank_memory import available_on_host
 from ..model.remote_model import device_name, interruption, loading_bar
 from ..room import free_devices
 

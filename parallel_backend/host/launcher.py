@@ -18,7 +18,7 @@ from ..plan import ResolvedPlan
 from ..wire.forking import log_path
 from ..wire.interfaces import GLOO, NCCL, check_interfaces
 from ..wire.secret import VARIABLE as SECRET_FILE
-from ..worker import environment as names
+from ..worker.process import environment as names
 from .processes import ForkServer, Process
 
 PACK_ROOT = Path(__file__).resolve().parents[2]

@@ -28,7 +28,7 @@ import torch
 
 from ..wire.forking import Ended, Start, Started, log_path, receive_start
 from .__main__ import IMPORTS, main
-from .environment import DEATH_PIPE
+from .process.environment import DEATH_PIPE
 
 LEAVE_SECONDS = 5
 PR_SET_PDEATHSIG = 1

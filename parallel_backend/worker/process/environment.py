@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ..wire.address import Address
-from ..wire.secret import VARIABLE as SECRET_FILE
-from ..wire.secret import read_secret, secret_path
+from ...wire.address import Address
+from ...wire.secret import VARIABLE as SECRET_FILE
+from ...wire.secret import read_secret, secret_path
 
 RENDEZVOUS = "PARALLEL_RENDEZVOUS"
 SOCKET = "PARALLEL_SOCKET"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..comm.communicator import Communicator
-from ..layout import TokenLayout, length
-from ..models.family import Stage
-from ..plan import ResolvedPlan
-from ..wire.messages import Residuals
+from ...comm.communicator import Communicator
+from ...layout import TokenLayout, length
+from ...models.family import Stage
+from ...plan import ResolvedPlan
+from ...wire.messages import Residuals
 
 
 @dataclass(frozen=True)
