@@ -1,4 +1,4 @@
-"""Parallel denoising for ComfyUI: FLUX on several GPUs."""
+"""Parallel denoising for ComfyUI: one picture or video on several GPUs."""
 
 WEB_DIRECTORY = "./web"
 

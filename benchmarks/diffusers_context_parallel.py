@@ -32,13 +32,14 @@ from torch.multiprocessing.spawn import spawn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.denoise.stage import StageForward
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.family import Model, ModelSpec
+from parallel_backend.models.family import Model
 from parallel_backend.models.flux import FluxModel
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.worker.stage_part import StagePart, stages
+from parallel_backend.worker.memory.stage_part import StagePart, stages
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 

@@ -19,9 +19,9 @@ from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.host import Backend
 from parallel_backend.weights.cogvideox_keys import comfy_name
-from parallel_backend.wire.messages import DiffusionSettings, Prompt
 from tests.engine.conftest import Runner
 from tests.plans import cpu_plan
 from tests.tiny_cogvideox import schedulers

@@ -26,12 +26,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.host import Backend
 from parallel_backend.host.elsewhere import ask
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
-from parallel_backend.wire.messages import FlowSettings, Prompt
 from parallel_backend.wire.secret import VARIABLE
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import comfy.model_management
 import torch
 
+from ..parallel_backend.diffusion import ModelSpec
 from ..parallel_backend.host import Backend
-from ..parallel_backend.models.family import ModelSpec
 from ..parallel_backend.plan.profiles import CONTEXT_BYTES
 
 

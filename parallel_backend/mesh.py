@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .comm.communicator import Communicator
 from .comm.meter import Meter
-from .plan import AXES, ResolvedPlan
+from .plan import AXES, Place, ResolvedPlan
 
 FOREVER = timedelta(days=365)
 """Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
@@ -80,12 +80,10 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
 
 def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:
     """The group of the ranks that differ from this one in the given axes only; None if that is this rank alone."""
-    sizes = plan.mesh_shape
-    along = [AXES.index(axis) for axis in axes]
-    members = math.prod(sizes[axis] for axis in along)
-    if members == 1:
+    if math.prod(getattr(plan, axis) for axis in axes) == 1:
         return None
-    ranks = torch.arange(plan.world_size).view(sizes)
-    rows = ranks.movedim(along, list(range(-len(along), 0))).reshape(-1, members).tolist()
-    mine, _ = dist.new_subgroups_by_enumeration(rows, timeout=FOREVER, backend=backend)
+    alike: dict[Place, list[int]] = {}
+    for rank in range(plan.world_size):
+        alike.setdefault(plan.place(rank)._replace(**dict.fromkeys(axes, 0)), []).append(rank)
+    mine, _ = dist.new_subgroups_by_enumeration(list(alike.values()), timeout=FOREVER, backend=backend)
     return mine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave o
 NOT_UNDERSTOOD = 'is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
 
 
-def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload = ONE_SIDED) -> ResolvedPlan:
-    return resolve_for(plan, gpus, limits, job)
+def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload = ONE_SIDED) -> ResolvedPlan:
+    return resolve_for(plan, gpus, limits, workload)
 
 
 def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **wish: Any) -> str:
@@ -241,3 +242,10 @@ def test_automatic_uses_cfg_only_where_there_is_a_negative():
 def test_a_plan_for_two_of_four_gpus_simply_works():
     assert resolve(ParallelPlan(devices="0,1"), 4, FLUX).devices == ("cuda:0", "cuda:1")
     assert resolve(ParallelPlan(ulysses=2, ring=1), 4, FLUX).devices == ("cuda:0", "cuda:1")
+
+
+def test_every_rank_has_its_place():
+    plan = resolve(ParallelPlan(devices="cpu:24", cfg=2, pipefusion=3, ring=1, ulysses=4), 0, FOUR_HEADS, TWO_SIDED)
+    places = [plan.place(rank) for rank in range(plan.world_size)]
+    assert places == list(product(*map(range, plan.mesh_shape)))
+    assert [plan.rank_at(place) for place in places] == list(range(plan.world_size))

@@ -8,20 +8,20 @@ import comfy.model_management
 import comfy.utils
 import torch
 
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
-from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.keymap import tensor_sizes
 from ...parallel_backend.weights.packing import held_bytes, packed_starts
-from .adapters import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
-from .remote import RemoteModel, dtype_name
+from .remote_model import RemoteModel, dtype_name
 from .skeletons import SKELETONS
+from .weight_patches import AdapterReader
 
 WEIGHT_DTYPES = MappingProxyType(
     {

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
+from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.wire.messages import DiffusionSettings, FlowSettings, Prompt, Sampling
 from .given import CROSS_ATTENTION, Given, NotCarried, Translator
-from .remote import dtype_name
+from .remote_model import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")

@@ -11,10 +11,10 @@ import comfy.conds
 import torch
 from torch import Tensor
 
+from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import flatten
 from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
-from ...parallel_backend.models.inputs import Value
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}

@@ -12,8 +12,8 @@ import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_backend.weights.adapters import AdapterSet
-from .remote import RemoteModel, device_name
-from .sampling import STRICT, run_in_workers
+from .remote_model import RemoteModel, device_name
+from .sampler_wrapper import STRICT, run_in_workers
 from .unsupported import refuse_weights
 
 KEY = "parallel"

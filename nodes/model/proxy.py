@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .given import CONCAT, NAMES, Given
-from .remote import RemoteModel
+from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unsupported import refuse_transformer_options, refuse_weights

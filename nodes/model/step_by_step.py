@@ -21,7 +21,7 @@ from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import AdapterSet
 from .control import Control
 from .given import Given
-from .remote import RemoteModel
+from .remote_model import RemoteModel
 from .stock import changed_model
 
 KEY = "parallel_step_by_step"

@@ -15,16 +15,16 @@ import comfy.utils
 import torch
 from torch import Tensor, nn
 
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.digest import file_digest
-from ..model.remote import device_name, dtype_name
-from .remote import RemoteVAE
+from ..model.remote_model import device_name, dtype_name
+from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]
 """Bytes that work on a latent or on pixels of a shape needs."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..diffusion import Prompt, Value
 from ..models.family import Conditioning
-from ..models.inputs import Value
-from ..wire.messages import Prompt
 
 TEXT_MASK = "attention_mask"
 """The conditioning that says which text tokens there are."""

@@ -54,8 +54,8 @@ class StageForward:
         attention = self._attention(inputs, whole, patch)
         for index, block in enumerate(self._model.blocks):
             with self._holding.block(index):
-                qkv, carried = block.before(state)
-                state.tokens = block.after(state, attention(index, *qkv), carried)
+                qkv, kept = block.before(state)
+                state.tokens = block.after(state, attention(index, *qkv), kept)
                 if index in inputs.residuals:
                     state.image.add_(inputs.residuals[index])
             self._mark()

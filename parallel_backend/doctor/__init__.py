@@ -1,10 +1,10 @@
 """The doctor: looks at the machine and says of each thing that the workers need whether it is all right, or what to do."""
 
 from .checks import examine
-from .facts import Facts, look
 from .findings import Finding, Status
+from .observations import Observations, look
 
-__all__ = ["Facts", "Finding", "Status", "diagnose", "examine", "look"]
+__all__ = ["Finding", "Observations", "Status", "diagnose", "examine", "look"]
 
 
 def diagnose() -> list[Finding]:

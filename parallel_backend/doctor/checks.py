@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..host.causes import REMEDIES, known_cause
 from ..host.versions import OLDEST_TORCH, REMEDY, TORCH_REMEDY, dotted, in_range, supported
-from .facts import Facts, Measured
 from .findings import Finding, Status
+from .observations import Measured, Observations
 
 GIB = 1 << 30
 OLDEST_FLASH_ATTN = (2, 6)
@@ -20,12 +20,12 @@ SLOW_LINK = 5e9
 """Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: Observations) -> list[Finding]:
     """One finding a line, in the order in which things depend on each other."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
-def _devices(facts: Facts) -> Iterator[Finding]:
+def _devices(facts: Observations) -> Iterator[Finding]:
     for index, gpu in enumerate(facts.gpus):
         free = "free memory not known" if gpu.free is None else f"{gpu.free / GIB:.1f} GiB free"
         text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {free}"
@@ -42,13 +42,13 @@ def _devices(facts: Facts) -> Iterator[Finding]:
         yield Finding("GPUs", Status.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all.")
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: Observations) -> Iterator[Finding]:
     text = f"{facts.memory / GIB:.1f} GiB, {facts.memory_free / GIB:.1f} GiB free"
     low = facts.memory_free < 2 * GIB
     yield Finding("memory", Status.WARNING if low else Status.OK, text, REMEDIES["host memory"] if low else "")
 
 
-def _peers(facts: Facts) -> Iterator[Finding]:
+def _peers(facts: Observations) -> Iterator[Finding]:
     count = len(facts.gpus)
     if count < 2:
         return
@@ -63,7 +63,7 @@ def _peers(facts: Facts) -> Iterator[Finding]:
     yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else REMEDIES["P2P"])
 
 
-def _nccl(facts: Facts) -> Iterator[Finding]:
+def _nccl(facts: Observations) -> Iterator[Finding]:
     if facts.nccl:
         yield Finding("NCCL", Status.OK, facts.nccl)
     elif facts.gpus:
@@ -73,7 +73,7 @@ def _nccl(facts: Facts) -> Iterator[Finding]:
         yield Finding("NCCL", Status.OK, "this torch has none, and without GPUs none is needed")
 
 
-def _shared_memory(facts: Facts) -> Iterator[Finding]:
+def _shared_memory(facts: Observations) -> Iterator[Finding]:
     space, needed = facts.shared_memory, SHARED_MEMORY_PER_GPU * len(facts.gpus)
     text = f"{space.path}: {space.size / GIB:.2f} GiB, {space.free / GIB:.2f} GiB free"
     low = len(facts.gpus) > 1 and space.free < needed
@@ -81,21 +81,21 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     yield Finding("shared memory", Status.WARNING if low else Status.OK, text, remedy)
 
 
-def _temporary(facts: Facts) -> Iterator[Finding]:
+def _temporary(facts: Observations) -> Iterator[Finding]:
     space = facts.temporary
     text = f"{space.path}: {space.free / GIB:.2f} GiB free"
     low = space.free < LEAST_TEMPORARY
     yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, REMEDIES["disk full"] if low else "")
 
 
-def _open_files(facts: Facts) -> Iterator[Finding]:
+def _open_files(facts: Observations) -> Iterator[Finding]:
     low = 0 <= facts.open_files < LEAST_OPEN_FILES
     text = "no limit" if facts.open_files < 0 else f"{facts.open_files} at most"
     remedy = REMEDIES["too many files"] if low else ""
     yield Finding("open files", Status.WARNING if low else Status.OK, text, remedy)
 
 
-def _packages(facts: Facts) -> Iterator[Finding]:
+def _packages(facts: Observations) -> Iterator[Finding]:
     torch = facts.versions.get("torch", "")
     old = _parts(torch) < OLDEST_TORCH
     built = f" for CUDA {facts.cuda_version}" if facts.cuda_version else " without CUDA"
@@ -121,7 +121,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         yield Finding("flash-attn", Status.OK, flash)
 
 
-def _allocator(facts: Facts) -> Iterator[Finding]:
+def _allocator(facts: Observations) -> Iterator[Finding]:
     if "cudaMallocAsync" in facts.allocator:
         text = "ComfyUI uses cudaMallocAsync; the workers leave it out, because it does not go with NCCL"
     else:
@@ -129,7 +129,7 @@ def _allocator(facts: Facts) -> Iterator[Finding]:
     yield Finding("allocator", Status.OK, text)
 
 
-def _links(facts: Facts) -> Iterator[Finding]:
+def _links(facts: Observations) -> Iterator[Finding]:
     for measured in facts.measured:
         yield _link(measured)
 

@@ -17,10 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..diffusion import ModelSpec, Value
 from ..errors import Cancelled, WorkerFailed
 from ..gpus import visible_gpus
-from ..models.family import ModelSpec
-from ..models.inputs import Value
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.devices import AUTOMATIC_AMONG
 from ..plan.measure import BlockTimes, Machine, cached, machine_key
@@ -45,11 +44,11 @@ from ..wire.messages import (
 )
 from . import diagnosis
 from .elsewhere import address_of, ask, device_names, is_elsewhere
-from .forkserver import ForkServer
 from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
 from .launcher import wants_kernels_early, worker_environment
 from .numbers import check_finite, check_sampled
 from .planner import Planner, Question
+from .processes import ForkServer
 from .report import released, restored, table
 from .versions import check_versions
 

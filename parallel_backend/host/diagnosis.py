@@ -10,7 +10,7 @@ from ..errors import WorkerFailed, WorkerOutOfMemory
 from ..plan import ResolvedPlan
 from ..plan.roomier import gigabytes, roomier
 from ..wire.messages import Failed, Shortage
-from ..worker.status import CONNECTING
+from ..worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
 from .elsewhere import Elsewhere

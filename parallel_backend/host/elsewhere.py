@@ -19,7 +19,7 @@ from ..wire.handshake import CLIENT, HandshakeFailed, present
 from ..wire.messages import Facts, Hello, Lost, Message, Shutdown, Waiting, Welcome
 from ..wire.secret import read_secret, secret_path
 from .channel import GATEWAY, Channel
-from .forkserver import Process
+from .processes import Process
 
 CONNECT_SECONDS = 60.0
 """How long a group is waited for that is not up, or is starting anew."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
+from ..diffusion import ModelSpec
 from ..errors import Cancelled, Refused, WorkerFailed
-from ..models.family import ModelSpec
 from ..plan import ResolvedPlan
 from ..weights.adapters import AdapterSet
 from ..wire.address import Address
@@ -48,11 +48,11 @@ from ..wire.messages import (
     Stopped,
 )
 from . import diagnosis
-from .adapters import KnownAdapters
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
-from .forkserver import ForkServer
+from .known_adapters import KnownAdapters
 from .launcher import Launched, launch, make_directory, remove, socket_path
+from .processes import ForkServer
 from .versions import check_members
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from ..plan import ResolvedPlan
 from ..wire.forking import log_path
 from ..wire.interfaces import GLOO, NCCL, check_interfaces
 from ..wire.secret import VARIABLE as SECRET_FILE
-from ..worker import environment as names
-from .forkserver import ForkServer, Process
+from ..worker.process import environment as names
+from .processes import ForkServer, Process
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..models.family import ModelSpec
+from ..diffusion import ModelSpec
 from ..plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ..plan.choose import Choice, best, table
 from ..plan.cost import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..models.family import ModelSpec
+from ..diffusion import ModelSpec
 from ..wire.messages import Report
 
 MEBIBYTE = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .cogvideox import CogVideoXFamily
-from .comfyui.family import ComfyFamily
+from .comfyui.comfy_family import ComfyFamily
 from .family import Family
 from .flux import FluxFamily
 from .pixart import PixArtFamily

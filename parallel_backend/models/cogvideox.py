@@ -479,10 +479,10 @@ class CogVideoXBlock:
         k = rotate(layer_norm(attn.norm_k, k), state.rope)
         return (q, k, v), gates
 
-    def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
+    def after(self, state: Activations, attention: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
         """The block's output tokens."""
         block = self._block
-        tokens = self._added(state.tokens, carried, block.attn1.to_out[0](attention.flatten(2)), state.text)
+        tokens = self._added(state.tokens, kept, block.attn1.to_out[0](attention.flatten(2)), state.text)
         x, gates = self._modulated(block.norm2, tokens, state)
         return self._added(tokens, gates, block.ff(x), state.text)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -50,20 +49,6 @@ class Patch(Region):
     tokens: slice
 
 
-class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights.
-
-    `digest` is the file's content (`weights/digest.py`), by which other machines find their copy.
-    """
-
-    family: str
-    path: str
-    modified: int
-    size: int
-    dtype: str
-    digest: str = ""
-
-
 @dataclass
 class Activations:
     """One rank's part of the sequence between two blocks.
@@ -94,7 +79,7 @@ class Block(Protocol):
     def before(self, state: Activations) -> tuple[Qkv, Any]:
         """q, k, v `[batch, local tokens, heads, head_dim]`, positions applied, and what `after` needs."""
 
-    def after(self, state: Activations, attention: Tensor, carried: Any) -> Tensor:
+    def after(self, state: Activations, attention: Tensor, kept: Any) -> Tensor:
         """The block's output tokens, given the attention of the local tokens `[batch, local tokens, heads, head_dim]`."""
 
 

@@ -345,14 +345,12 @@ class DoubleBlock:
         v = torch.cat([_split(attn.add_v_proj(words)), _split(attn.to_v(image))], dim=1)
         return (rotate(q, state.rope), rotate(k, state.rope), v), (text_mod, image_mod)
 
-    def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
+    def after(self, state: Activations, attention: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
         """Both streams' outputs, text first."""
         block, text = self._block, state.text
         joined = attention.flatten(2)
-        words = self._stream(
-            state.tokens[:, :text], block.attn.to_add_out(joined[:, :text]), carried[0], block.ff_context
-        )
-        image = self._stream(state.tokens[:, text:], block.attn.to_out[0](joined[:, text:]), carried[1], block.ff)
+        words = self._stream(state.tokens[:, :text], block.attn.to_add_out(joined[:, :text]), kept[0], block.ff_context)
+        image = self._stream(state.tokens[:, text:], block.attn.to_out[0](joined[:, text:]), kept[1], block.ff)
         return _finite(torch.cat([words, image], dim=1))
 
     @staticmethod
@@ -377,9 +375,9 @@ class SingleBlock:
         k = rotate(rms_norm(attn.norm_k, _split(attn.to_k(x))), state.rope)
         return (q, k, _split(attn.to_v(x))), (x, gate)
 
-    def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, Tensor]) -> Tensor:
+    def after(self, state: Activations, attention: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
         """The block's output tokens."""
-        x, gate = carried
+        x, gate = kept
         mlp = self._block.proj_mlp(x)
         joined = mlp.new_empty(*mlp.shape[:2], x.shape[2] + mlp.shape[2])  # joining them later would copy all of it
         joined[..., : x.shape[2]] = attention.flatten(2)

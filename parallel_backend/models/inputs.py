@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Value = bool | int | float | str | None
-"""What conditioning may hold besides tensors."""
+from ..diffusion import Value
 
 
 @dataclass(frozen=True)

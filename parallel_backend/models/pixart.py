@@ -335,9 +335,9 @@ class PixArtBlock:
         x = _modulate(state.tokens, shift, scale)
         return (self._split(attn.to_q(x)), self._split(attn.to_k(x)), self._split(attn.to_v(x))), tuple(rest)
 
-    def after(self, state: Activations, attention: Tensor, carried: tuple[Tensor, ...]) -> Tensor:
+    def after(self, state: Activations, attention: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
         """The block's output tokens."""
-        block, (gate, shift, scale, mlp_gate) = self._block, carried
+        block, (gate, shift, scale, mlp_gate) = self._block, kept
         tokens = torch.addcmul(state.tokens, gate, block.attn1.to_out[0](attention.flatten(2)))
         tokens = tokens + self._attend_to_text(tokens, state.vec)
         return torch.addcmul(tokens, mlp_gate, block.ff(_modulate(tokens, shift, scale)))

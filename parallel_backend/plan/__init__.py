@@ -1,6 +1,6 @@
 """Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
 
-from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload
+from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, Place, ResolvedPlan, Workload
 from .profiles import ModelShape
 from .resolve import candidates, check, feasible, resolve
 
@@ -11,6 +11,7 @@ __all__ = [
     "ModelLimits",
     "ModelShape",
     "ParallelPlan",
+    "Place",
     "ResolvedPlan",
     "Workload",
     "candidates",

@@ -39,7 +39,7 @@ class Choice:
 def rank(
     candidates: Sequence[ResolvedPlan],
     model: ModelShape,
-    workload: Job,
+    job: Job,
     profile: Profile,
     memory_limit: float | None = None,
 ) -> list[Ranked]:
@@ -51,7 +51,7 @@ def rank(
     limit = profile.device.memory if memory_limit is None else memory_limit
     ranked = []
     for plan in candidates:
-        breakdown = cost(plan, model, workload, profile)
+        breakdown = cost(plan, model, job, profile)
         ranked.append(Ranked(plan, breakdown.seconds, breakdown))
     return sorted(ranked, key=lambda entry: (entry.breakdown.memory > limit, entry.seconds))
 
@@ -59,7 +59,7 @@ def rank(
 def best(
     candidates: Sequence[ResolvedPlan],
     model: ModelShape,
-    workload: Job,
+    job: Job,
     profile: Profile,
     memory_limit: float | None = None,
     stale: bool = False,
@@ -75,14 +75,14 @@ def best(
         Refused: no candidate fits into memory; with the numbers and a plan that does.
     """
     limit = profile.device.memory if memory_limit is None else memory_limit
-    ranking = rank(candidates, model, workload, profile, limit)
+    ranking = rank(candidates, model, job, profile, limit)
     fitting = [entry for entry in ranking if entry.breakdown.memory <= limit]
     allowed = [entry for entry in fitting if stale or not is_stale(entry.plan)]
     if not allowed:
-        instead = [r for r in rank(others, model, workload, profile, limit) if r.breakdown.memory <= limit]
+        instead = [r for r in rank(others, model, job, profile, limit) if r.breakdown.memory <= limit]
         raise Refused(_none_fits(ranking, fitting, instead, limit))
     chosen = allowed[0]
-    (single,) = rank([single_device(chosen.plan)], model, workload, profile, limit)
+    (single,) = rank([single_device(chosen.plan)], model, job, profile, limit)
     alone = chosen.plan.world_size > 1 and single.breakdown.memory <= limit and single.seconds <= chosen.seconds
     return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single, limit), alone)
 

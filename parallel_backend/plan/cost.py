@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
 
 from ..layout import TokenLayout, cut, length
-from .plan import ResolvedPlan
+from .plan import Place, ResolvedPlan
 from .profiles import Level, ModelShape, Profile
 
 ACTIVATION_COPIES = 16
@@ -263,11 +262,11 @@ class _Estimate:
         row = self.batch * self.model.head_dim * self.job.element
 
         def flows() -> Iterator[Flow]:
-            for base, ring in self._rings():
-                tokens = layout.ulysses_tokens(ring)
-                for one, other in product(range(layout.ulysses), repeat=2):
+            for rank, place in self._places():
+                tokens, one = layout.ulysses_tokens(place.ring), place.ulysses
+                for other in range(layout.ulysses):
                     size = row * (3 * tokens[one] * heads[other] + tokens[other] * heads[one])
-                    yield base + one, base + other, size
+                    yield rank, self.plan.rank_at(place._replace(ulysses=other)), size
 
         return transfer_seconds(flows(), self.profile.levels, self.profile.software.all_to_alls)
 
@@ -279,11 +278,9 @@ class _Estimate:
         row = 2 * self.batch * self.model.head_dim * self.job.element
 
         def flows(hop: int) -> Iterator[Flow]:
-            for base, ring in self._rings():
-                next_base = base - ring * layout.ulysses + (ring + 1) % layout.ring * layout.ulysses
-                size = row * blocks[(ring - hop) % layout.ring]
-                for ulysses in range(layout.ulysses):
-                    yield base + ulysses, next_base + ulysses, size * heads[ulysses]
+            for rank, place in self._places():
+                size = row * blocks[(place.ring - hop) % layout.ring] * heads[place.ulysses]
+                yield rank, self.plan.rank_at(place._replace(ring=(place.ring + 1) % layout.ring)), size
 
         hidden = attention / layout.ring
         exposed = 0.0
@@ -292,22 +289,18 @@ class _Estimate:
             exposed += taken - self.profile.overlap * min(taken, hidden) + self.profile.software.hop
         return exposed
 
-    def _rings(self) -> Iterator[tuple[int, int]]:
-        """The first world rank of every Ulysses group, and its place in its ring."""
-        for group in range(self.plan.world_size // self.plan.ulysses):
-            yield group * self.plan.ulysses, group % self.plan.ring
+    def _places(self) -> Iterator[tuple[int, Place]]:
+        return ((rank, self.plan.place(rank)) for rank in range(self.plan.world_size))
 
     def _stage_transfer(self, tokens: int) -> float:
         """Seconds to hand a patch's tokens to the next stage, all stages at once."""
         plan = self.plan
         if plan.pipefusion == 1:
             return 0.0
-        inner = plan.ring * plan.ulysses
-        size = self.batch * math.ceil(tokens / inner) * self.model.hidden * self.job.element
+        size = self.batch * math.ceil(tokens / (plan.ring * plan.ulysses)) * self.model.hidden * self.job.element
         flows = (
-            (rank, rank - stage * inner + (stage + 1) % plan.pipefusion * inner, size)
-            for rank in range(plan.world_size)
-            for stage in (rank // inner % plan.pipefusion,)
+            (rank, plan.rank_at(place._replace(pipefusion=(place.pipefusion + 1) % plan.pipefusion)), size)
+            for rank, place in self._places()
         )
         return transfer_seconds(flows, self.profile.levels)
 
@@ -316,9 +309,8 @@ class _Estimate:
         plan = self.plan
         if plan.cfg == 1:
             return 0.0
-        inner = plan.pipefusion * plan.ring * plan.ulysses
         size = self.batch * self.job.image_tokens * self.model.channels * self.job.element
-        flows = ((rank, _partner(rank, inner), size) for rank in range(plan.world_size))
+        flows = ((rank, plan.rank_at(place._replace(cfg=1 - place.cfg)), size) for rank, place in self._places())
         return transfer_seconds(flows, self.profile.levels)
 
     def _gather(self, block_seconds: float, blocks: int) -> float:
@@ -338,8 +330,3 @@ class _Estimate:
     def _beside_the_model(self) -> float:
         device = self.profile.device
         return device.context + (connections(self.plan) + rows_connections(self.plan)) * device.connection
-
-
-def _partner(rank: int, inner: int) -> int:
-    """The rank of the other CFG branch, with `inner` ranks a branch."""
-    return rank + inner if rank // inner % 2 == 0 else rank - inner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,6 +37,16 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str = "replicated"
     attention: str = "auto"
     memory_limit: float = 0.0
+
+
+class Place(NamedTuple):
+    """A rank's coordinates: its number along every axis, in the order of AXES."""
+
+    data: int
+    cfg: int
+    pipefusion: int
+    ring: int
+    ulysses: int
 
 
 class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +83,21 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def mesh_shape(self) -> tuple[int, ...]:
         """The degree of every axis, in the order of AXES."""
         return self.data, self.cfg, self.pipefusion, self.ring, self.ulysses
+
+    def place(self, rank: int) -> Place:
+        """Where a world rank is; neighbours along the last axis have neighbouring numbers."""
+        along = []
+        for degree in reversed(self.mesh_shape):
+            rank, at = divmod(rank, degree)
+            along.append(at)
+        return Place(*reversed(along))
+
+    def rank_at(self, place: Place) -> int:
+        """The world rank at a place."""
+        rank = 0
+        for degree, at in zip(self.mesh_shape, place, strict=True):
+            rank = rank * degree + at
+        return rank
 
     @property
     def degrees(self) -> str:

@@ -16,25 +16,25 @@ def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]
     return resolve(plan, gpus, limits, Workload(MAX_WORLD_SIZE, plan.cfg == 2, 1 << 30)).devices
 
 
-def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> ResolvedPlan:
+def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> ResolvedPlan:
     """The plan with every choice made: the best candidate, for a machine that shows `gpus` GPUs.
 
     Raises:
         Refused: the plan cannot work; the sentence names one that does.
     """
-    return min(feasible(plan, gpus, limits, job), key=_preference)
+    return min(feasible(plan, gpus, limits, workload), key=_preference)
 
 
-def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> list[ResolvedPlan]:
+def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
     """The candidates, of which there is at least one. Raises Refused as `resolve` does."""
-    _check_fields(plan, gpus, limits, job)
-    found = candidates(plan, gpus, limits, job)
+    _check_fields(plan, gpus, limits, workload)
+    found = candidates(plan, gpus, limits, workload)
     if not found:
-        raise Refused(_why_none(plan, gpus, limits, job))
+        raise Refused(_why_none(plan, gpus, limits, workload))
     return found
 
 
-def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> list[ResolvedPlan]:
+def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
     """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
     devices = planned_devices(plan, gpus)
     wish = [getattr(plan, axis) for axis in AXES]
@@ -43,11 +43,16 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload
         data, cfg, stages, ring, ulysses = degrees
         if any(wanted not in (0, degree) for wanted, degree in zip(wish, degrees, strict=True)):
             continue
-        if ulysses > limits.heads or stages > limits.blocks or data > job.batch or cfg > (2 if job.two_sided else 1):
+        if (
+            ulysses > limits.heads
+            or stages > limits.blocks
+            or data > workload.batch
+            or cfg > (2 if workload.two_sided else 1)
+        ):
             continue
         if plan.weights == "sharded" and (stages > 1 or share_a_gpu(devices)):
             continue
-        if (plan.patches or stages) > job.token_rows:
+        if (plan.patches or stages) > workload.token_rows:
             continue
         fits.append(
             ResolvedPlan(
@@ -126,7 +131,7 @@ def _stages(plan: ParallelPlan, stages: int, limits: ModelLimits) -> tuple[int, 
     return tuple(length(run) for run in cut(limits.blocks, stages))
 
 
-def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> None:
+def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> None:
     """Refuse what is wrong by itself, whatever the other degrees are."""
     for axis in AXES:
         if getattr(plan, axis) < 0:
@@ -148,7 +153,7 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workl
         )
     if plan.cfg > 2:
         raise Refused(f"cfg {plan.cfg} is too many, there are a positive and a negative side: use cfg 2 or 1.")
-    if plan.cfg == 2 and not job.two_sided:
+    if plan.cfg == 2 and not workload.two_sided:
         raise Refused(
             "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): "
             "set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
@@ -156,27 +161,27 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workl
     if plan.ulysses > limits.heads:
         raise Refused(
             f"ulysses {plan.ulysses} is more than the model's {limits.heads} attention heads: "
-            f"{_instead(plan, gpus, limits, job)}."
+            f"{_instead(plan, gpus, limits, workload)}."
         )
     if plan.pipefusion > limits.blocks:
         raise Refused(
             f"pipefusion {plan.pipefusion} is more than the model's {limits.blocks} blocks: "
-            f"{_instead(plan, gpus, limits, job)}."
+            f"{_instead(plan, gpus, limits, workload)}."
         )
     if plan.weights == "sharded" and plan.pipefusion > 1:
         raise Refused(
             f"weights sharded does not go with pipefusion {plan.pipefusion}, which splits the weights already: "
             "use weights replicated, or pipefusion 1."
         )
-    if plan.data > job.batch:
+    if plan.data > workload.batch:
         raise Refused(
-            f"data {plan.data} is more than the batch of {job.batch}: use data {job.batch} or a larger batch."
+            f"data {plan.data} is more than the batch of {workload.batch}: use data {workload.batch} or a larger batch."
         )
     patches = plan.patches or plan.pipefusion
-    if patches > job.token_rows:
+    if patches > workload.token_rows:
         raise Refused(
-            f"{patches} patches are more than the picture's {job.token_rows} rows of tokens: "
-            f"use patches {job.token_rows} at most, or a taller picture."
+            f"{patches} patches are more than the picture's {workload.token_rows} rows of tokens: "
+            f"use patches {workload.token_rows} at most, or a taller picture."
         )
     if plan.stages:
         _check_stages(plan, limits)
@@ -196,13 +201,13 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
         )
 
 
-def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> str:
+def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
     """The refusal of degrees that do not come to the number of workers."""
     world = len(named_devices(plan.devices, gpus))
     given = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
     asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
     product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
-    instead = _instead(plan, gpus, limits, job)
+    instead = _instead(plan, gpus, limits, workload)
     if is_automatic(plan) and product > world:
         trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
         return f"{asked} needs {product} devices and {visible(gpus)}: {instead}{trial}."
@@ -215,9 +220,9 @@ def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload)
     return f"{asked} does not come to the {workers} of devices {plan.devices!r}: {instead}, or choose other devices."
 
 
-def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, job: Workload) -> str:
+def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
     """A plan for the same devices that works."""
     free = ParallelPlan(devices=plan.devices, weights=plan.weights)
-    best = min(candidates(free, gpus, limits, job), key=_preference)
+    best = min(candidates(free, gpus, limits, workload), key=_preference)
     cfg = f"cfg {best.cfg} x " if best.cfg > 1 else ""
     return f"use {cfg}ring {best.ring} x ulysses {best.ulysses}, or 0 (automatic) for all of them"

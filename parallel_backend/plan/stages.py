@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from .measure import BlockTimes
-from .plan import AXES, ResolvedPlan
+from .plan import ResolvedPlan
 
 
 def cut_by_time(plan: ResolvedPlan, times: BlockTimes) -> tuple[int, ...]:
@@ -16,12 +16,8 @@ def cut_by_time(plan: ResolvedPlan, times: BlockTimes) -> tuple[int, ...]:
 
 def stage_ranks(plan: ResolvedPlan) -> list[list[int]]:
     """The world ranks of each stage."""
-    inner = plan.ring * plan.ulysses
-    assert AXES.index("pipefusion") == len(AXES) - 3, "ring and ulysses are inside a stage"
-    return [
-        [rank for rank in range(plan.world_size) if rank // inner % plan.pipefusion == stage]
-        for stage in range(plan.pipefusion)
-    ]
+    stages = range(plan.pipefusion)
+    return [[rank for rank in range(plan.world_size) if plan.place(rank).pipefusion == stage] for stage in stages]
 
 
 def cut_by_cost(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import Refused
 from ..weights.checkpoint import Checkpoint
+from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
 from .cogvideox import CogVideoXFamily
-from .family import SCHEDULES, Autoencoder, AutoencoderFamily
 from .kl import KLFamily
 
 AUTOENCODERS: Mapping[str, AutoencoderFamily] = MappingProxyType(

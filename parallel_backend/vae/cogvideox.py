@@ -19,8 +19,8 @@ from ..errors import Refused
 from ..layout import cut
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
+from .autoencoder import SCHEDULES, Mark, whole_tensors
 from .conv import CausalConvolution, doubled, halved, twice
-from .family import SCHEDULES, Mark, whole_tensors
 from .norm import PARTS, affine, group_norm
 from .rows import Slab
 

@@ -16,8 +16,8 @@ from ..errors import Refused
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
 from ..weights.vae_keys import older_diffusers_kl_name, original_kl_name
+from .autoencoder import Mark, whole_tensors
 from .conv import conv2d, doubled, halved
-from .family import Mark, whole_tensors
 from .norm import group_norm
 from .rows import Slab
 

@@ -26,7 +26,7 @@ CHUNK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
-class Part:
+class PlacedPiece:
     """A piece of a file's tensor inside a parameter, which has it from row `offset` on."""
 
     parameter: str
@@ -66,7 +66,7 @@ class Patching:
         self._where = keep
         self._originals: dict[str, Tensor] = {}
         self._merged = NONE
-        self._parts: dict[str, list[Part]] = {}
+        self._placed: dict[str, list[PlacedPiece]] = {}
         self._sizes = tensor_sizes(keys)
         self._packed = {
             f"{name}.weight": child for name, child in module.named_modules() if isinstance(child, PackedLinear)
@@ -76,7 +76,7 @@ class Patching:
             offset = 0
             for piece in pieces:
                 if name in held:
-                    self._parts.setdefault(piece.name, []).append(Part(name, offset, piece))
+                    self._placed.setdefault(piece.name, []).append(PlacedPiece(name, offset, piece))
                 offset += piece.stop - piece.start
 
     @torch.no_grad()
@@ -85,7 +85,7 @@ class Patching:
         if adapters.id == self._merged.id:
             return
         before, after = self._merged.recipe, adapters.recipe
-        names = self._closed({name for name in self._parts if before.get(name) != after.get(name)})
+        names = self._closed({name for name in self._placed if before.get(name) != after.get(name)})
         parameters = dict(self._module.named_parameters())
         self._restore(self._parameters_of(name for name in names if name in before), parameters)
         now = [name for name in names if name in after]
@@ -94,16 +94,16 @@ class Patching:
         expanding: dict[str, list[AdaptedRows]] = {}
         values: dict[str, Tensor] = {}
         for name in now:
-            device = local_rows(parameters[self._parts[name][0].parameter])[0].device
+            device = local_rows(parameters[self._placed[name][0].parameter])[0].device
             ids = {id for adapter in after[name] for id in adapter.tensors.values()}
             mine = {id: adapters.tensors[id].to(device) for id in ids}
-            if self._parts[name][0].parameter in self._packed:
+            if self._placed[name][0].parameter in self._packed:
                 values |= mine
                 norms = self._column_norms(name, after[name], mine, parameters)
-                for part in self._parts[name]:
-                    rows = slice(part.piece.start, part.piece.stop)
-                    run = AdaptedRows(part.offset, rows, self._sizes[name], after[name], norms)
-                    expanding.setdefault(part.parameter, []).append(run)
+                for placed in self._placed[name]:
+                    rows = slice(placed.piece.start, placed.piece.stop)
+                    run = AdaptedRows(placed.offset, rows, self._sizes[name], after[name], norms)
+                    expanding.setdefault(placed.parameter, []).append(run)
             else:
                 self._change(name, after[name], mine, parameters)
         for parameter, runs in expanding.items():
@@ -111,15 +111,17 @@ class Patching:
         self._merged = adapters
 
     def _parameters_of(self, names: Iterable[str]) -> list[str]:
-        return list(dict.fromkeys(part.parameter for name in names for part in self._parts[name]))
+        return list(dict.fromkeys(placed.parameter for name in names for placed in self._placed[name]))
 
     def _closed(self, names: set[str]) -> list[str]:
         """The tensors that share a parameter, directly or not, with one of these; in the key map's order."""
         while True:
-            touched = {part.parameter for name in names for part in self._parts[name]}
-            more = {name for name, parts in self._parts.items() if any(part.parameter in touched for part in parts)}
+            touched = {placed.parameter for name in names for placed in self._placed[name]}
+            more = {
+                name for name, places in self._placed.items() if any(placed.parameter in touched for placed in places)
+            }
             if more == names:
-                return [name for name in self._parts if name in names]
+                return [name for name in self._placed if name in names]
             names = more
 
     def _restore(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -144,8 +146,8 @@ class Patching:
         if any(needs_all_rows(adapter, values, size) for adapter in recipe):
             whole = self._whole(name, parameters)
             apply(recipe, values, whole, slice(0, size[0]), size)
-        for part in self._parts[name]:
-            for local, rows in _held(part, parameters[part.parameter]):
+        for placed in self._placed[name]:
+            for local, rows in _held(placed, parameters[placed.parameter]):
                 weight = local.float() if whole is None else whole[rows]
                 if whole is None:
                     apply(recipe, values, weight, rows, size)
@@ -163,16 +165,18 @@ class Patching:
 
     def _whole(self, name: str, parameters: Mapping[str, nn.Parameter]) -> Tensor:
         """All rows of a file's tensor, fp32. A collective where the weights are sharded."""
-        parts = self._parts[name]
-        assert sum(part.piece.stop - part.piece.start for part in parts) == self._sizes[name][0], f"{name} is in parts"
+        places = self._placed[name]
+        assert sum(placed.piece.stop - placed.piece.start for placed in places) == self._sizes[name][0], (
+            f"{name} is in pieces"
+        )
         rows = {}
-        for part in parts:
-            full = _full(parameters[part.parameter])
-            packed = self._packed.get(part.parameter)
+        for placed in places:
+            full = _full(parameters[placed.parameter])
+            packed = self._packed.get(placed.parameter)
             if packed is not None:
                 scale = None if packed.weight_scale is None else _full(packed.weight_scale)
                 full = packed.expand(full, scale, torch.float32)
-            rows[part.piece.start] = full[part.offset :][: part.piece.stop - part.piece.start].float()
+            rows[placed.piece.start] = full[placed.offset :][: placed.piece.stop - placed.piece.start].float()
         return torch.cat([rows[start] for start in sorted(rows)])
 
 
@@ -180,13 +184,13 @@ def _full(parameter: nn.Parameter) -> Tensor:
     return parameter.data.full_tensor() if isinstance(parameter.data, DTensor) else parameter.data
 
 
-def _held(part: Part, parameter: nn.Parameter) -> Iterator[tuple[Tensor, slice]]:
-    """This rank's rows of a part, chunk by chunk, and which rows of the file's tensor they are."""
+def _held(placed: PlacedPiece, parameter: nn.Parameter) -> Iterator[tuple[Tensor, slice]]:
+    """This rank's rows of a placed piece, chunk by chunk, and which rows of the file's tensor they are."""
     local, wanted = local_rows(parameter)
-    begin = max(part.offset, wanted.start)
-    end = min(part.offset + part.piece.stop - part.piece.start, wanted.stop)
-    step = max(1, CHUNK_VALUES // max(1, math.prod(part.piece.row_shape)))
+    begin = max(placed.offset, wanted.start)
+    end = min(placed.offset + placed.piece.stop - placed.piece.start, wanted.stop)
+    step = max(1, CHUNK_VALUES // max(1, math.prod(placed.piece.row_shape)))
     for first in range(begin, end, step):
         last = min(first + step, end)
-        start = part.piece.start + first - part.offset
+        start = placed.piece.start + first - placed.offset
         yield local[first - wanted.start : last - wanted.start], slice(start, start + last - first)

@@ -1,6 +1,6 @@
-"""Reading byte ranges of files into memory, in bounded pieces; ranks of one machine read what they share only once.
+"""Reading byte ranges of files into memory, in bounded chunks; ranks of one machine read what they share only once.
 
-All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one piece at
+All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one chunk at
 most, and sends it to those ranks of its machine that want it too. Between rounds all agree on whether to stop.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..errors import Cancelled, Refused
 
-PIECE_BYTES = 16 * 2**20
-"""Bytes read at a time, so that the host memory used while loading stays small: two pieces at most."""
+CHUNK_BYTES = 16 * 2**20
+"""Bytes read at a time, so that the host memory used while loading stays small: two chunks at most."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Want:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Bytes that `reader` reads for `ranks`, itself among them."""
 
     file: int
@@ -81,31 +81,31 @@ def read_wanted(files: Sequence[Path], wants: Sequence[Want], neighbours: Neighb
         Cancelled: `watch.stop` said so, on all ranks alike.
     """
     everyone = neighbours.everyone
-    pieces = _pieces(_wants_of_all(wants, everyone), neighbours.machines)
-    total, done = sum(piece.nbytes for piece in pieces), 0
+    chunks = _chunks(_wants_of_all(wants, everyone), neighbours.machines)
+    total, done = sum(chunk.nbytes for chunk in chunks), 0
     mine = _ByFile(wants)
     with _Reader(files) as reader:
-        for turn in _rounds(pieces, everyone.size):
+        for turn in _rounds(chunks, everyone.size):
             if watch.stop():
                 raise Cancelled
-            for piece in turn:
-                if piece.reader == everyone.rank:
-                    data = reader.read(piece.file, piece.start, piece.nbytes)
-                    watch.read(piece.nbytes)
-                    for rank in piece.ranks:
+            for chunk in turn:
+                if chunk.reader == everyone.rank:
+                    data = reader.read(chunk.file, chunk.start, chunk.nbytes)
+                    watch.read(chunk.nbytes)
+                    for rank in chunk.ranks:
                         if rank != everyone.rank:
                             everyone.send(data, rank, "loading")
-                    mine.put(piece, data)
-            for piece in turn:
-                if piece.reader != everyone.rank and everyone.rank in piece.ranks:
-                    mine.put(piece, everyone.receive((piece.nbytes,), torch.uint8, piece.reader))
+                    mine.put(chunk, data)
+            for chunk in turn:
+                if chunk.reader != everyone.rank and everyone.rank in chunk.ranks:
+                    mine.put(chunk, everyone.receive((chunk.nbytes,), torch.uint8, chunk.reader))
             everyone.finish_sending()
-            done += sum(piece.nbytes for piece in turn)
+            done += sum(chunk.nbytes for chunk in turn)
             watch.progress(done, total)
 
 
 class _ByFile:
-    """A rank's wants, to be found by the bytes that have come; pieces come nearly in the file's order."""
+    """A rank's wants, to be found by the bytes that have come; chunks come nearly in the file's order."""
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self._wants: dict[int, list[Want]] = defaultdict(list)
@@ -113,25 +113,25 @@ class _ByFile:
         for want in sorted(wants, key=lambda want: want.start):
             self._wants[want.file].append(want)
 
-    def put(self, piece: Piece, data: Tensor) -> None:
-        """Give each want its part of a piece."""
-        for want in self._wants[piece.file]:
-            if want.start >= piece.stop:
+    def put(self, chunk: Chunk, data: Tensor) -> None:
+        """Give each want its part of a chunk."""
+        for want in self._wants[chunk.file]:
+            if want.start >= chunk.stop:
                 break
-            begin, end = max(want.start, piece.start), min(want.stop, piece.stop)
+            begin, end = max(want.start, chunk.start), min(want.stop, chunk.stop)
             if begin < end:
-                want.put(begin - want.start, data[begin - piece.start : end - piece.start])
+                want.put(begin - want.start, data[begin - chunk.start : end - chunk.start])
                 self._left[id(want)] -= end - begin
-        self._wants[piece.file] = [want for want in self._wants[piece.file] if self._left[id(want)]]
+        self._wants[chunk.file] = [want for want in self._wants[chunk.file] if self._left[id(want)]]
 
 
 class _Reader:
-    """Reads pieces of files into a buffer of its own."""
+    """Reads chunks of files into a buffer of its own."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self._open: dict[int, int] = {}
-        self._buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+        self._buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
 
     def __enter__(self) -> _Reader:
         return self
@@ -170,19 +170,19 @@ def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[tu
     return [[(int(f), int(a), int(b)) for f, a, b in rank.tolist()] for rank in theirs]
 
 
-def _pieces(wants: Sequence[Sequence[tuple[int, int, int]]], machines: Sequence[int]) -> list[Piece]:
-    """What is read by whom, in the files' order; of the ranks that want a piece the one with the least to do reads it."""
+def _chunks(wants: Sequence[Sequence[tuple[int, int, int]]], machines: Sequence[int]) -> list[Chunk]:
+    """What is read by whom, in the files' order; of the ranks that want a chunk the one with the least to do reads it."""
     load: Counter[int] = Counter()
-    pieces = []
+    chunks = []
     for file, start, stop, ranks in _joined(_segments(wants)):
         for machine in dict.fromkeys(machines[rank] for rank in ranks):
             here = tuple(rank for rank in ranks if machines[rank] == machine)
-            for begin in range(start, stop, PIECE_BYTES):
+            for begin in range(start, stop, CHUNK_BYTES):
                 reader = min(here, key=lambda rank: (load[rank], rank))
-                end = min(stop, begin + PIECE_BYTES)
+                end = min(stop, begin + CHUNK_BYTES)
                 load[reader] += end - begin
-                pieces.append(Piece(file, begin, end, here, reader))
-    return pieces
+                chunks.append(Chunk(file, begin, end, here, reader))
+    return chunks
 
 
 Segment = tuple[int, int, int, tuple[int, ...]]
@@ -205,12 +205,12 @@ def _segments(wants: Sequence[Sequence[tuple[int, int, int]]]) -> Iterator[Segme
 
 
 def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
-    """Neighbouring segments of the same ranks as one, where that fits into a piece; so no value is ever torn apart."""
+    """Neighbouring segments of the same ranks as one, where that fits into a chunk; so no value is ever torn apart."""
     held: Segment | None = None
     for segment in segments:
         if held is not None:
             joins = (held[0], held[2], held[3]) == (segment[0], segment[1], segment[3])
-            if joins and segment[2] - held[1] <= PIECE_BYTES:
+            if joins and segment[2] - held[1] <= CHUNK_BYTES:
                 held = (*held[:2], *segment[2:])
                 continue
             yield held
@@ -219,7 +219,7 @@ def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
         yield held
 
 
-def _rounds(pieces: Sequence[Piece], ranks: int) -> Iterator[list[Piece]]:
-    by_reader = [[piece for piece in pieces if piece.reader == rank] for rank in range(ranks)]
+def _rounds(chunks: Sequence[Chunk], ranks: int) -> Iterator[list[Chunk]]:
+    by_reader = [[chunk for chunk in chunks if chunk.reader == rank] for rank in range(ranks)]
     for turn in zip_longest(*by_reader):
-        yield [piece for piece in turn if piece is not None]
+        yield [chunk for chunk in turn if chunk is not None]

@@ -18,16 +18,16 @@ from ..comm.trace import Trace
 from ..errors import Refused
 from ..models.comfyui.importing import FOLDER
 from ..wire.messages import Failed, Hello, Join, Ready, Shortage, Shutdown
-from .engine import Engine
-from .environment import Environment
-from .facts import own_facts
-from .faults import Faults
-from .home import Home, go_home
-from .link import Link
-from .memory import asked_bytes, is_out_of_memory
-from .rank import Rank
-from .status import Status
-from .world import World
+from .memory.rank_memory import asked_bytes, is_out_of_memory
+from .process.environment import Environment
+from .process.facts import own_facts
+from .process.faults import Faults
+from .process.home import Home, go_home
+from .process.link import Link
+from .process.status import Status
+from .process.world import World
+from .requests.engine import Engine
+from .requests.rank import Rank
 
 IMPORTS = ("diffusers.models.transformers", "diffusers.models.autoencoders")
 """What takes seconds to import, better spent before Ready than in a prompt; the fork server does it once for all."""

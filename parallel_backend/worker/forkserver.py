@@ -28,7 +28,7 @@ import torch
 
 from ..wire.forking import Ended, Start, Started, log_path, receive_start
 from .__main__ import IMPORTS, main
-from .environment import DEATH_PIPE
+from .process.environment import DEATH_PIPE
 
 LEAVE_SECONDS = 5
 PR_SET_PDEATHSIG = 1
@@ -36,7 +36,7 @@ GPU_FILES = ("/dev/nvidia", "/dev/dxg")
 """What a process that uses a GPU has open; the second under WSL2."""
 
 
-class ForkServer:
+class ForkLoop:
     """The server's own loop. It does not touch a device, and no thread is started before the fork."""
 
     def __init__(self, host: socket.socket) -> None:
@@ -172,4 +172,4 @@ if __name__ == "__main__":
     sys.stdout.flush()
     gc.collect()
     gc.freeze()  # what is shared stays shared
-    ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+    ForkLoop(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_backend.denoise.prompts import Prompts
-from parallel_backend.wire.messages import Prompt
+from parallel_backend.diffusion import Prompt
 from tests.comfy_oracle import comfy_on_path
 
 comfy_on_path()

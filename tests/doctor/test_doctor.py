@@ -14,9 +14,9 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend.doctor import Facts, Finding, Status, examine
-from parallel_backend.doctor.facts import Measured, Space, gpus_of_the_driver
+from parallel_backend.doctor import Finding, Observations, Status, examine
 from parallel_backend.doctor.findings import failed, table
+from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
 from parallel_backend.gpus import Gpu
 from parallel_backend.plan.measure import Machine
 
@@ -33,7 +33,7 @@ FAST = Machine(
     connection=3e8,
 )
 
-GOOD = Facts(
+GOOD = Observations(
     gpus=(Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0), 132, False),) * 2,
     nvidia_devices=2,
     cuda_error="",
@@ -191,7 +191,7 @@ def test_faults_of_this_machine_are_found(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no GPU")
 def test_the_gpus_of_this_machine():
-    from parallel_backend.doctor.facts import look
+    from parallel_backend.doctor.observations import look
 
     facts = look()
     assert len(facts.gpus) == torch.cuda.device_count()

@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.host import Backend
 from parallel_backend.host.group import Answer
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.models.flux import reference_tokens
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.digest import file_digest
-from parallel_backend.wire.messages import FlowSettings, Prompt
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 TOLERANCE = 1e-5

@@ -17,9 +17,9 @@ from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, Cog
 from safetensors.torch import load_file
 from torch import Tensor
 
+from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.wire.messages import DiffusionSettings, Prompt
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan

@@ -11,8 +11,8 @@ import torch
 from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
 from torch import Tensor
 
+from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.wire.messages import DiffusionSettings, Prompt
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
 from tests.tiny_formats import FORMS, as_stored, save_as

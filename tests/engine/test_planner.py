@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
 from parallel_backend.host.planner import Question
 from parallel_backend.models import FAMILIES
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job
 from parallel_backend.plan.measure import Machine

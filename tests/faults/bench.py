@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Cancelled, WorkerFailed
 from parallel_backend.host import Backend
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
-from parallel_backend.worker.environment import FAULT_FILE
-from parallel_backend.worker.faults import LATE_SECONDS
+from parallel_backend.worker.process.environment import FAULT_FILE
+from parallel_backend.worker.process.faults import LATE_SECONDS
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.faults.fault_file import FaultFile
 from tests.plans import cpu_plan

@@ -14,7 +14,7 @@ class FaultFile:
         self._struck = folder / "fault.struck"
 
     def arm(self, text: str) -> None:
-        """Have the fault strike; its text is as parallel_backend/worker/faults.py reads it."""
+        """Have the fault strike; its text is as parallel_backend/worker/process/faults.py reads it."""
         self._struck.unlink(missing_ok=True)
         whole = self.path.with_suffix(".new")
         whole.write_text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from parallel_backend.worker.faults import LATE_SECONDS
+from parallel_backend.worker.process.faults import LATE_SECONDS
 from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, Bench, Case
 from tests.selection import product
 

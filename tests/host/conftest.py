@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parallel_backend.wire.secret import VARIABLE
-from parallel_backend.worker.environment import FAULT_FILE
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import PACKS, REPO, ComfyUI, Graph, Run
 from tests.tiny_flux import save_conditioning, save_flux
 from tests.tiny_vae import REAL, cogvideox_vae_tensors

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.worker.environment import FAULT_FILE
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Run
 from tests.faults.bench import STEPS, Case
 from tests.faults.fault_file import FaultFile

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from parallel_backend.worker.faults import LATE_SECONDS
+from parallel_backend.worker.process.faults import LATE_SECONDS
 from scripts.comfyui import ComfyUI
 from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, ERROR, PHASES, Case, deaths
 from tests.host.conftest import saved_latent

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.host import Backend
-from parallel_backend.models.family import ModelSpec
 from scripts.comfyui import REPO, ComfyUI
 from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.worker.environment import FAULT_FILE
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import node, queue_logged

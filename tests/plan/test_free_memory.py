@@ -7,9 +7,9 @@ import logging
 import msgspec
 import pytest
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host.planner import SLACK, Planner, Question
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job, connections, cost, rows_connections
 from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, Machine, measured_profile

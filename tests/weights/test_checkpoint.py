@@ -16,7 +16,7 @@ from parallel_backend.models.flux import FluxFamily
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.loader import load_weights, wanted_rows
 from parallel_backend.weights.packing import shape_parameters
-from parallel_backend.weights.reading import PIECE_BYTES, Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.reading import CHUNK_BYTES, Neighbours, Want, Watch, read_wanted
 from tests.tiny_flux import flux_tensors, save_flux
 
 
@@ -66,10 +66,10 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_large_tensor_is_read_in_bounded_pieces(tmp_path: Path) -> None:
-    big = torch.arange(PIECE_BYTES // 4 + 1000, dtype=torch.int32).view(-1, 8)
+    big = torch.arange(CHUNK_BYTES // 4 + 1000, dtype=torch.int32).view(-1, 8)
     save_file({"big": big}, tmp_path / "x.safetensors")
     found, counted = read(read_header(tmp_path / "x.safetensors"), {"big": slice(0, len(big))})
-    assert counted == [PIECE_BYTES, 4000]
+    assert counted == [CHUNK_BYTES, 4000]
     assert torch.equal(found["big"], big)
 
 

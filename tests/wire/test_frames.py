@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.errors import Refused
-from parallel_backend.models.family import ModelSpec
 from parallel_backend.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_TENSOR_BYTES,
@@ -18,7 +18,7 @@ from parallel_backend.wire.frames import (
     host_decoder,
     worker_decoder,
 )
-from parallel_backend.wire.messages import PROTOCOL, Cancel, FlowSettings, Progress, Prompt, Sample
+from parallel_backend.wire.messages import PROTOCOL, Cancel, Progress, Sample
 from tests.plans import cpu_plan
 
 SAMPLE = Sample(
@@ -31,7 +31,7 @@ SAMPLE = Sample(
     seed=2**64 - 1,
     sampling=FlowSettings(1.0, 0.999, 1.0),
     cfg=2.0,
-    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, 1.0, 0.9, None)],
+    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, strength=1.0, start=0.9)],
     negative=None,
 )
 TENSORS = {

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_backend.models.family import ModelSpec
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.worker.agreement import Agreement
-from parallel_backend.worker.environment import Environment, Launched
-from parallel_backend.worker.files import ModelFiles
-from parallel_backend.worker.status import Status
-from parallel_backend.worker.world import World
+from parallel_backend.worker.memory.files import ModelFiles
+from parallel_backend.worker.process.environment import Environment, Launched
+from parallel_backend.worker.process.status import Status
+from parallel_backend.worker.process.world import World
+from parallel_backend.worker.requests.agreement import Agreement
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from parallel_backend.models.family import ModelSpec
-from parallel_backend.worker.holder import Holder
-from parallel_backend.worker.memory import Allowance, Memory, OutOfMemory
-from parallel_backend.worker.status import Status
+from parallel_backend.diffusion import ModelSpec
+from parallel_backend.worker.memory.holder import Holder
+from parallel_backend.worker.memory.rank_memory import Allowance, Memory, OutOfMemory
+from parallel_backend.worker.process.status import Status
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")

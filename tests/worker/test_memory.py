@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_backend.worker.memory import OutOfMemory, asked_bytes, is_out_of_memory
+from parallel_backend.worker.memory.rank_memory import OutOfMemory, asked_bytes, is_out_of_memory
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...wire.messages import FlowSettings, Sampling
+from ...diffusion import FlowSettings, Sampling
 from .renoise import Split, split_exploding, split_flow
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ...diffusion import Value
 from ...errors import Refused
-from ..inputs import Value
 
 MAX_DEPTH = 4
 LENGTH = "#"

@@ -8,17 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm.communicator import Communicator
-from ..errors import Cancelled
-from ..models.family import ModelSpec
-from ..vae import AUTOENCODERS, Autoencoder, recognise
-from ..vae.rows import slab_of
-from ..weights.checkpoint import read_header
-from ..weights.loader import load_weights
-from ..weights.reading import Neighbours, Watch
-from ..wire.messages import Decode, Done, Encode, Pixels
+from ...comm.communicator import Communicator
+from ...diffusion import ModelSpec
+from ...errors import Cancelled
+from ...vae import AUTOENCODERS, Autoencoder, recognise
+from ...vae.rows import slab_of
+from ...weights.checkpoint import read_header
+from ...weights.loader import load_weights
+from ...weights.reading import Neighbours, Watch
+from ...wire.messages import Decode, Done, Encode, Pixels
+from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
-from .stage_part import STORAGE_DTYPES
 
 
 class AutoencoderPart:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator
 from typing import NoReturn
 
-from ..wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
-from ..wire.handshake import CLIENT, HandshakeFailed, greet
-from ..wire.messages import Busy, Facts, Gone, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
+from ...wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
+from ...wire.handshake import CLIENT, HandshakeFailed, greet
+from ...wire.messages import Busy, Facts, Gone, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
 from .environment import Listening
 
 log = logging.getLogger(__name__)

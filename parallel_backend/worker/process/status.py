@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-COMMUNICATION = ("torch.distributed.", f"{__package__.rpartition('.')[0]}.comm.")
+COMMUNICATION = ("torch.distributed.", f"{__package__.rsplit('.', 2)[0]}.comm.")
 """The modules in which a rank waits for others."""
 
 CONNECTING = "connecting the workers"

@@ -9,24 +9,25 @@ from typing import TypeVar
 
 import torch
 
-from ..comm.meter import Meter
-from ..denoise.stage import StageForward
-from ..mesh import Mesh, build_mesh
-from ..models.comfyui.model import ComfyForward, ComfyModel
-from ..models.family import Model, ModelSpec
-from ..plan import ResolvedPlan
-from ..weights.patching import Keep
-from ..weights.reading import Watch
-from ..wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, Stopped
-from .adapters import AdapterStore
-from .environment import Environment
-from .files import ModelFiles
-from .holder import Holder
-from .link import Link
-from .memory import Allowance, Memory, asked_bytes
-from .stage_part import StagePart, forward_of, stages
-from .status import CONNECTING, Status
-from .world import World
+from ...comm.meter import Meter
+from ...denoise.stage import StageForward
+from ...diffusion import ModelSpec
+from ...mesh import Mesh, build_mesh
+from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.family import Model
+from ...plan import ResolvedPlan
+from ...weights.patching import Keep
+from ...weights.reading import Watch
+from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, Stopped
+from ..memory.adapter_store import AdapterStore
+from ..memory.files import ModelFiles
+from ..memory.holder import Holder
+from ..memory.rank_memory import Allowance, Memory, asked_bytes
+from ..memory.stage_part import StagePart, forward_of, stages
+from ..process.environment import Environment
+from ..process.link import Link
+from ..process.status import CONNECTING, Status
+from ..process.world import World
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from typing import NoReturn
 import psutil
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from ..mesh import FOREVER
-from ..wire.handshake import HandshakeFailed, present
-from ..wire.interfaces import GLOO, NCCL, check_interfaces
+from ...mesh import FOREVER
+from ...wire.handshake import HandshakeFailed, present
+from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from .environment import Environment, Launched, Listening
 from .gateway import LINGER_SECONDS, Gateway
 

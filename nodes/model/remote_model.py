@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.attention.kernels import choose_kernel
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planner import Question
-from ...parallel_backend.models.family import Family, ModelSpec
+from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
 from ..room import free_devices, yielding
-from .adapters import AdapterReader
 from .control import Control, residuals_of
 from .given import Given, Translator, by_mask
+from .weight_patches import AdapterReader
 
 log = logging.getLogger(__name__)
 

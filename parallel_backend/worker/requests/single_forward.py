@@ -7,16 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..denoise.stage import StageForward
-from ..errors import Cancelled
-from ..layout import cut
-from ..mesh import Mesh
-from ..models.comfyui.model import ComfyForward, ComfyModel
-from ..models.inputs import Inputs, Value
-from ..wire.messages import Done, Forward
+from ...denoise.stage import StageForward
+from ...diffusion import Value
+from ...errors import Cancelled
+from ...layout import cut
+from ...mesh import Mesh
+from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.inputs import Inputs
+from ...wire.messages import Done, Forward
+from ..memory.stage_part import stages
 from .rank import Rank
 from .residuals import distribute, shares
-from .stage_part import stages
 
 
 def single_forward(

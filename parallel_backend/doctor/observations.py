@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Observations:
     """A machine.
 
     `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
@@ -67,11 +67,11 @@ class Facts:
     measured: tuple[Measured, ...]
 
 
-def look() -> Facts:
+def look() -> Observations:
     """Look at this machine; the workers are ended again."""
     gpus, error = _gpus()
     memory = psutil.virtual_memory()
-    return Facts(
+    return Observations(
         gpus=gpus,
         nvidia_devices=gpus_of_the_driver(),
         cuda_error=error,

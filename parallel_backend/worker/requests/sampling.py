@@ -7,21 +7,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..denoise.guidance import Guidance
-from ..denoise.patch_sampler import Inpaint, PatchSampler
-from ..denoise.pipeline import Pipeline, RunsStage, StopSignal
-from ..denoise.prompts import Prompts
-from ..denoise.samplers import Steps, process_of, start
-from ..denoise.samplers.noise import whole
-from ..denoise.schedule import schedule
-from ..denoise.shared_noise import SharedNoise
-from ..errors import Cancelled
-from ..layout import cut, length
-from ..mesh import Mesh
-from ..models.comfyui.model import ComfyModel
-from ..models.family import Model
-from ..models.region import Region
-from ..wire.messages import Done, Progress, Sample
+from ...denoise.guidance import Guidance
+from ...denoise.patch_sampler import Inpaint, PatchSampler
+from ...denoise.pipeline import Pipeline, RunsStage, StopSignal
+from ...denoise.prompts import Prompts
+from ...denoise.samplers import Steps, process_of, start
+from ...denoise.samplers.noise import whole
+from ...denoise.schedule import schedule
+from ...denoise.shared_noise import SharedNoise
+from ...errors import Cancelled
+from ...layout import cut, length
+from ...mesh import Mesh
+from ...models.comfyui.model import ComfyModel
+from ...models.family import Model
+from ...models.region import Region
+from ...wire.messages import Done, Progress, Sample
 from .rank import Rank
 
 

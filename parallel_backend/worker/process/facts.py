@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from ..attention.kernels import flash_fault
-from ..identity import code_digest
-from ..models.comfyui.importing import FOLDER, comfyui_version
-from ..wire.messages import Facts
+from ...attention.kernels import flash_fault
+from ...identity import code_digest
+from ...models.comfyui.importing import FOLDER, comfyui_version
+from ...wire.messages import Facts
 
 
 def own_facts(device: torch.device) -> Facts:

@@ -13,7 +13,7 @@ from ...parallel_backend.host.numbers import check_sampled
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .given import NotCarried
 from .proxy import DiffusionProxy
-from .remote import RemoteModel, dtype_name
+from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
 from .step_by_step import StepByStep
 from .stock import not_carried

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from ..errors import Refused
-from ..models.family import ModelSpec
-from ..weights.checkpoint import read_header
-from ..weights.digest import Digests
+from ...diffusion import ModelSpec
+from ...errors import Refused
+from ...weights.checkpoint import read_header
+from ...weights.digest import Digests
 
 
 class ModelFiles:

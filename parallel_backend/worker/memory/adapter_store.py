@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..weights.adapters import NONE, AdapterSet, decode_recipe
-from ..wire.messages import RECIPE, Adapters
+from ...weights.adapters import NONE, AdapterSet, decode_recipe
+from ...wire.messages import RECIPE, Adapters
 
 
 class AdapterStore:

@@ -9,21 +9,22 @@ from itertools import accumulate
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from ..comm.meter import Meter
-from ..denoise.stage import StageForward
-from ..mesh import Mesh
-from ..models import FAMILIES
-from ..models.comfyui.model import ComfyForward, ComfyModel
-from ..models.family import Model, ModelSpec, Stage
-from ..plan import ResolvedPlan
-from ..weights.adapters import AdapterSet
-from ..weights.checkpoint import read_header
-from ..weights.holding import Holding, Replicated, Sharded
-from ..weights.loader import load_weights
-from ..weights.packing import shape_parameters
-from ..weights.patching import Keep, Patching
-from ..weights.reading import Neighbours, Watch
-from ..weights.storage import PLAIN
+from ...comm.meter import Meter
+from ...denoise.stage import StageForward
+from ...diffusion import ModelSpec
+from ...mesh import Mesh
+from ...models import FAMILIES
+from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.family import Model, Stage
+from ...plan import ResolvedPlan
+from ...weights.adapters import AdapterSet
+from ...weights.checkpoint import read_header
+from ...weights.holding import Holding, Replicated, Sharded
+from ...weights.loader import load_weights
+from ...weights.packing import shape_parameters
+from ...weights.patching import Keep, Patching
+from ...weights.reading import Neighbours, Watch
+from ...weights.storage import PLAIN
 
 STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
 
@@ -95,6 +96,5 @@ def forward_of(
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:
     """Each rank's stage."""
     ends = list(accumulate(plan.stages))
-    inner = plan.ring * plan.ulysses
-    places = (rank // inner % plan.pipefusion for rank in range(plan.world_size))
-    return tuple(Stage(ends[place] - plan.stages[place], ends[place], ends[-1]) for place in places)
+    numbers = (plan.place(rank).pipefusion for rank in range(plan.world_size))
+    return tuple(Stage(ends[number] - plan.stages[number], ends[number], ends[-1]) for number in numbers)

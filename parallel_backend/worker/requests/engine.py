@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..attention.kernels import flash_fault
-from ..wire.frames import Frame
-from ..wire.messages import (
+from ...attention.kernels import flash_fault
+from ...wire.frames import Frame
+from ...wire.messages import (
     RESIDUAL,
     Adapters,
     Declined,

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..models.family import ModelSpec
-from .memory import Allowance, Memory, OutOfMemory
-from .status import Status
+from ...diffusion import ModelSpec
+from ..process.status import Status
+from .rank_memory import Allowance, Memory, OutOfMemory
 
 
 class Part(Protocol):

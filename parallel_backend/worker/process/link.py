@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ..wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
-from ..wire.messages import Cancel, Declined, Gone, Hello, Message, Pulse
-from ..wire.shared import share
+from ...wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
+from ...wire.messages import Cancel, Declined, Gone, Hello, Message, Pulse
+from ...wire.shared import share
 from .status import Status
 
 PULSE_SECONDS = 1.0

@@ -19,7 +19,7 @@ from .unsupported import WAY_OUT
 PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
 
-Patch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callable[..., Any] | None]
+WeightPatch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callable[..., Any] | None]
 """As ComfyUI records it: strength, the adapter or (type, values), factor on the weight itself, offset, function."""
 
 
@@ -33,7 +33,7 @@ class AdapterReader:
         self._ids = WeakIdKeyDictionary()
         self._last: tuple[object, AdapterSet] | None = None
 
-    def read(self, patches: Mapping[str, Sequence[Patch]], version: object) -> AdapterSet:
+    def read(self, patches: Mapping[str, Sequence[WeightPatch]], version: object) -> AdapterSet:
         """What a ModelPatcher's `patches` do. `version` changes whenever they do.
 
         Raises:
@@ -43,7 +43,7 @@ class AdapterReader:
             self._last = version, self._translate(patches)
         return self._last[1]
 
-    def _translate(self, patches: Mapping[str, Sequence[Patch]]) -> AdapterSet:
+    def _translate(self, patches: Mapping[str, Sequence[WeightPatch]]) -> AdapterSet:
         recipe: Recipe = {}
         tensors: dict[str, Tensor] = {}
         for key, entries in patches.items():
@@ -53,7 +53,7 @@ class AdapterReader:
             recipe[name] = [self._adapter(name, entry, tensors) for entry in entries]
         return AdapterSet(recipe, tensors)
 
-    def _adapter(self, name: str, patch: Patch, tensors: dict[str, Tensor]) -> Adapter:
+    def _adapter(self, name: str, patch: WeightPatch, tensors: dict[str, Tensor]) -> Adapter:
         strength, value, scale, offset, function = patch
         kind, parts, alpha = _parts(value)
         if function is not None and function not in FUNCTION_NAMES:

@@ -10,18 +10,19 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..comm.meter import Meter
-from ..mesh import build_mesh
-from ..models import FAMILIES
-from ..models.family import Family, Stage
-from ..models.inputs import Inputs, Value
-from ..plan import AXES, ResolvedPlan
-from ..plan.cost import connections
-from ..plan.measure import BlockTimes, measure
-from ..weights.checkpoint import read_header
-from ..weights.holding import Replicated
-from ..weights.layers import materialise
-from ..wire.messages import (
+from ...comm.meter import Meter
+from ...diffusion import Value
+from ...mesh import build_mesh
+from ...models import FAMILIES
+from ...models.family import Family, Stage
+from ...models.inputs import Inputs
+from ...plan import AXES, ResolvedPlan
+from ...plan.cost import connections
+from ...plan.measure import BlockTimes, measure
+from ...weights.checkpoint import read_header
+from ...weights.holding import Replicated
+from ...weights.layers import materialise
+from ...wire.messages import (
     BlocksMeasured,
     MachineMeasured,
     MeasureBlocks,
@@ -29,8 +30,8 @@ from ..wire.messages import (
     MeasureMemory,
     MemoryMeasured,
 )
+from ..memory.stage_part import STORAGE_DTYPES, forward_of
 from .rank import Rank
-from .stage_part import STORAGE_DTYPES, forward_of
 
 RUNS = 3
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..comm.communicator import Communicator
-from ..layout import TokenLayout, length
-from ..models.family import Stage
-from ..plan import ResolvedPlan
-from ..wire.messages import Residuals
+from ...comm.communicator import Communicator
+from ...layout import TokenLayout, length
+from ...models.family import Stage
+from ...plan import ResolvedPlan
+from ...wire.messages import Residuals
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,12 @@ def shares(
     """
     parts = []
     for rank, stage in enumerate(stages):
-        outer, inner = divmod(rank, plan.pipefusion * layout.ranks)
+        place = plan.place(rank)
+        group, sequence = place.data * plan.cfg + place.cfg, place.ring * layout.ulysses + place.ulysses
         blocks = {
             block - stage.start: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop
         }
-        parts.append(Share(blocks, rows[outer if len(rows) > 1 else 0], layout.image(inner % layout.ranks)))
+        parts.append(Share(blocks, rows[group if len(rows) > 1 else 0], layout.image(sequence)))
     return parts
 
 

@@ -7,13 +7,13 @@ import socket
 
 import msgspec
 
-from ..attention.kernels import flash_refusal
-from ..errors import Refused
-from ..models.family import ModelSpec
-from ..plan import ResolvedPlan
-from .files import ModelFiles
-from .status import Status
-from .world import World
+from ...attention.kernels import flash_refusal
+from ...diffusion import ModelSpec
+from ...errors import Refused
+from ...plan import ResolvedPlan
+from ..memory.files import ModelFiles
+from ..process.status import Status
+from ..process.world import World
 
 
 class Agreement:

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ..comm.communicator import Communicator
-from ..comm.meter import Meter
-from ..mesh import FOREVER
-from ..weights.reading import Neighbours
-from ..wire.frames import Frame, encode, worker_decoder
-from ..wire.messages import RESIDUAL
+from ...comm.communicator import Communicator
+from ...comm.meter import Meter
+from ...mesh import FOREVER
+from ...weights.reading import Neighbours
+from ...wire.frames import Frame, encode, worker_decoder
+from ...wire.messages import RESIDUAL
 from .environment import Environment
 
 TEXT_BYTES = 1024

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from ..models.comfyui.importing import FOLDER as COMFYUI
-from ..wire.address import Address
-from ..wire.secret import VARIABLE as SECRET_FILE
-from ..wire.secret import read_secret, secret_path
+from ...models.comfyui.importing import FOLDER as COMFYUI
+from ...wire.address import Address
+from ...wire.secret import VARIABLE as SECRET_FILE
+from ...wire.secret import read_secret, secret_path
 
 RENDEZVOUS = "PARALLEL_RENDEZVOUS"
 SOCKET = "PARALLEL_SOCKET"

@@ -10,13 +10,13 @@ import comfy.model_management
 import torch
 from torch import Tensor
 
+from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.family import ModelSpec
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
-from ...parallel_backend.worker.memory import available_on_host
-from ..model.remote import device_name, interruption, loading_bar
+from ...parallel_backend.worker.memory.rank_memory import available_on_host
+from ..model.remote_model import device_name, interruption, loading_bar
 from ..room import free_devices
 
 GIGABYTE = 10**9

@@ -1,0 +1,62 @@
+"""What a denoise is of: the model's weights, its prompts, and its noise process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Value = bool | int | float | str | None
+"""What conditioning may hold besides tensors."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights.
+
+    `digest` is the file's content (`weights/digest.py`), by which other machines find their copy.
+    """
+
+    family: str
+    path: str
+    modified: int
+    size: int
+    dtype: str
+    digest: str = ""
+
+
+class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The MODEL's rectified-flow sampling (ComfyUI's CONST), as plain numbers.
+
+    `timestep_scale` turns sigma into the model's timestep; `first_sigma` stands in for a first sigma of 1 in SDE
+    samplers; `noise_scale` multiplies fresh noise.
+    """
+
+    timestep_scale: float
+    first_sigma: float
+    noise_scale: float
+
+
+class DiffusionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The MODEL's diffusion over a table of noise levels (ComfyUI's EPS and V_PREDICTION).
+
+    `prediction` is what the model predicts. The table is the request's tensor `log_sigmas`.
+    """
+
+    prediction: Literal["eps", "v"]
+
+
+Sampling = FlowSettings | DiffusionSettings
+"""The MODEL's noise process."""
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors, `values` what is no tensor.
+
+    It takes part while `end <= sigma <= start`; outputs of several entries are averaged by `strength`.
+    """
+
+    tensors: dict[str, str]
+    strength: float = 1.0
+    start: float | None = None
+    end: float | None = None
+    values: dict[str, Value] = {}

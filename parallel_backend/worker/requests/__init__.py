@@ -1,0 +1,1 @@
+"""What a worker does: one file for each kind of request, and the rank that they share."""
