@@ -59,7 +59,8 @@ def page(comfyui: ComfyUI) -> Iterator[Page]:
         page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
         page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
         page.goto(comfyui.url)
-        page.wait_for_function("window.app?.vueAppReady && app.graph.nodes.length")  # the default graph is there
+        ready = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
+        page.wait_for_function(ready)  # the default graph is there
         yield page
         browser.close()
 
