@@ -76,23 +76,27 @@ class Arguments:
         for name, argument in self._group.arguments.items():
             mask = values.get(name)
             if isinstance(argument, TextMask) and argument.stream == stream and mask is not None:
-                lengths = [values[each].shape[1] for each in (stream, *argument.behind)]
-                return call.once(mask, stream, functools.partial(self._visible, name, mask, lengths))
+                before, length, behind = (
+                    sum(values[each].shape[1] for each in streams)
+                    for streams in (argument.before, (stream,), argument.behind)
+                )
+                visible = functools.partial(self._visible, name, mask, before, length, before + length + behind)
+                return call.once(mask, stream, visible)
         return None
 
-    def _visible(self, name: str, mask: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The positions that are not hidden of a text of the first of these lengths."""
+    def _visible(self, name: str, mask: Tensor, start: int, length: int, total: int) -> Tensor:
+        """The positions that are not hidden of a text that begins at `start`."""
         rows = mask.reshape(mask.shape[0], -1)
-        length, total = lengths[0], sum(lengths)
         if rows.shape[1] != total:
             raise self._refused(name, f"is for {rows.shape[1]} tokens of {total}")
         hidden = rows < MASKED if rows.is_floating_point() else rows == 0
         plain = not rows.is_floating_point() or bool(((rows == 0) | hidden).all())
         if not plain or bool((hidden != hidden[:1]).any()):
             raise self._refused(name, "weighs tokens, or differs inside a batch, which is not supported")
-        if bool(hidden[:, length:].any()):
+        text = hidden[0, start : start + length]
+        if int(hidden[0].sum()) > int(text.sum()):
             raise self._refused(name, "hides tokens of the picture, which is not supported")
-        return torch.arange(length)[~hidden[0, :length].cpu()]
+        return torch.arange(length)[~text.cpu()]
 
     def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: Call) -> dict[str, Any]:
         """What the block is called with on this rank.
@@ -107,7 +111,7 @@ class Arguments:
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is not None:
-                key = argument, *(id(placement) for placement in placements.values())
+                key = argument, *placements.values()  # themselves: the id of one that is gone may be another's
                 make = functools.partial(self._local, name, value, argument, placements, call)
                 found[name] = call.once(value, key, make)
         return found
