@@ -64,11 +64,12 @@ class ByFrame:
 class TextMask:
     """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream.
 
-    It may go on over the tokens of the streams `behind` it, of which it hides none.
+    It may go over the tokens of the streams `before` and `behind` it too, of which it hides none.
     """
 
     stream: str
     behind: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class Declaration:
     `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
     no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
     the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
+    `patch_size` gives the latent values that are one token, and `refused` the conditioning that has no place in it.
+    `embeddings` make tokens of the picture on every stage: behind them a model may lay text before the picture.
     """
 
     groups: tuple[Group, ...]
@@ -125,3 +128,6 @@ class Declaration:
     text_width: Callable[[Any], int]
     joint_text: bool = True
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None
+    patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
+    refused: tuple[str, ...] = ()
+    embeddings: tuple[Group, ...] = ()
