@@ -7,20 +7,30 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.family import _keep_two_of_each, _shape, load_buffers
+from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.declared import DECLARATIONS
+from parallel_backend.models.family import Stage
+from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.picture import as_patch_size
-from tests.models.tiny_classes import CASES, SETTINGS
-from tests.models.tiny_images import IMAGES
+from parallel_backend.weights.holding import Replicated
+from tests.models.tiny_classes import CASES, SETTINGS, TEXT
+from tests.models.tiny_images import IMAGES, sd3
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
 
 # isort: split
-import comfy.model_base
 import comfy.supported_models
 from comfy.model_base import BaseModel
 
 AROUND = ("apply_model", "_apply_model")
 """What ComfyUI does around its diffusion model; the workers do the same."""
+
+CARRIED = {"LongCatImage": ["_apply_model"]}
+"""What it adds, positions that are moved, goes with each forward (tests/host/test_comfy_images.py)."""
 
 
 def described(kind: str) -> Any:
@@ -30,14 +40,10 @@ def described(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", DECLARATIONS)
 def test_nothing_is_done_around_a_declared_model_that_the_workers_do_not_do(kind: str) -> None:
-    """A class that does, such as LongCatImage, which moves positions, would be wrong without an error."""
+    """A class that does more would be wrong without an error."""
     base = type(described(kind).get_model({}, ""))
-    assert [name for name in AROUND if getattr(base, name) is not getattr(BaseModel, name)] == []
-
-
-def test_a_class_that_does_more_is_noticed() -> None:
-    base = comfy.model_base.LongCatImage
-    assert [name for name in AROUND if getattr(base, name) is not getattr(BaseModel, name)] == ["_apply_model"]
+    changed = [name for name in AROUND if getattr(base, name) is not getattr(BaseModel, name)]
+    assert changed == CARRIED.get(kind, [])
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -88,3 +94,25 @@ def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
     assert blocks_of(case.model, case.declaration)[-1].unit + 1 == 2 * len(kinds)
     with torch.no_grad():
         assert case.stock().shape == case.x.shape
+
+
+def test_a_call_leaves_its_conditioning_as_it_was() -> None:
+    """Which is kept from step to step; this model writes into its text."""
+    case = sd3(context_size=TEXT, context_processor_layers=1)
+    text, x, cpu = case.arguments["context"], case.x, torch.device("cpu")
+    with torch.no_grad():
+        expected = case.model(x, case.timestep, context=text.clone(), y=case.arguments["y"])
+    base = described(case.kind).get_model({}, "")
+    base.diffusion_model = case.model
+    blocks = len(case.model.joint_blocks)
+    plan = cpu_plan(blocks=blocks)
+    inputs = Inputs("key", x.shape, x.dtype, cpu, case.timestep, case.arguments)
+
+    @torch.no_grad()
+    def twice(_: int) -> Any:
+        model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
+        forward = model.forward_on(build_mesh(plan, cpu, Meter()), plan, Replicated(), lambda: None)
+        return [forward(inputs, x, None) for _ in range(2)]
+
+    (outs,) = run_ranks(1, twice)
+    assert all(torch.equal(out, expected) for out in outs)

@@ -48,14 +48,14 @@ def _omnigen2(references: bool = False) -> Case:
     return case("Omnigen2", model, draw(1, 16, 9, 14, seed=1), given)
 
 
-def _sd3(attend_twice: tuple[int, ...] = ()) -> Case:
+def sd3(attend_twice: tuple[int, ...] = (), **settings: Any) -> Case:
     model = SD3(
         input_size=None, in_channels=16, depth=HEADS, pos_embed_max_size=8, num_patches=64, qk_norm="rms",
         adm_in_channels=32, x_block_self_attn_layers=list(attend_twice), pos_embed_scaling_factor=None,
         context_embedder_config={
             "target": "torch.nn.Linear", "params": {"in_features": TEXT, "out_features": HEADS * 64}
         },
-        **SETTINGS,
+        **SETTINGS | settings,
     )  # fmt: skip
     model.pos_embed.copy_(draw(*model.pos_embed.shape, seed=6))
     return case("SD3", model, draw(2, 16, 9, 14, seed=1), {"context": text(batch=2), "y": draw(2, 32, seed=3)})
@@ -131,8 +131,8 @@ IMAGES: Mapping[str, Callable[[], Case]] = {
     "krea 2, zero-timestep references": lambda: _krea2("index_timestep_zero"),
     "omnigen 2": _omnigen2,
     "omnigen 2, references": lambda: _omnigen2(references=True),
-    "sd 3": _sd3,
-    "sd 3.5 medium": lambda: _sd3(attend_twice=(0, 2)),
+    "sd 3": sd3,
+    "sd 3.5 medium": lambda: sd3(attend_twice=(0, 2)),
     "auraflow": _auraflow,
     "hidream": _hidream,
     "kandinsky 5 image": _kandinsky,

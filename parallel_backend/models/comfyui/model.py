@@ -22,6 +22,9 @@ from .conditioning import arguments
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
 
+POSITIONS = "rope_options"
+"""What comes as conditioning and belongs to transformer_options: how far tokens are moved."""
+
 
 class ComfyModel:
     """ComfyUI's diffusion model, its blocks spread; ComfyUI's own code around it.
@@ -58,11 +61,16 @@ class ComfyModel:
         """
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
+        moved = {POSITIONS: given.pop(POSITIONS)} if POSITIONS in given else {}
+        if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
+            context = context.clone()
         timestep = inputs.timestep
         if not inputs.processed:
             timestep = self._base.process_timestep(timestep, x=latent, **given)
         x = latent if concat is None else torch.cat([latent, concat], dim=1)
-        out: Tensor = self._spread.entrance(x, timestep, context=context, transformer_options=dict(options), **given)
+        out: Tensor = self._spread.entrance(
+            x, timestep, context=context, transformer_options={**options, **moved}, **given
+        )
         return out
 
 

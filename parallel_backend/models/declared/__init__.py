@@ -26,6 +26,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "FluxInpaint": FLUX,
         "FluxSchnell": FLUX,
         "Flux2": FLUX,
+        "LongCatImage": FLUX,
         "Chroma": CHROMA,
         "QwenImage": QWEN_IMAGE,
         "WAN21_T2V": WAN,
