@@ -112,6 +112,16 @@ def _flux2(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
+def _longcat(_: Any, operations: Any) -> Any:
+    from comfy.ldm.flux.model import Flux
+
+    return Flux(
+        in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=3584, hidden_size=HEADS * 128, mlp_ratio=4.0,
+        num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
+        guidance_embed=False, txt_ids_dims=[1, 2], **_settings(operations),
+    )  # fmt: skip
+
+
 def _chroma(_: Any, operations: Any) -> Any:
     from comfy.ldm.chroma.model import Chroma
 
@@ -164,6 +174,37 @@ def _camera(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
+def _krea2(_: Any, operations: Any) -> Any:
+    from comfy.ldm.krea2.model import SingleStreamDiT
+
+    return SingleStreamDiT(
+        features=HEADS * 128,
+        txtdim=40,
+        heads=HEADS,
+        kvheads=1,
+        multiplier=4,
+        layers=3,
+        txtlayers=2,
+        **_settings(operations),
+    )
+
+
+def _sd3(_: Any, operations: Any) -> Any:
+    """3.5 medium, whose positions are a table in the file."""
+    from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper
+
+    model = OpenAISignatureMMDITWrapper(
+        input_size=None, in_channels=16, depth=HEADS, pos_embed_max_size=8, num_patches=64, qk_norm="rms",
+        adm_in_channels=2048, x_block_self_attn_layers=[0, 1],
+        context_embedder_config={
+            "target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": HEADS * 64}
+        },
+        **_settings(operations),
+    )  # fmt: skip
+    model.pos_embed.copy_(draw(*model.pos_embed.shape, seed=6))
+    return model
+
+
 TINY: Mapping[str, Tiny] = {
     "flux2": Tiny(_flux2, (128, 7, 5), 48),
     "qwen": Tiny(_qwen, (16, 1, 9, 14), 3584),
@@ -172,4 +213,7 @@ TINY: Mapping[str, Tiny] = {
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
     "camera": Tiny(_camera, (16, 3, 8, 10), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
+    "longcat": Tiny(_longcat, (16, 9, 14), 3584),
+    "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
+    "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),
 }

@@ -17,6 +17,9 @@ from .step_by_step import StepByStep
 from .unsupported import refuse_transformer_options, refuse_weights
 from .within import Within
 
+POSITIONS = "rope_options"
+"""What LongCatImage's class adds to every forward; a user's own (ScaleROPE) are refused when sampling begins."""
+
 
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
@@ -49,7 +52,10 @@ class DiffusionProxy(nn.Module):
 
     def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
         self.refuse_changes()
-        refuse_transformer_options(transformer_options)
+        positions = transformer_options.get(POSITIONS)
+        refuse_transformer_options({name: value for name, value in transformer_options.items() if name != POSITIONS})
+        if positions:
+            inputs[POSITIONS] = positions
         control = inputs.pop("control", None)
         given = self.remote.translator.of_call(context, inputs, x.shape)
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels

@@ -102,7 +102,7 @@ class ComfyFamily:
             declaration=declaration,
             tensors=part.meta_tensors(),
             shape=_shape(kind, module, declaration, blocks, channels, dims),
-            patch_size=as_patch_size(module.patch_size, dims),
+            patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
             text_width=declaration.text_width(module),
             keys=keys,
@@ -146,6 +146,12 @@ class ComfyFamily:
                 f"the conditioning's text is {found} and {config.kind} takes [batch, tokens, {config.text_width}]: use the text "
                 "encoder that belongs to this model."
             )
+        for name in config.declaration.refused:
+            if any(given.split(".")[0] == name for given in conditioning):
+                raise Refused(
+                    f"{name} in the conditioning is not supported with a parallel {config.kind} model: remove the node that "
+                    "adds it, or use Load Diffusion Model."
+                )
 
     def keys(self, config: ComfyConfig) -> KeyMap:
         """Each parameter is a tensor of its own name."""
@@ -198,7 +204,18 @@ def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
 
     described.unet_config["dtype"] = dtype
     described.custom_operations = Operations
-    return described.get_model(dict(tensors), "", device=torch.device("meta"))
+    base = described.get_model(dict(tensors), "", device=torch.device("meta"))
+    load_buffers(base.diffusion_model)
+    return base
+
+
+def load_buffers(module: nn.Module) -> None:
+    """Make parameters of the buffers that files have values for, such as SD 3's positions, so that they are loaded too."""
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_meta and name not in part._non_persistent_buffers_set:
+                delattr(part, name)
+                part.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
 def _under_comfyui_names(part: Checkpoint, described: Any) -> Checkpoint:
@@ -221,12 +238,15 @@ def _under_comfyui_names(part: Checkpoint, described: Any) -> Checkpoint:
 def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
     """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
 
-    A group of one block gets another like it.
+    A group of one block gets another like it. Of groups between the first and the last, which count as the last's, none
+    is left.
     """
     units = declaration.units(module)[:2] if declaration.units else None
     for group in declaration.groups:
         blocks = list(module.get_submodule(group.path).children())
-        if units is None:
+        if units is None and group in declaration.groups[1:-1]:
+            kept = []
+        elif units is None:
             kept = [*blocks, copy.deepcopy(blocks[-1])][:2]
         else:
             kept = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
@@ -240,7 +260,7 @@ def _whole(name: str, parameter: Tensor) -> tuple[Piece, ...]:
 def _shape(
     kind: str, module: nn.Module, declaration: Declaration, blocks: Sequence[Block], channels: int, dims: int
 ) -> ModelShape:
-    """What plans go by. Of two groups that come one after the other, the first counts as double blocks."""
+    """What plans go by. Of groups that come one after the other, the first counts as double blocks."""
     heads, head_dim = declaration.heads_of(module)
     units = blocks[-1].unit + 1
     first = declaration.groups[0]
@@ -250,7 +270,7 @@ def _shape(
     double = sum(sizes[:doubles])
     last = blocks[-1]
     volume = 1
-    for step in as_patch_size(module.patch_size, dims):  # type: ignore[arg-type]
+    for step in as_patch_size(declaration.patch_size(module), dims):
         volume *= step
     return ModelShape(
         name=kind,

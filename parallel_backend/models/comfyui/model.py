@@ -22,6 +22,9 @@ from .conditioning import arguments
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
 
+POSITIONS = "rope_options"
+"""What comes as conditioning and belongs to transformer_options: how far tokens are moved."""
+
 
 class ComfyModel:
     """ComfyUI's diffusion model, its blocks spread; ComfyUI's own code around it.
@@ -34,6 +37,7 @@ class ComfyModel:
     def __init__(self, base: Any, declaration: Declaration, stage: Stage) -> None:
         self.module: nn.Module = base.diffusion_model
         self._base = base
+        self._patch_size = declaration.patch_size(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
 
@@ -43,7 +47,7 @@ class ComfyModel:
 
     def picture(self, latent_shape: Sequence[int]) -> Picture:
         """The tokens of a latent."""
-        return Picture(tuple(latent_shape), as_patch_size(self._base.diffusion_model.patch_size, len(latent_shape) - 2))
+        return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
 
     def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> ComfyForward:
         """Its forward under a plan."""
@@ -57,11 +61,16 @@ class ComfyModel:
         """
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
+        moved = {POSITIONS: given.pop(POSITIONS)} if POSITIONS in given else {}
+        if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
+            context = context.clone()
         timestep = inputs.timestep
         if not inputs.processed:
             timestep = self._base.process_timestep(timestep, x=latent, **given)
         x = latent if concat is None else torch.cat([latent, concat], dim=1)
-        out: Tensor = self._spread.entrance(x, timestep, context=context, transformer_options=dict(options), **given)
+        out: Tensor = self._spread.entrance(
+            x, timestep, context=context, transformer_options={**options, **moved}, **given
+        )
         return out
 
 

@@ -6,9 +6,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..spread.declaration import Declaration
+from .auraflow import AURAFLOW
 from .flux import CHROMA, FLUX
+from .hidream import HIDREAM
+from .ideogram4 import IDEOGRAM4
+from .joyimage import JOYIMAGE
+from .kandinsky_image import KANDINSKY_IMAGE
+from .krea2 import KREA2
+from .lens import LENS
 from .lumina import LUMINA, Z_IMAGE
+from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
+from .sd3 import SD3
 from .wan import WAN, WAN_VACE
 
 DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
@@ -17,6 +26,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "FluxInpaint": FLUX,
         "FluxSchnell": FLUX,
         "Flux2": FLUX,
+        "LongCatImage": FLUX,
         "Chroma": CHROMA,
         "QwenImage": QWEN_IMAGE,
         "WAN21_T2V": WAN,
@@ -26,6 +36,16 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN21_Vace": WAN_VACE,
         "Lumina2": LUMINA,
         "ZImage": Z_IMAGE,
+        "Krea2": KREA2,
+        "Omnigen2": OMNIGEN2,
+        "SD3": SD3,
+        "AuraFlow": AURAFLOW,
+        "HiDream": HIDREAM,
+        "Kandinsky5Image": KANDINSKY_IMAGE,
+        "JoyImage": JOYIMAGE,
+        "Lens": LENS,
+        "Boogu": BOOGU,
+        "Ideogram4": IDEOGRAM4,
     }
 )
 """By the class in comfy.supported_models that ComfyUI finds for a file."""

@@ -21,7 +21,7 @@ from .placement import Placement
 
 Kernel = Callable[..., Tensor]
 
-KNOWN = {"transformer_options", "_inside_attn_wrapper"}
+KNOWN = {"transformer_options", "_inside_attn_wrapper", "enable_gqa"}
 """What attention may be told besides its operands."""
 
 
@@ -35,10 +35,11 @@ class Operands:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool) -> Operands:
-        """From the arguments."""
+        """From the arguments; a head of k and v that several of q share is repeated for each."""
         if skip_reshape:
-            return cls(q, k, v)
-        return cls(*(x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v)))
+            shared = q.shape[1] // k.shape[1]
+            return cls(q, *(x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (k, v)))
+        return cls(*(x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v)))
 
 
 @dataclass

@@ -29,7 +29,7 @@ StreamKind: TypeAlias = Beside | Pictured
 
 @dataclass(frozen=True)
 class Along:
-    """A tensor whose `dim` follows the tokens of these streams, laid one behind the other."""
+    """A tensor, or a tuple's tensors, whose `dim` follows the tokens of these streams, laid one behind the other."""
 
     streams: tuple[str, ...]
     dim: int
@@ -37,7 +37,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of a stream's tokens: a list of (start, stop, ...)."""
+    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end."""
 
     stream: str
 
@@ -62,9 +62,14 @@ class ByFrame:
 
 @dataclass(frozen=True)
 class TextMask:
-    """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream."""
+    """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream.
+
+    It may go over the tokens of the streams `before` and `behind` it too, of which it hides none.
+    """
 
     stream: str
+    behind: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ class Declaration:
     `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
     no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
     the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
+    `patch_size` gives the latent values that are one token, and `refused` the conditioning that has no place in it.
+    `embeddings` make tokens of the picture on every stage: behind them a model may lay text before the picture.
     """
 
     groups: tuple[Group, ...]
@@ -121,3 +128,6 @@ class Declaration:
     text_width: Callable[[Any], int]
     joint_text: bool = True
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None
+    patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
+    refused: tuple[str, ...] = ()
+    embeddings: tuple[Group, ...] = ()

@@ -1,0 +1,35 @@
+"""AuraFlow: double blocks of text and picture, single blocks of both behind each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..spread.declaration import Beside, Declaration, Group, Pictured, Same, Spread
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    attention = (*model.double_layers, *model.single_layers)[0].attn
+    return attention.n_heads, attention.head_dim
+
+
+AURAFLOW = Declaration(
+    groups=(
+        Group(
+            "double_layers",
+            streams={"c": Beside(), "x": Pictured()},
+            arguments={"global_cond": Same()},
+            attentions=(Spread(("c", "x")),),
+            returns=("c", "x"),
+        ),
+        Group(
+            "single_layers",
+            streams={"cx": Pictured(lambda length, picture: length - picture)},
+            arguments={"global_cond": Same()},
+            attentions=(Spread(("cx",)),),
+            returns=("cx",),
+        ),
+    ),
+    heads=(Group("final_linear", streams={"input": Pictured()}, returns=("input",)),),
+    heads_of=_heads,
+    text_width=lambda model: model.cond_seq_linear.in_features,
+)

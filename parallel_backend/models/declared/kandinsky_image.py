@@ -1,0 +1,31 @@
+"""Kandinsky 5 for pictures: blocks of the picture alone, text attended to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..spread.declaration import Along, Declaration, Group, Local, Pictured, Same, Spread
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    attention = model.visual_transformer_blocks[0].self_attention
+    return attention.num_heads, attention.head_dim
+
+
+KANDINSKY_IMAGE = Declaration(
+    groups=(
+        Group(
+            "visual_transformer_blocks",
+            streams={"visual_embed": Pictured()},
+            arguments={"text_embed": Same(), "time_embed": Same(), "freqs": Along(("visual_embed",), dim=1)},
+            attentions=(Spread(("visual_embed",)), Local()),
+            returns=("visual_embed",),
+        ),
+    ),
+    heads=(),  # the output layer takes tokens in their grid
+    heads_of=_heads,
+    text_width=lambda model: model.text_embeddings.in_layer.in_features,
+    joint_text=False,
+    patch_size=lambda model: model.patch_size[1:],
+    refused=("time_dim_replace",),  # ComfyUI writes it into the latent
+)

@@ -1,0 +1,26 @@
+"""Krea 2: blocks of text, picture and references, one behind the other; text is fused on every rank."""
+
+from __future__ import annotations
+
+from ..spread.declaration import Along, Boundary, Declaration, Group, Pictured, Same, Spread
+
+KREA2 = Declaration(
+    groups=(
+        Group(
+            "blocks",
+            streams={"x": Pictured()},
+            arguments={
+                "vec": Same(),
+                "freqs": Along(("x",), dim=2),
+                "timestep_zero_index": Boundary("x"),
+            },
+            attentions=(Spread(("x",)),),
+            returns=("x",),
+        ),
+    ),
+    heads=(Group("last", streams={"x": Pictured()}, arguments={"tvec": Same()}, returns=("x",)),),
+    heads_of=lambda model: (model.heads, model.blocks[0].attn.headdim),
+    text_width=lambda model: model.txtlayers * model.txtdim,
+    patch_size=lambda model: model.patch,
+    embeddings=(Group("first", streams={"input": Pictured()}, returns=("input",)),),
+)

@@ -1,0 +1,56 @@
+"""OmniGen 2 and Boogu: refiners of the picture, then blocks of text, references and picture, one behind the other.
+
+The refiners of the text and of the references run on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread, StreamKind
+
+LAST = Pictured(lambda length, picture: length - picture)
+"""References come before the picture."""
+
+
+def _single(path: str) -> Group:
+    return Group(
+        path,
+        streams={"hidden_states": LAST},
+        arguments={"image_rotary_emb": Along(("hidden_states",), dim=1), "temb": Same()},
+        attentions=(Spread(("hidden_states",)),),
+        returns=("hidden_states",),
+    )
+
+
+def _declaration(*groups: Group) -> Declaration:
+    head = {"conditioning_embedding": Same()}
+    streams: dict[str, StreamKind] = {"x": LAST}
+    return Declaration(
+        groups=groups,
+        heads=(Group("norm_out", streams=streams, arguments=head, returns=("x",)),),
+        heads_of=_heads,
+        text_width=lambda model: model.time_caption_embed.caption_embedder[1].in_features,
+    )
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    attention = model.noise_refiner[0].attn
+    return attention.heads, attention.dim_head
+
+
+JOINT = ("instruct_hidden_states", "img_hidden_states")
+DOUBLE = Group(
+    "double_stream_layers",
+    streams={"img_hidden_states": LAST, "instruct_hidden_states": Beside()},
+    arguments={
+        "joint_rotary_emb": Along(JOINT, dim=1),
+        "img_rotary_emb": Along(("img_hidden_states",), dim=1),
+        "temb": Same(),
+    },
+    attentions=(Spread(JOINT), Spread(("img_hidden_states",))),
+    returns=("img_hidden_states", "instruct_hidden_states"),
+)
+
+OMNIGEN2 = _declaration(_single("noise_refiner"), _single("layers"))
+BOOGU = _declaration(_single("noise_refiner"), DOUBLE, _single("single_stream_layers"))

@@ -1,0 +1,118 @@
+"""What the declarations say of each model besides its blocks, against ComfyUI's own classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models.comfyui.family import _keep_two_of_each, _shape, load_buffers
+from parallel_backend.models.comfyui.model import ComfyModel
+from parallel_backend.models.declared import DECLARATIONS
+from parallel_backend.models.family import Stage
+from parallel_backend.models.inputs import Inputs
+from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.models.spread.picture import as_patch_size
+from parallel_backend.weights.holding import Replicated
+from tests.models.tiny_classes import CASES, SETTINGS, TEXT
+from tests.models.tiny_images import IMAGES, sd3
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+# isort: split
+import comfy.supported_models
+from comfy.model_base import BaseModel
+
+AROUND = ("apply_model", "_apply_model")
+"""What ComfyUI does around its diffusion model; the workers do the same."""
+
+CARRIED = {"LongCatImage": ["_apply_model"]}
+"""What it adds, positions that are moved, goes with each forward (tests/host/test_comfy_images.py)."""
+
+
+def described(kind: str) -> Any:
+    """ComfyUI's description of a model, of which no weights are made."""
+    return getattr(comfy.supported_models, kind)({"disable_unet_model_creation": True, "hidden_size": 3072})
+
+
+@pytest.mark.parametrize("kind", DECLARATIONS)
+def test_nothing_is_done_around_a_declared_model_that_the_workers_do_not_do(kind: str) -> None:
+    """A class that does more would be wrong without an error."""
+    base = type(described(kind).get_model({}, ""))
+    changed = [name for name in AROUND if getattr(base, name) is not getattr(BaseModel, name)]
+    assert changed == CARRIED.get(kind, [])
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
+    """Tokens as the latents of the kind have dimensions, heads as attention is called with them, the text's width."""
+    with torch.no_grad():
+        case = IMAGES[name]()
+    latents, sizes = (
+        described(case.kind).latent_format,
+        as_patch_size(case.declaration.patch_size(case.model), case.x.ndim - 2),
+    )
+    assert len(sizes) == case.x.ndim - 2 == latents.latent_dimensions
+    assert case.x.shape[1] == latents.latent_channels
+    assert case.declaration.text_width(case.model) == case.arguments["context"].shape[2]
+    seen = set()
+
+    def attention(kernel: Any, q: Any, k: Any, v: Any, heads: int, *args: Any, **kwargs: Any) -> Any:
+        seen.add((heads, q.shape[3] if kwargs.get("skip_reshape") else q.shape[2] // heads))
+        return kernel(q, k, v, heads, *args, **kwargs)
+
+    with torch.no_grad():
+        case.model(
+            case.x, case.timestep, transformer_options={"optimized_attention_override": attention}, **case.arguments
+        )
+    assert case.declaration.heads_of(case.model) in seen
+
+
+@pytest.mark.parametrize("name", [*CASES, *IMAGES])
+def test_all_that_a_model_has_is_loaded_or_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers make a model on the meta device and load its parameters: nothing else may be left there."""
+    monkeypatch.setitem(SETTINGS, "device", "meta")
+    model = {**CASES, **IMAGES}[name]().model
+    load_buffers(model)
+    assert [key for key, buffer in model.named_buffers() if buffer.is_meta] == []
+    assert {key for key, tensor in model.state_dict().items() if tensor.is_meta} == dict(
+        model.named_parameters()
+    ).keys()
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
+    """As many as plans are told of kinds, and the model still runs."""
+    case = IMAGES[name]()
+    blocks = blocks_of(case.model, case.declaration)
+    shape = _shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
+    kinds = [count for count in (shape.double_blocks, shape.single_blocks) if count]
+    _keep_two_of_each(case.model, case.declaration)
+    assert blocks_of(case.model, case.declaration)[-1].unit + 1 == 2 * len(kinds)
+    with torch.no_grad():
+        assert case.stock().shape == case.x.shape
+
+
+def test_a_call_leaves_its_conditioning_as_it_was() -> None:
+    """Which is kept from step to step; this model writes into its text."""
+    case = sd3(context_size=TEXT, context_processor_layers=1)
+    text, x, cpu = case.arguments["context"], case.x, torch.device("cpu")
+    with torch.no_grad():
+        expected = case.model(x, case.timestep, context=text.clone(), y=case.arguments["y"])
+    base = described(case.kind).get_model({}, "")
+    base.diffusion_model = case.model
+    blocks = len(case.model.joint_blocks)
+    plan = cpu_plan(blocks=blocks)
+    inputs = Inputs("key", x.shape, x.dtype, cpu, case.timestep, case.arguments)
+
+    @torch.no_grad()
+    def twice(_: int) -> Any:
+        model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
+        forward = model.forward_on(build_mesh(plan, cpu, Meter()), plan, Replicated(), lambda: None)
+        return [forward(inputs, x, None) for _ in range(2)]
+
+    (outs,) = run_ranks(1, twice)
+    assert all(torch.equal(out, expected) for out in outs)
