@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
 from .call import Call
@@ -76,19 +76,23 @@ class Arguments:
         for name, argument in self._group.arguments.items():
             mask = values.get(name)
             if isinstance(argument, TextMask) and argument.stream == stream and mask is not None:
-                length = values[stream].shape[1]
-                return call.once(mask, stream, functools.partial(self._visible, name, mask, length))
+                lengths = [values[each].shape[1] for each in (stream, *argument.behind)]
+                return call.once(mask, stream, functools.partial(self._visible, name, mask, lengths))
         return None
 
-    def _visible(self, name: str, mask: Tensor, length: int) -> Tensor:
+    def _visible(self, name: str, mask: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The positions that are not hidden of a text of the first of these lengths."""
         rows = mask.reshape(mask.shape[0], -1)
-        if rows.shape[1] != length:
-            raise self._refused(name, f"is for {rows.shape[1]} tokens, and the text has {length}")
+        length, total = lengths[0], sum(lengths)
+        if rows.shape[1] != total:
+            raise self._refused(name, f"is for {rows.shape[1]} tokens of {total}")
         hidden = rows < MASKED if rows.is_floating_point() else rows == 0
         plain = not rows.is_floating_point() or bool(((rows == 0) | hidden).all())
         if not plain or bool((hidden != hidden[:1]).any()):
             raise self._refused(name, "weighs tokens, or differs inside a batch, which is not supported")
-        return torch.arange(length)[~hidden[0].cpu()]
+        if bool(hidden[:, length:].any()):
+            raise self._refused(name, "hides tokens of the picture, which is not supported")
+        return torch.arange(length)[~hidden[0, :length].cpu()]
 
     def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: Call) -> dict[str, Any]:
         """What the block is called with on this rank.
@@ -120,9 +124,17 @@ class Arguments:
         lengths = {name: placement.length for name, placement in placements.items()}
         match argument:
             case Along(streams, dim):
-                if value.shape[dim] != sum(lengths[stream] for stream in streams):
-                    raise self._refused(name, f"has {value.shape[dim]} places along its dimension {dim}")
-                return call.select(value, dim, _one_behind_the_other(streams, places, lengths))
+                total, positions = (
+                    sum(lengths[stream] for stream in streams),
+                    _one_behind_the_other(streams, places, lengths),
+                )
+
+                def along(tensor: Tensor) -> Tensor:
+                    if tensor.shape[dim] != total:
+                        raise self._refused(name, f"has {tensor.shape[dim]} places along its dimension {dim}")
+                    return call.select(tensor, dim, positions)
+
+                return tree_map_only(Tensor, along, value)
             case Segments(stream):
                 run = places[stream]
                 return [[*(_before(run, edge) for edge in segment[:2]), *segment[2:]] for segment in value]
@@ -156,8 +168,8 @@ def _idle(stream: Stream) -> Tensor:
     return stream.local.new_zeros(shape)
 
 
-def _before(positions: Tensor, edge: int) -> int:
-    return int(torch.searchsorted(positions, edge))
+def _before(positions: Tensor, edge: int | None) -> int | None:
+    return None if edge is None else int(torch.searchsorted(positions, edge))
 
 
 def _one_behind_the_other(streams: Sequence[str], places: Mapping[str, Tensor], lengths: Mapping[str, int]) -> Tensor:

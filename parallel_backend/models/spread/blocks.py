@@ -90,10 +90,11 @@ class SpreadModel:
         self.blocks: list[nn.Module] = []
         self.running: Forward | None = None
         doors: dict[str, Doorway] = {}
-        for block in blocks_of(module, declaration):
+        every = blocks_of(module, declaration)
+        for block in every:
             arguments = Arguments(block.group, block.module)
             if stage.start <= block.unit < stage.stop:
-                doors[block.path] = Doorway(_Through(self, block, arguments, len(self.blocks)))
+                doors[block.path] = Doorway(_Through(self, block, arguments, len(self.blocks), block is every[-1]))
                 self.blocks.append(block.module)
             else:
                 doors[block.path] = Doorway(_Past(self, block, arguments, before=block.unit < stage.start))
@@ -138,13 +139,14 @@ def _stage_over(*_: Any, **__: Any) -> Any:
 
 
 class _Through:
-    """The way into a block of this stage."""
+    """The way into a block of this stage; `last` says that no stage has one behind it."""
 
-    def __init__(self, model: SpreadModel, block: Block, arguments: Arguments, index: int) -> None:
+    def __init__(self, model: SpreadModel, block: Block, arguments: Arguments, index: int, last: bool) -> None:
         self._model = model
         self._block = block
         self._arguments = arguments
         self._index = index
+        self._last = last
         self._attentions = attentions_of(block.group, block.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,6 +167,7 @@ class _Through:
         now.attentions.block = None
         if block.ends_unit:
             now.mark()
+        now.call.blocks_done |= self._last
         return _returned(block.group, out, streams)
 
 
@@ -202,7 +205,6 @@ class _Head:
         now = self._model.now
         values = self._arguments.bind(args, kwargs)
         streams = _streams(self._group, self._arguments, values, now)
-        now.call.blocks_done = True
         out = self._arguments.call(self._head.forward, self._arguments.local(values, streams, now.call))
         return _returned(self._group, out, streams)
 

@@ -29,7 +29,7 @@ StreamKind: TypeAlias = Beside | Pictured
 
 @dataclass(frozen=True)
 class Along:
-    """A tensor whose `dim` follows the tokens of these streams, laid one behind the other."""
+    """A tensor, or a tuple's tensors, whose `dim` follows the tokens of these streams, laid one behind the other."""
 
     streams: tuple[str, ...]
     dim: int
@@ -37,7 +37,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of a stream's tokens: a list of (start, stop, ...)."""
+    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end."""
 
     stream: str
 
@@ -62,9 +62,13 @@ class ByFrame:
 
 @dataclass(frozen=True)
 class TextMask:
-    """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream."""
+    """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream.
+
+    It may go on over the tokens of the streams `behind` it, of which it hides none.
+    """
 
     stream: str
+    behind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ class Stream(torch.Tensor):
             out = _element_wise(func, args, kwargs)
         if out is not NotImplemented:
             return out
-        assert not func._schema.is_mutable, f"{func} changes a stream in place and is not an element-wise operation"
+        changed = func._schema.is_mutable and isinstance(args[0], Stream)
+        assert not changed, f"{func} changes a stream in place and is not an element-wise operation"
         whole = tree_map_only(Stream, lambda stream: stream.call.whole(stream), (tuple(args), dict(kwargs)))
         return func(*whole[0], **whole[1])
 
