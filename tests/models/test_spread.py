@@ -23,12 +23,15 @@ from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.holding import Replicated
-from tests.models.tiny_classes import CASES, Case
+from tests.models.tiny_classes import CASES as CLASSES
+from tests.models.tiny_classes import Case
+from tests.models.tiny_videos import VIDEOS
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.selection import thorough
 
 TOLERANCE = 1e-5
+CASES = {**CLASSES, **VIDEOS}
 CPU = torch.device("cpu")
 
 PLANS = [

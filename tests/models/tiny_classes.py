@@ -46,12 +46,12 @@ class Case:
         return out
 
 
-def _case(kind: str, model: Any, x: Tensor, arguments: Mapping[str, Any], timestep: Tensor | None = None) -> Case:
+def case(kind: str, model: Any, x: Tensor, arguments: Mapping[str, Any], timestep: Tensor | None = None) -> Case:
     time = torch.full((x.shape[0],), 0.6) if timestep is None else timestep
     return Case(randomise(model, seed=len(kind)), DECLARATIONS[kind], x, time, arguments)
 
 
-def _text(tokens: int = 7, batch: int = 1) -> Tensor:
+def text(tokens: int = 7, batch: int = 1) -> Tensor:
     return draw(batch, tokens, TEXT, seed=2)
 
 
@@ -61,10 +61,10 @@ def _flux(references: bool = False) -> Case:
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
         guidance_embed=True, txt_ids_dims=[], **SETTINGS,
     )  # fmt: skip
-    given: dict[str, Any] = {"context": _text(batch=2), "y": draw(2, 32, seed=3), "guidance": torch.tensor([3.5, 4.0])}
+    given: dict[str, Any] = {"context": text(batch=2), "y": draw(2, 32, seed=3), "guidance": torch.tensor([3.5, 4.0])}
     if references:
         given |= {"ref_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)], "ref_latents_method": "offset"}
-    return _case("Flux", model, draw(2, 16, 9, 14, seed=1), given)
+    return case("Flux", model, draw(2, 16, 9, 14, seed=1), given)
 
 
 def _flux2() -> Case:
@@ -74,8 +74,8 @@ def _flux2() -> Case:
         qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
         default_ref_method="index", ref_index_scale=10.0, **SETTINGS,
     )  # fmt: skip
-    given = {"context": _text(), "guidance": torch.tensor([4.0]), "ref_latents": [draw(1, 16, 4, 5, seed=4)]}
-    return _case("Flux2", model, draw(1, 16, 7, 5, seed=1), given | {"ref_latents_method": "index_timestep_zero"})
+    given = {"context": text(), "guidance": torch.tensor([4.0]), "ref_latents": [draw(1, 16, 4, 5, seed=4)]}
+    return case("Flux2", model, draw(1, 16, 7, 5, seed=1), given | {"ref_latents_method": "index_timestep_zero"})
 
 
 def _chroma() -> Case:
@@ -84,14 +84,14 @@ def _chroma() -> Case:
         depth=1, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64,
         out_dim=HEADS * 128, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, **SETTINGS,
     )  # fmt: skip
-    return _case("Chroma", model, draw(1, 16, 9, 14, seed=1), {"context": _text(), "guidance": torch.zeros(1)})
+    return case("Chroma", model, draw(1, 16, 9, 14, seed=1), {"context": text(), "guidance": torch.zeros(1)})
 
 
 def _qwen(masked: bool = False, method: str = "") -> Case:
     model = QwenImageTransformer2DModel(
         num_layers=3, attention_head_dim=128, num_attention_heads=HEADS, joint_attention_dim=TEXT, **SETTINGS
     )
-    given: dict[str, Any] = {"context": _text()}
+    given: dict[str, Any] = {"context": text()}
     if masked:
         given["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
     if method:
@@ -99,14 +99,14 @@ def _qwen(masked: bool = False, method: str = "") -> Case:
             "ref_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
             "ref_latents_method": method,
         }
-    return _case("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), given)
+    return case("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), given)
 
 
 def _wan(kind: str, given: Mapping[str, Any], timestep: Tensor | None = None, height: int = 7, **settings: Any) -> Case:
     sizes = {"in_dim": 16, "dim": HEADS * 128, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
     model = WanModel(**sizes | SETTINGS | settings)
     x = draw(1, settings.get("in_dim", 16), 3, height, 10, seed=1)
-    return _case(kind, model, x, {"context": _text(), **given}, timestep)
+    return case(kind, model, x, {"context": text(), **given}, timestep)
 
 
 def _vace() -> Case:
@@ -120,8 +120,8 @@ def _vace() -> Case:
         vace_in_dim=96,
         **SETTINGS,
     )
-    given = {"context": _text(), "vace_context": draw(1, 2, 96, 3, 8, 10, seed=4), "vace_strength": [1.0, 0.5]}
-    return _case("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), given)
+    given = {"context": text(), "vace_context": draw(1, 2, 96, 3, 8, 10, seed=4), "vace_strength": [1.0, 0.5]}
+    return case("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), given)
 
 
 def _lumina(kind: str, given: Mapping[str, Any], **settings: Any) -> Case:
@@ -130,7 +130,7 @@ def _lumina(kind: str, given: Mapping[str, Any], **settings: Any) -> Case:
         ffn_dim_multiplier=2.0, qk_norm=True, cap_feat_dim=TEXT, axes_dims=[32, 32, 32], axes_lens=[300, 512, 512],
         **SETTINGS | settings,
     )  # fmt: skip
-    return _case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": _text(), "num_tokens": 7, **given})
+    return case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": text(), "num_tokens": 7, **given})
 
 
 Z_IMAGE: Mapping[str, Any] = {

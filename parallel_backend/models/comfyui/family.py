@@ -218,13 +218,13 @@ def _under_comfyui_names(part: Checkpoint, described: Any) -> Checkpoint:
 def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
     """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
 
-    A group of one block gets another like it.
+    A group of one block gets another like it; one of none stays empty.
     """
     units = declaration.units(module)[:2] if declaration.units else None
     for group in declaration.groups:
         blocks = list(module.get_submodule(group.path).children())
         if units is None:
-            kept = [*blocks, copy.deepcopy(blocks[-1])][:2]
+            kept = [*blocks, *copy.deepcopy(blocks[-1:])][:2]
         else:
             kept = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
         module.set_submodule(group.path, nn.ModuleList(kept))
@@ -241,7 +241,9 @@ def _shape(
     heads, head_dim = declaration.heads_of(module)
     units = blocks[-1].unit + 1
     first = declaration.groups[0]
-    doubles = 0 if declaration.units or len(declaration.groups) == 1 else sum(block.group is first for block in blocks)
+    doubles = sum(block.group is first for block in blocks)
+    if declaration.units or doubles == len(blocks):
+        doubles = 0
     sizes = [sum(p.numel() for p in block.module.parameters()) for block in blocks]
     inside = sum(sizes)
     double = sum(sizes[:doubles])

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from ..spread.declaration import Declaration
 from .flux import CHROMA, FLUX
+from .hunyuan_video import HUNYUAN_VIDEO
 from .lumina import LUMINA, Z_IMAGE
 from .qwen_image import QWEN_IMAGE
 from .wan import WAN, WAN_VACE
@@ -24,6 +25,10 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN21_FunControl2V": WAN,
         "WAN22_T2V": WAN,
         "WAN21_Vace": WAN_VACE,
+        "HunyuanVideo": HUNYUAN_VIDEO,
+        "HunyuanVideoI2V": HUNYUAN_VIDEO,
+        "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
+        "HunyuanVideo15": HUNYUAN_VIDEO,
         "Lumina2": LUMINA,
         "ZImage": Z_IMAGE,
     }
