@@ -23,15 +23,15 @@ from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.holding import Replicated
-from tests.models.tiny_classes import CASES as CLASSES
+from tests.models.tiny_classes import CASES as COMMON_CASES
 from tests.models.tiny_classes import Case
-from tests.models.tiny_videos import VIDEOS
+from tests.models.tiny_videos import VIDEO_CASES
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.selection import thorough
 
 TOLERANCE = 1e-5
-CASES = {**CLASSES, **VIDEOS}
+CASES = {**COMMON_CASES, **VIDEO_CASES}
 CPU = torch.device("cpu")
 
 PLANS = [
@@ -69,7 +69,9 @@ class Rank:
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
         self._model = SpreadModel(copy.deepcopy(case.model), declaration or case.declaration, part)
         self.forward = SpreadForward(self._model, self._mesh, plan, Replicated(), lambda: None)
-        self.picture = Picture(tuple(case.x.shape), as_patch_size(case.model.patch_size, case.x.ndim - 2))
+        self.picture = Picture(
+            tuple(case.x.shape), as_patch_size(case.declaration.patch_size(case.model), case.x.ndim - 2)
+        )
 
     @torch.no_grad()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:

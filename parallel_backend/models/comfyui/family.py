@@ -78,7 +78,7 @@ class ComfyFamily:
         if not any(entry.startswith(prefix) for entry in checkpoint.entries):
             prefix = ""
         part = resolve_scales(checkpoint.select(prefix, str), prefix)
-        described = comfy.model_detection.model_config_from_unet(part.meta_tensors(), "")
+        described = comfy.model_detection.model_config_from_unet(part.meta_tensors(), "", metadata=dict(part.metadata))
         if described is None:
             raise Refused(
                 f"{name} is no diffusion model that ComfyUI knows under these tensor names: choose another file."
@@ -93,6 +93,8 @@ class ComfyFamily:
         declaration = DECLARATIONS[kind]
         base = make(described, part.meta_tensors(), UNCONVERTED)
         module = base.diffusion_model
+        if lacking := declaration.lacking(module):
+            raise Refused(f"{name} takes {lacking}, which is not supported yet: use Load Diffusion Model.")
         keys = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
         blocks = blocks_of(module, declaration)
         channels, dims = base.latent_format.latent_channels, base.latent_format.latent_dimensions
@@ -102,7 +104,7 @@ class ComfyFamily:
             declaration=declaration,
             tensors=part.meta_tensors(),
             shape=_shape(kind, module, declaration, blocks, channels, dims),
-            patch_size=as_patch_size(module.patch_size, dims),
+            patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
             text_width=declaration.text_width(module),
             keys=keys,
@@ -249,7 +251,7 @@ def _shape(
     double = sum(sizes[:doubles])
     last = blocks[-1]
     volume = 1
-    for step in as_patch_size(module.patch_size, dims):  # type: ignore[arg-type]
+    for step in as_patch_size(declaration.patch_size(module), dims):
         volume *= step
     return ModelShape(
         name=kind,

@@ -34,6 +34,7 @@ class ComfyModel:
     def __init__(self, base: Any, declaration: Declaration, stage: Stage) -> None:
         self.module: nn.Module = base.diffusion_model
         self._base = base
+        self._patch_size = declaration.patch_size(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
 
@@ -43,7 +44,7 @@ class ComfyModel:
 
     def picture(self, latent_shape: Sequence[int]) -> Picture:
         """The tokens of a latent."""
-        return Picture(tuple(latent_shape), as_patch_size(self._base.diffusion_model.patch_size, len(latent_shape) - 2))
+        return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
 
     def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> ComfyForward:
         """Its forward under a plan."""

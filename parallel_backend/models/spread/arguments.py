@@ -102,7 +102,7 @@ class Arguments:
         """
         found = dict(values)
         for name, stream in streams.items():
-            found[name] = stream.local if stream.local.shape[stream.along] else _idle(stream)
+            found[name] = stream.handed(stream.local if stream.local.shape[stream.along] else _idle(stream))
         placements = {name: stream.placement for name, stream in streams.items()}
         for name, argument in self._group.arguments.items():
             value = values.get(name)
@@ -183,7 +183,7 @@ def _one_behind_the_other(streams: Sequence[str], places: Mapping[str, Tensor], 
 def _by_frame(value: Tensor, positions: Tensor, length: int) -> Tensor:
     """Each token's row; a frame's row is repeated as ComfyUI's Wan does it (`repeat_e`)."""
     frames = value.shape[1]
-    if frames == 1:
+    if frames == 1 or positions.numel() == length:  # the block repeats them as it does alone
         return value
     each = length // frames
     rows = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")

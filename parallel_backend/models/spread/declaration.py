@@ -19,9 +19,12 @@ class Pictured:
     """A stream with the picture's tokens in it, in one run; what is before and behind it belongs to the first patch.
 
     `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's.
+    `grid` says that the tokens have several dimensions (frames, height, width) in place of one; a block that is given
+    some of them has these along the first.
     """
 
     start: Callable[[int, int], int] = lambda length, picture: 0
+    grid: bool = False
 
 
 StreamKind: TypeAlias = Beside | Pictured
@@ -117,6 +120,7 @@ class Declaration:
     `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
     no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
     the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
+    `patch_size` gives the latent values that are one token; `lacking` says of a model what the workers cannot give it.
     """
 
     groups: tuple[Group, ...]
@@ -125,3 +129,5 @@ class Declaration:
     text_width: Callable[[Any], int]
     joint_text: bool = True
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None
+    patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
+    lacking: Callable[[Any], str | None] = lambda model: None
