@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..spread.declaration import Declaration
+from .cosmos_predict2 import COSMOS_PREDICT2
 from .flux import CHROMA, FLUX
 from .hunyuan_video import HUNYUAN_VIDEO
+from .kandinsky5 import KANDINSKY5
+from .ltxv import LTXV
 from .lumina import LUMINA, Z_IMAGE
 from .qwen_image import QWEN_IMAGE
 from .wan import WAN, WAN_VACE
@@ -23,12 +26,19 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN21_T2V": WAN,
         "WAN21_I2V": WAN,
         "WAN21_FunControl2V": WAN,
+        "WAN21_Camera": WAN,
+        "WAN22_Camera": WAN,
+        "WAN21_FlowRVS": WAN,
         "WAN22_T2V": WAN,
         "WAN21_Vace": WAN_VACE,
         "HunyuanVideo": HUNYUAN_VIDEO,
         "HunyuanVideoI2V": HUNYUAN_VIDEO,
         "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
         "HunyuanVideo15": HUNYUAN_VIDEO,
+        "LTXV": LTXV,
+        "Kandinsky5": KANDINSKY5,
+        "CosmosT2IPredict2": COSMOS_PREDICT2,
+        "CosmosI2VPredict2": COSMOS_PREDICT2,
         "Lumina2": LUMINA,
         "ZImage": Z_IMAGE,
     }

@@ -21,4 +21,8 @@ DOUBLE = replace(
 )
 SINGLE = replace(flux.SINGLE, arguments={**flux.SINGLE.arguments, "attn_mask": TextMask("x")})
 
-HUNYUAN_VIDEO = replace(flux.FLUX, groups=(DOUBLE, SINGLE))
+HUNYUAN_VIDEO = replace(
+    flux.FLUX,
+    groups=(DOUBLE, SINGLE),
+    lacking=lambda model: "the next step's noise level (MeanFlow)" if model.time_r_in is not None else None,
+)
