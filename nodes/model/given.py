@@ -56,7 +56,12 @@ class Given:
 
 
 class Translator(Protocol):
-    """How a family's conditioning becomes what its model in the workers is given."""
+    """How a family's conditioning becomes what its model in the workers is given.
+
+    `called_by_workers` names the methods of ComfyUI's model class that the workers call as they are.
+    """
+
+    called_by_workers: tuple[str, ...]
 
     def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """Of one entry of a CONDITIONING, in the dtype that the model computes in, to which ComfyUI casts it.
@@ -74,6 +79,8 @@ class Translator(Protocol):
 
 class ByName:
     """For the families over diffusers' modules, whose conditioning is a list of names."""
+
+    called_by_workers: tuple[str, ...] = ()
 
     def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """By that list."""
@@ -113,6 +120,8 @@ def _references(inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[
 
 class AsItIs:
     """For ComfyUI's own models: whatever its model class makes of the conditioning."""
+
+    called_by_workers: tuple[str, ...] = ("process_timestep",)
 
     def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
         """All of it."""

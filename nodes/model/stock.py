@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ OWN_CODE = tuple(
 GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
 """What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
 
-MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep", "scale_latent_inpaint")
-"""What the workers' loop does as BaseModel does it."""
+MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep")
+"""What the workers' loop does as BaseModel does it, but for what a translator says that the workers call themselves."""
 
 FUNCTIONS = (
     (comfy.samplers, "sampling_function"),
@@ -114,12 +114,18 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
         yield "hooks on the whole model"
     yield from _foreign(model, "model")
     for name in MODEL_METHODS:
-        if getattr(type(model), name) is not getattr(plain, name):
+        if name not in _called_by_workers(model) and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"
     yield from _foreign(model.model_sampling, "model sampling")
     yield from _foreign(model.diffusion_model, "diffusion model")
     if any(hooks for table, hooks in vars(model.diffusion_model).items() if table.endswith("_hooks")):
         yield "a hook on the diffusion model"
+
+
+def _called_by_workers(model: Any) -> Collection[str]:
+    """Methods of ComfyUI's model class that the workers call; nothing where the diffusion model is not ours."""
+    remote = getattr(model.diffusion_model, "remote", None)
+    return () if remote is None else remote.translator.called_by_workers  # type: ignore[no-any-return]
 
 
 def foreign_class(kind: type) -> Iterator[str]:
