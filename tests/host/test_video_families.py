@@ -104,6 +104,19 @@ def test_the_stock_result(name: str, plan: dict[str, Any], latent_of: Callable[[
     assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE
 
 
+def test_image_to_video(latent_of: Callable[[Graph], Tensor]) -> None:
+    """LTX-Video keeps what is outside a mask, and has a timestep for each token."""
+    graph = video("ltxv") | {
+        "solid": node("SolidMask", value=1.0, width=160, height=128),
+        "mask": node("FeatherMask", mask=["solid", 0], left=128, top=0, right=0, bottom=0),
+        "masked": node("SetLatentNoiseMask", samples=["latent", 0], mask=["mask", 0]),
+    }
+    graph["sampler"]["inputs"]["latent_image"] = ["masked", 0]
+    stock = latent_of(graph)
+    assert relative_error(latent_of(video("ltxv")), stock) > 0.01
+    assert relative_error(latent_of(spread(graph)), stock) <= TOLERANCE
+
+
 def test_meanflow_is_refused(comfyui: ComfyUI) -> None:
     save(comfyui.base_dir / "models" / "diffusion_models", "meanflow", hunyuan15(meanflow=True))
     graph = video("hunyuan15")

@@ -13,6 +13,7 @@ from tests.tiny_models import draw
 
 # isort: split
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
+from comfy.ldm.genmo.joint_model.asymm_models_joint import AsymmDiTJoint
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.lightricks.model import LTXVModel
@@ -76,6 +77,18 @@ def _camera(kind: str, given: Mapping[str, Any], model_type: str) -> Case:
     return case(kind, model, draw(1, 32, 3, 8, 10, seed=1), {"context": text(), **camera, **given})
 
 
+def _mochi() -> Case:
+    """Its class insists on the width inside its feed-forward layers."""
+    model = AsymmDiTJoint(
+        patch_size=2, in_channels=12, hidden_size_x=HEADS * 32, hidden_size_y=TEXT, depth=3, num_heads=HEADS,
+        mlp_ratio_x=128.0, mlp_ratio_y=2.0, use_t5=True, t5_feat_dim=TEXT, learn_sigma=False, timestep_scale=1000.0,
+        qk_norm=True, qkv_bias=False, **SETTINGS,
+    )  # fmt: skip
+    mask = torch.tensor([[True] * 5 + [False] * 2])
+    given = {"context": text(), "attention_mask": mask, "num_tokens": 5}
+    return case("GenmoMochi", model, draw(1, 12, 3, 6, 10, seed=1), given)
+
+
 MASK = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
 FIFTEEN: Mapping[str, Any] = {
     "vec_in_dim": None, "patch_size": [1, 1, 1], "guidance_embed": False, "byt5": True, "use_cond_type_embedding": True,
@@ -111,4 +124,5 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     "cosmos-predict2, a timestep a frame": lambda: _cosmos("CosmosI2VPredict2", 17, torch.tensor([[0.0, 0.6, 0.6]])),
     "wan, camera": lambda: _camera("WAN21_Camera", {"clip_fea": draw(1, 5, 1280, seed=4)}, "camera"),
     "wan 2.2, camera": lambda: _camera("WAN22_Camera", {}, "camera_2.2"),
+    "mochi, padded text": _mochi,
 }

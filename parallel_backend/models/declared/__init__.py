@@ -12,6 +12,7 @@ from .hunyuan_video import HUNYUAN_VIDEO
 from .kandinsky5 import KANDINSKY5
 from .ltxv import LTXV
 from .lumina import LUMINA, Z_IMAGE
+from .mochi import MOCHI
 from .qwen_image import QWEN_IMAGE
 from .wan import WAN, WAN_VACE
 
@@ -35,6 +36,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "HunyuanVideoI2V": HUNYUAN_VIDEO,
         "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
         "HunyuanVideo15": HUNYUAN_VIDEO,
+        "GenmoMochi": MOCHI,
         "LTXV": LTXV,
         "Kandinsky5": KANDINSKY5,
         "CosmosT2IPredict2": COSMOS_PREDICT2,

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
 from .call import Call
-from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextMask
+from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextLength, TextMask
 from .placement import Placement
 from .stream import Stream
 
@@ -72,9 +72,11 @@ class Arguments:
         return forward(*(local[name] for name in self._unnamed), **named)
 
     def kept(self, values: Mapping[str, Any], stream: str, call: Call) -> Tensor | None:
-        """The positions of a stream that no mask hides; None for all."""
+        """The positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
             mask = values.get(name)
+            if isinstance(argument, TextLength) and argument.stream == stream:
+                return torch.arange(min(int(mask), values[stream].shape[1]))
             if isinstance(argument, TextMask) and argument.stream == stream and mask is not None:
                 lengths = [values[each].shape[1] for each in (stream, *argument.behind)]
                 return call.once(mask, stream, functools.partial(self._visible, name, mask, lengths))
@@ -144,6 +146,8 @@ class Arguments:
                 return value if value.ndim < dims else _by_frame(value, places[stream], lengths[stream])
             case TextMask():
                 return None
+            case TextLength(stream):
+                return len(places[stream])
             case Same():
                 if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
                     raise self._refused(name, "is spread over the ranks and was declared the same on all")

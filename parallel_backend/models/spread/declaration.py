@@ -75,11 +75,18 @@ class TextMask:
 
 
 @dataclass(frozen=True)
+class TextLength:
+    """How many of a text stream's first tokens are attended to; the others are left out of the stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
 class Same:
     """The same on all ranks: modulation, text that is only attended to, numbers."""
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | Same
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | TextLength | Same
 
 
 @dataclass(frozen=True)
