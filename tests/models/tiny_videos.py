@@ -29,7 +29,8 @@ def _hunyuan(kind: str, given: Mapping[str, Any], channels: int = 16, batch: int
     }  # fmt: skip
     model = HunyuanVideo(**sizes | SETTINGS | settings)
     prompt = {"context": text(batch=batch), "y": draw(batch, 32, seed=3), "guidance": torch.tensor([6.0])}
-    return case(kind, model, draw(batch, channels, 3, 6, 10, seed=1), prompt | given)
+    frames = [3] if len(model.patch_size) == 3 else []
+    return case(kind, model, draw(batch, channels, *frames, 6, 10, seed=1), prompt | given)
 
 
 def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **settings: Any) -> Case:
@@ -94,6 +95,9 @@ FIFTEEN: Mapping[str, Any] = {
     "vec_in_dim": None, "patch_size": [1, 1, 1], "guidance_embed": False, "byt5": True, "use_cond_type_embedding": True,
     "vision_in_dim": 40, "meanflow_sum": True, "depth": 3, "depth_single_blocks": 0,
 }  # fmt: skip
+IMAGE: Mapping[str, Any] = {
+    "vec_in_dim": None, "patch_size": [1, 1], "axes_dim": [64, 64], "guidance_embed": False, "byt5": True,
+}  # fmt: skip
 
 VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     "hunyuan video": lambda: _hunyuan("HunyuanVideo", {}, batch=2),
@@ -109,6 +113,9 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     ),
     "hunyuan video 1.5, glyphs and picture": lambda: _hunyuan(
         "HunyuanVideo15", {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5)}, 33, **FIFTEEN
+    ),
+    "hunyuan image, glyphs": lambda: _hunyuan(
+        "HunyuanImage21", {"txt_byt5": draw(1, 3, 1472, seed=4), "attention_mask": None}, **IMAGE
     ),
     "ltxv": lambda: _ltxv({}, torch.tensor([0.6])),
     "ltxv, masked text and a timestep a token": lambda: _ltxv(

@@ -27,7 +27,7 @@ from .model import ComfyModel
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
 
-REFERENCES = ("ref_latents", "context_latents", "vace_context")
+REFERENCES = ("ref_latents", "ref_latent", "context_latents", "vace_context")
 """Conditioning whose latents become tokens."""
 
 MODULATION = ("mod", "adaLN", "modulation")
