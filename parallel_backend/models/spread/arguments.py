@@ -74,12 +74,14 @@ class Arguments:
     def kept(self, values: Mapping[str, Any], stream: str, call: Call) -> Tensor | None:
         """The positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
-            mask = values.get(name)
+            given = values.get(name)
+            if given is None:
+                continue
             if isinstance(argument, TextLength) and argument.stream == stream:
-                return torch.arange(min(int(mask), values[stream].shape[1]))
-            if isinstance(argument, TextMask) and argument.stream == stream and mask is not None:
+                return torch.arange(min(int(given), values[stream].shape[1]))
+            if isinstance(argument, TextMask) and argument.stream == stream:
                 lengths = [values[each].shape[1] for each in (stream, *argument.behind)]
-                return call.once(mask, stream, functools.partial(self._visible, name, mask, lengths))
+                return call.once(given, stream, functools.partial(self._visible, name, given, lengths))
         return None
 
     def _visible(self, name: str, mask: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -126,10 +128,8 @@ class Arguments:
         lengths = {name: placement.length for name, placement in placements.items()}
         match argument:
             case Along(streams, dim):
-                total, positions = (
-                    sum(lengths[stream] for stream in streams),
-                    _one_behind_the_other(streams, places, lengths),
-                )
+                total = sum(lengths[stream] for stream in streams)
+                positions = _one_behind_the_other(streams, places, lengths)
 
                 def along(tensor: Tensor) -> Tensor:
                     if tensor.shape[dim] != total:
