@@ -165,11 +165,11 @@ def _vace(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _camera(_: Any, operations: Any) -> Any:
-    from comfy.ldm.wan.model import CameraWanModel
+def _scail(_: Any, operations: Any) -> Any:
+    from comfy.ldm.wan.model import SCAILWanModel
 
-    return CameraWanModel(
-        dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=1, in_dim=32, cross_attn_norm=True,
+    return SCAILWanModel(
+        dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=1, cross_attn_norm=True,
         **_settings(operations),
     )  # fmt: skip
 
@@ -211,7 +211,7 @@ TINY: Mapping[str, Tiny] = {
     "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),
     "wan_i2v": Tiny(_wan("i2v", image=20), (16, 3, 8, 10), 4096),
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
-    "camera": Tiny(_camera, (16, 3, 8, 10), 4096),
+    "scail": Tiny(_scail, (16, 3, 8, 10), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
     "longcat": Tiny(_longcat, (16, 9, 14), 3584),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),

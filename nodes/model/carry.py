@@ -24,6 +24,15 @@ from .unsupported import refuse_prompts, refuse_transformer_options
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
 
+SHOWN_CLEAN = (
+    comfy.model_base.WAN22,
+    comfy.model_base.LTXV,
+    comfy.model_base.HunyuanVideo,
+    comfy.model_base.HunyuanVideoI2V,
+    comfy.model_base.HunyuanVideoSkyreelsI2V,
+)
+"""Classes whose `scale_latent_inpaint` is the latent itself."""
+
 
 @dataclass(frozen=True)
 class SamplerRun:
@@ -197,7 +206,7 @@ def _shows_clean_latent(model: type) -> bool:
     """Whether a model is shown what is outside the mask without noise. Raises NotCarried if it does anything else with it."""
     if model.scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint:  # type: ignore[attr-defined]
         return False
-    if model.scale_latent_inpaint is comfy.model_base.WAN22.scale_latent_inpaint:  # type: ignore[attr-defined]
+    if any(model.scale_latent_inpaint is shown.scale_latent_inpaint for shown in SHOWN_CLEAN):  # type: ignore[attr-defined]
         return True
     raise NotCarried(f"a mask with the model {model.__name__}")
 

@@ -329,10 +329,10 @@ def test_stock_nodes(latent_of: LatentOf) -> None:
 
 
 def test_a_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
-    save_tiny(comfyui.base_dir / "models" / "diffusion_models", "camera")
+    save_tiny(comfyui.base_dir / "models" / "diffusion_models", "scail")
     graph = graph_of("wan")
-    graph["model"]["inputs"]["unet_name"] = "camera.safetensors"
-    assert "is a WAN21_Camera model, which is not supported yet" in refused(comfyui, spread(graph))
+    graph["model"]["inputs"]["unet_name"] = "scail.safetensors"
+    assert "is a WAN21_SCAIL model, which is not supported yet" in refused(comfyui, spread(graph))
 
 
 def test_text_of_another_encoder_is_refused(comfyui: ComfyUI) -> None:

@@ -26,12 +26,13 @@ from parallel_backend.weights.holding import Replicated
 from tests.models.tiny_classes import CASES as CLASSES
 from tests.models.tiny_classes import Case
 from tests.models.tiny_images import IMAGES
+from tests.models.tiny_videos import VIDEO_CASES
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.selection import thorough
 
 TOLERANCE = 1e-5
-CASES = {**CLASSES, **IMAGES}
+CASES = {**CLASSES, **IMAGES, **VIDEO_CASES}
 CPU = torch.device("cpu")
 
 PLANS = [

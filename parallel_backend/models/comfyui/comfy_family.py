@@ -27,7 +27,7 @@ from .model import ComfyModel
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
 
-REFERENCES = ("ref_latents", "context_latents", "vace_context")
+REFERENCES = ("ref_latents", "ref_latent", "context_latents", "vace_context")
 """Conditioning whose latents become tokens."""
 
 MODULATION = ("mod", "adaLN", "modulation")
@@ -78,7 +78,7 @@ class ComfyFamily:
         if not any(entry.startswith(prefix) for entry in checkpoint.entries):
             prefix = ""
         part = resolve_scales(checkpoint.select(prefix, str), prefix)
-        described = comfy.model_detection.model_config_from_unet(part.meta_tensors(), "")
+        described = comfy.model_detection.model_config_from_unet(part.meta_tensors(), "", metadata=dict(part.metadata))
         if described is None:
             raise Refused(
                 f"{name} is no diffusion model that ComfyUI knows under these tensor names: choose another file."
@@ -93,6 +93,8 @@ class ComfyFamily:
         declaration = DECLARATIONS[kind]
         base = make(described, part.meta_tensors(), UNCONVERTED)
         module = base.diffusion_model
+        if lacking := declaration.lacking(module):
+            raise Refused(f"{name} takes {lacking}, which is not supported yet: use Load Diffusion Model.")
         keys = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
         blocks = blocks_of(module, declaration)
         channels, dims = base.latent_format.latent_channels, base.latent_format.latent_dimensions
@@ -238,8 +240,8 @@ def _under_comfyui_names(part: Checkpoint, described: Any) -> Checkpoint:
 def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
     """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
 
-    A group of one block gets another like it. Of groups between the first and the last, which count as the last's, none
-    is left.
+    A group of one block gets another like it; one of none stays empty. Of groups between the first and the last, which
+    count as the last's, none is left.
     """
     units = declaration.units(module)[:2] if declaration.units else None
     for group in declaration.groups:
@@ -247,7 +249,7 @@ def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
         if units is None and group in declaration.groups[1:-1]:
             kept = []
         elif units is None:
-            kept = [*blocks, copy.deepcopy(blocks[-1])][:2]
+            kept = [*blocks, *copy.deepcopy(blocks[-1:])][:2]
         else:
             kept = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
         module.set_submodule(group.path, nn.ModuleList(kept))
@@ -264,7 +266,9 @@ def _shape(
     heads, head_dim = declaration.heads_of(module)
     units = blocks[-1].unit + 1
     first = declaration.groups[0]
-    doubles = 0 if declaration.units or len(declaration.groups) == 1 else sum(block.group is first for block in blocks)
+    doubles = sum(block.group is first for block in blocks)
+    if declaration.units or doubles == len(blocks):
+        doubles = 0
     sizes = [sum(p.numel() for p in block.module.parameters()) for block in blocks]
     inside = sum(sizes)
     double = sum(sizes[:doubles])

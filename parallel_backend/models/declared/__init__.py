@@ -7,14 +7,19 @@ from types import MappingProxyType
 
 from ..spread.declaration import Declaration
 from .auraflow import AURAFLOW
+from .cosmos_predict2 import COSMOS_PREDICT2
 from .flux import CHROMA, FLUX
 from .hidream import HIDREAM
+from .hunyuan_video import HUNYUAN_VIDEO
 from .ideogram4 import IDEOGRAM4
 from .joyimage import JOYIMAGE
+from .kandinsky5 import KANDINSKY5
 from .kandinsky_image import KANDINSKY_IMAGE
 from .krea2 import KREA2
 from .lens import LENS
+from .ltxv import LTXV
 from .lumina import LUMINA, Z_IMAGE
+from .mochi import MOCHI
 from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
@@ -32,8 +37,21 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN21_T2V": WAN,
         "WAN21_I2V": WAN,
         "WAN21_FunControl2V": WAN,
+        "WAN21_Camera": WAN,
+        "WAN22_Camera": WAN,
+        "WAN21_FlowRVS": WAN,
         "WAN22_T2V": WAN,
         "WAN21_Vace": WAN_VACE,
+        "HunyuanVideo": HUNYUAN_VIDEO,
+        "HunyuanVideoI2V": HUNYUAN_VIDEO,
+        "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
+        "HunyuanVideo15": HUNYUAN_VIDEO,
+        "HunyuanImage21": HUNYUAN_VIDEO,
+        "GenmoMochi": MOCHI,
+        "LTXV": LTXV,
+        "Kandinsky5": KANDINSKY5,
+        "CosmosT2IPredict2": COSMOS_PREDICT2,
+        "CosmosI2VPredict2": COSMOS_PREDICT2,
         "Lumina2": LUMINA,
         "ZImage": Z_IMAGE,
         "Krea2": KREA2,

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
 from .call import Call
-from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextMask
+from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextLength, TextMask
 from .placement import Placement
 from .stream import Stream
 
@@ -72,16 +72,20 @@ class Arguments:
         return forward(*(local[name] for name in self._unnamed), **named)
 
     def kept(self, values: Mapping[str, Any], stream: str, call: Call) -> Tensor | None:
-        """The positions of a stream that no mask hides; None for all."""
+        """The positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
-            mask = values.get(name)
-            if isinstance(argument, TextMask) and argument.stream == stream and mask is not None:
+            given = values.get(name)
+            if given is None:
+                continue
+            if isinstance(argument, TextLength) and argument.stream == stream:
+                return torch.arange(min(int(given), values[stream].shape[1]))
+            if isinstance(argument, TextMask) and argument.stream == stream:
                 before, length, behind = (
                     sum(values[each].shape[1] for each in streams)
                     for streams in (argument.before, (stream,), argument.behind)
                 )
-                visible = functools.partial(self._visible, name, mask, before, length, before + length + behind)
-                return call.once(mask, stream, visible)
+                visible = functools.partial(self._visible, name, given, before, length, before + length + behind)
+                return call.once(given, stream, visible)
         return None
 
     def _visible(self, name: str, mask: Tensor, start: int, length: int, total: int) -> Tensor:
@@ -106,7 +110,7 @@ class Arguments:
         """
         found = dict(values)
         for name, stream in streams.items():
-            found[name] = stream.local if stream.local.shape[stream.along] else _idle(stream)
+            found[name] = stream.handed(stream.local if stream.local.shape[stream.along] else _idle(stream))
         placements = {name: stream.placement for name, stream in streams.items()}
         for name, argument in self._group.arguments.items():
             value = values.get(name)
@@ -128,10 +132,8 @@ class Arguments:
         lengths = {name: placement.length for name, placement in placements.items()}
         match argument:
             case Along(streams, dim):
-                total, positions = (
-                    sum(lengths[stream] for stream in streams),
-                    _one_behind_the_other(streams, places, lengths),
-                )
+                total = sum(lengths[stream] for stream in streams)
+                positions = _one_behind_the_other(streams, places, lengths)
 
                 def along(tensor: Tensor) -> Tensor:
                     if tensor.shape[dim] != total:
@@ -148,6 +150,8 @@ class Arguments:
                 return value if value.ndim < dims else _by_frame(value, places[stream], lengths[stream])
             case TextMask():
                 return None
+            case TextLength(stream):
+                return len(places[stream])
             case Same():
                 if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
                     raise self._refused(name, "is spread over the ranks and was declared the same on all")
@@ -187,7 +191,7 @@ def _one_behind_the_other(streams: Sequence[str], places: Mapping[str, Tensor], 
 def _by_frame(value: Tensor, positions: Tensor, length: int) -> Tensor:
     """Each token's row; a frame's row is repeated as ComfyUI's Wan does it (`repeat_e`)."""
     frames = value.shape[1]
-    if frames == 1:
+    if frames == 1 or positions.numel() == length:  # the block repeats them as it does alone
         return value
     each = length // frames
     rows = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")

@@ -185,7 +185,7 @@ class Attentions:
             patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
             return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.places.patches)]
 
-        return self._call.once(placements[0], tuple(map(id, placements)), find)
+        return self._call.once(placements[0], tuple(placements), find)
 
 
 def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:

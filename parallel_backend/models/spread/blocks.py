@@ -245,6 +245,7 @@ def _returned(group: Group, out: Any, streams: Mapping[str, Stream]) -> Any:
 
 
 def _as_stream(value: Tensor, stream: Stream) -> Stream:
+    value = stream.given_back(value)
     count = stream.placement.counts[stream.call.rank]
     if count == 0 and value.shape[stream.along] == 1:
         value = value.narrow(stream.along, 0, 0)

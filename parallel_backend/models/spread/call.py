@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from .declaration import Beside, StreamKind
+from .declaration import Beside, Pictured, StreamKind
 from .placement import Placement
 from .places import Places
 from .stream import HERE, Stream
@@ -48,11 +48,14 @@ class Call:
 
     def stream(self, tensor: Tensor, kind: StreamKind, kept: Tensor | None = None, dim: int = 1) -> Stream:
         """A tensor that every rank has, cut."""
+        grid: tuple[int, ...] = ()
+        if isinstance(kind, Pictured) and kind.grid:
+            grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
         placement = self.places.of(tensor.shape[dim], kind, kept)
         local = self.own(tensor, dim, placement)
         if local is not tensor:  # so that the whole can be freed
             local = local.clone(memory_format=torch.contiguous_format)
-        return Stream(local, placement, dim, self)
+        return Stream(local, placement, dim, self, grid=grid)
 
     def beside(self, tensor: Tensor, dim: int) -> Stream:
         """A tensor that every rank has, as a stream without the picture's tokens."""
@@ -84,10 +87,10 @@ class Call:
         self.gathers += 1
         placement, dim = stream.placement, stream.along
         if self._sequence.size == 1 and placement.counts[0] == placement.length:
-            return stream.local
+            return stream.shown(stream.local)
         local = stream.local.movedim(dim, 1)
         everyone = self._sequence.gather(local.flatten(2), placement.counts)
         order = torch.cat(placement.ranks).to(everyone.device)
         whole = everyone.new_zeros(everyone.shape[0], placement.length, everyone.shape[2])
         whole.index_copy_(1, order, everyone)
-        return whole.view(local.shape[0], placement.length, *local.shape[2:]).movedim(1, dim)
+        return stream.shown(whole.view(local.shape[0], placement.length, *local.shape[2:]).movedim(1, dim))

@@ -19,9 +19,12 @@ class Pictured:
     """A stream with the picture's tokens in it, in one run; what is before and behind it belongs to the first patch.
 
     `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's.
+    `grid` says that the tokens have several dimensions (frames, height, width) in place of one; a block that is given
+    some of them has these along the first.
     """
 
     start: Callable[[int, int], int] = lambda length, picture: 0
+    grid: bool = False
 
 
 StreamKind: TypeAlias = Beside | Pictured
@@ -73,11 +76,18 @@ class TextMask:
 
 
 @dataclass(frozen=True)
+class TextLength:
+    """How many of a text stream's first tokens are attended to; the others are left out of the stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
 class Same:
     """The same on all ranks: modulation, text that is only attended to, numbers."""
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | Same
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | TextLength | Same
 
 
 @dataclass(frozen=True)
@@ -118,8 +128,9 @@ class Declaration:
     `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
     no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
     the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
-    `patch_size` gives the latent values that are one token, and `refused` the conditioning that has no place in it.
-    `embeddings` make tokens of the picture on every stage: behind them a model may lay text before the picture.
+    `patch_size` gives the latent values that are one token, `refused` the conditioning that has no place in it, and
+    `lacking` says of a model what the workers cannot give it. `embeddings` make tokens of the picture on every stage:
+    behind them a model may lay text before the picture.
     """
 
     groups: tuple[Group, ...]
@@ -131,3 +142,4 @@ class Declaration:
     patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
     refused: tuple[str, ...] = ()
     embeddings: tuple[Group, ...] = ()
+    lacking: Callable[[Any], str | None] = lambda model: None

@@ -52,24 +52,37 @@ class Ranks(Protocol):
 
 
 class Stream(torch.Tensor):
-    """`local` are this rank's tokens along dimension `along`, in the order of `placement`; `side` is where they are."""
+    """`local` are this rank's tokens along dimension `along`, in the order of `placement`; `side` is where they are.
+
+    With a `grid` the model sees these dimensions in place of that one.
+    """
 
     local: Tensor
     placement: Placement
     along: int
     call: Ranks
     side: int
+    grid: tuple[int, ...]
 
     @staticmethod
-    def __new__(cls, local: Tensor, placement: Placement, along: int, call: Ranks, side: int = HERE) -> Stream:
+    def __new__(
+        cls,
+        local: Tensor,
+        placement: Placement,
+        along: int,
+        call: Ranks,
+        side: int = HERE,
+        grid: tuple[int, ...] = (),
+    ) -> Stream:
         """A tensor of the shape of the whole, without storage of its own."""
         assert local.shape[along] == placement.counts[call.rank]
-        shape = (*local.shape[:along], placement.length, *local.shape[along + 1 :])
+        shape = (*local.shape[:along], *(grid or (placement.length,)), *local.shape[along + 1 :])
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=call.device)  # type: ignore[attr-defined]
         made.local, made.placement, made.along, made.call, made.side = local, placement, along, call, side
+        made.grid = grid
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -77,7 +90,23 @@ class Stream(torch.Tensor):
 
     def like(self, local: Tensor, placement: Placement | None = None, side: int = HERE) -> Stream:
         """A stream of other tokens of this rank, by default in the same places."""
-        return Stream(local, placement or self.placement, self.along, self.call, side)
+        return Stream(local, placement or self.placement, self.along, self.call, side, self.grid)
+
+    def shown(self, whole: Tensor) -> Tensor:
+        """All tokens as the model sees them."""
+        return whole.unflatten(self.along, self.grid) if self.grid else whole
+
+    def handed(self, tokens: Tensor) -> Tensor:
+        """Some tokens as a block takes them."""
+        if not self.grid:
+            return tokens
+        count = tokens.shape[self.along]
+        every = count == self.placement.length
+        return tokens.unflatten(self.along, self.grid if every else (count, *[1] * (len(self.grid) - 1)))
+
+    def given_back(self, tokens: Tensor) -> Tensor:
+        """The reverse of `handed`."""
+        return tokens.flatten(self.along, self.along + len(self.grid) - 1) if self.grid else tokens
 
     def at(self, side: int) -> Stream:
         """The same tokens without data, with another stage."""
@@ -116,7 +145,7 @@ def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     if dim % first.ndim != first.along:
         return NotImplemented
     parts = [tensor if isinstance(tensor, Stream) else first.call.beside(tensor, first.along) for tensor in tensors]
-    if any(part.along != first.along for part in parts):
+    if any(part.along != first.along or part.grid for part in parts):
         return NotImplemented
     side = _side(parts)
     found = [part.local if side == HERE else part.local.to("meta") for part in parts]
@@ -124,6 +153,8 @@ def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def _slice(stream: Stream, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
+    if stream.grid:
+        return NotImplemented
     dim %= stream.ndim
     first, last, _ = slice(start, stop).indices(stream.shape[dim])
     last = max(first, last)
@@ -147,6 +178,8 @@ def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
     streams = [tensor for tensor in tensors if isinstance(tensor, Stream)]
     first = streams[0]
+    if len(tensors) > 1 and any(stream.grid for stream in streams):
+        return NotImplemented
     from_end = first.ndim - first.along
     for stream in streams:
         alike = stream.ndim - stream.along == from_end and stream.placement.same_as(first.placement)

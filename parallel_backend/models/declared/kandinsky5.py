@@ -1,0 +1,32 @@
+"""Kandinsky 5: blocks of the video alone, text attended to; its text's own blocks run on every rank.
+
+Its output layer needs frames, rows and columns, so the tokens are gathered before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..spread.declaration import Along, Declaration, Group, Local, Pictured, Same, Spread
+
+
+def _heads(model: Any) -> tuple[int, int]:
+    attention = model.visual_transformer_blocks[0].self_attention
+    return attention.num_heads, attention.head_dim
+
+
+KANDINSKY5 = Declaration(
+    groups=(
+        Group(
+            "visual_transformer_blocks",
+            streams={"visual_embed": Pictured()},
+            arguments={"text_embed": Same(), "time_embed": Same(), "freqs": Along(("visual_embed",), dim=1)},
+            attentions=(Spread(("visual_embed",)), Local()),
+            returns=("visual_embed",),
+        ),
+    ),
+    heads=(),
+    heads_of=_heads,
+    text_width=lambda model: model.text_embeddings.in_layer.in_features,
+    joint_text=False,
+)
