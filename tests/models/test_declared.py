@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_backend.models.comfyui.family import _keep_two_of_each, _shape, load_buffers
+from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, _shape, load_buffers
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
