@@ -128,6 +128,7 @@ class Declaration:
     no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
     the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
     `patch_size` gives the latent values that are one token; `lacking` says of a model what the workers cannot give it.
+    `compute` makes what no file has and the class computes on the device where it is built.
     """
 
     groups: tuple[Group, ...]
@@ -138,3 +139,4 @@ class Declaration:
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None
     patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
     lacking: Callable[[Any], str | None] = lambda model: None
+    compute: Callable[[Any], object] = lambda model: None
