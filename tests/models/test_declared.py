@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, _shape, load_buffers
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
+from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, _shape, load_buffers
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.family import Stage

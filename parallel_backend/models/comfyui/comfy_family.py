@@ -95,6 +95,11 @@ class ComfyFamily:
         module = base.diffusion_model
         if lacking := declaration.lacking(module):
             raise Refused(f"{name} takes {lacking}, which is not supported yet: use Load Diffusion Model.")
+        declaration.compute(module)
+        if missing := _not_computed(module):
+            raise Refused(
+                f"{name} is a {kind} model, whose {missing[0]} no file has: update this pack, or use Load Diffusion Model."
+            )
         keys = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
         blocks = blocks_of(module, declaration)
         channels, dims = base.latent_format.latent_channels, base.latent_format.latent_dimensions
@@ -187,6 +192,7 @@ class ComfyFamily:
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
+        config.declaration.compute(base.diffusion_model)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
@@ -253,6 +259,12 @@ def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
         else:
             kept = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
         module.set_submodule(group.path, nn.ModuleList(kept))
+
+
+def _not_computed(module: nn.Module) -> list[str]:
+    """Buffers that come from no file and are on the meta device; empty ones are marks."""
+    filed = module.state_dict().keys()
+    return [name for name, buffer in module.named_buffers() if name not in filed and buffer.is_meta and buffer.numel()]
 
 
 def _whole(name: str, parameter: Tensor) -> tuple[Piece, ...]:

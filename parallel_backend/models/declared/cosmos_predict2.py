@@ -21,5 +21,6 @@ COSMOS_PREDICT2 = Declaration(
     heads_of=lambda model: (model.num_heads, model.model_channels // model.num_heads),
     text_width=lambda model: model.blocks[0].cross_attn.context_dim,
     joint_text=False,
+    compute=lambda model: model.build_pos_embed(device="cpu"),
     patch_size=lambda model: (model.patch_temporal, model.patch_spatial, model.patch_spatial),
 )

@@ -130,7 +130,8 @@ class Declaration:
     the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
     `patch_size` gives the latent values that are one token, `refused` the conditioning that has no place in it, and
     `lacking` says of a model what the workers cannot give it. `embeddings` make tokens of the picture on every stage:
-    behind them a model may lay text before the picture.
+    behind them a model may lay text before the picture. `compute` makes what no file has and the class computes on the
+    device where it is built.
     """
 
     groups: tuple[Group, ...]
@@ -143,3 +144,4 @@ class Declaration:
     refused: tuple[str, ...] = ()
     embeddings: tuple[Group, ...] = ()
     lacking: Callable[[Any], str | None] = lambda model: None
+    compute: Callable[[Any], object] = lambda model: None

@@ -60,6 +60,7 @@ class StagePart:
         self._watch = watch
         self.model: Model | ComfyModel = family.build(config, stage)
         self.module = self.model.module
+        self._computed = {name: buffer for name, buffer in self.module.named_buffers() if not buffer.is_meta}
         self._exact = family.exact(config)
         shape_parameters(self.module, self._checkpoint, self._keys, self._dtype, self._exact)
         self.holding: Holding = Replicated()
@@ -71,6 +72,8 @@ class StagePart:
     def fill(self) -> None:
         """Load the stage's weights by byte range."""
         self.module.to_empty(device=self._device)
+        for name, buffer in self._computed.items():
+            self.module.get_buffer(name).copy_(buffer)
         self._load()
 
     def adapt(self, adapters: AdapterSet, watch: Watch) -> None:
