@@ -48,7 +48,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 def wide(name: str, prompts: str = "", **settings: Any) -> Graph:
     """A job of 35 tokens, which Z-Image pads."""
-    graph = graph_of("wan", **{"steps": 2} | settings) | {"latent": LATENT}
+    graph = graph_of("wan", **{"steps": 2, "seed": 8} | settings) | {"latent": LATENT}
     graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
     for side in SHOWN:
         graph[side]["inputs"]["conditioning"] = f"{name}{prompts}-{side}.safetensors"
