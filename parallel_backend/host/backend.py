@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -44,7 +45,8 @@ from ..wire.messages import (
 )
 from . import diagnosis
 from .elsewhere import address_of, ask, device_names, is_elsewhere
-from .group import Answer, Deadlines, Interrupted, OnLoading, OnNews, WorkerGroup
+from .exchange import Answer, Exchange, Interrupted, OnLoading
+from .group import Deadlines, WorkerGroup
 from .launcher import wants_kernels_early, worker_environment
 from .numbers import check_finite, check_sampled
 from .planner import Planner, Question
@@ -62,14 +64,6 @@ OnProgress = Callable[[int, Tensor, Tensor], None]
 
 OnPixels = Callable[[int, int, Tensor], None]
 """Told an item of a batch, the frame from which on these are its pixels, and the pixels; in order."""
-
-
-def _no_news(frame: Frame) -> None:
-    """Requests other than Sample and Decode have nothing to tell before they end."""
-
-
-def _no_loading(done: int, total: int) -> None:
-    """Requests that load nothing."""
 
 
 def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
@@ -124,8 +118,8 @@ class Backend:
             check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
             on_progress(step, denoised, x)
 
-        fields["adapters"] = adapters.id
-        answer = self._request(Sample, fields, tensors, on_news, on_loading, interrupted, adapters)
+        message = Sample(request=next(self._requests), adapters=adapters.id, **fields)
+        answer = self._request(Exchange(message, tensors, adapters, interrupted, on_loading, on_news))
         check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
         return answer
 
@@ -152,19 +146,20 @@ class Backend:
             values: what each call's conditioning holds besides tensors; nothing by default.
         """
         added, added_tensors = residuals or (None, {})
-        fields = {
-            "model": model,
-            "plan": plan,
-            "compute_dtype": compute_dtype,
-            "adapters": adapters.id,
-            "calls": len(calls),
-            "values": [dict(each) for each in values] or [{} for _ in calls],
-            "residuals": added,
-            "working": working,
-        }
+        message = Forward(
+            request=next(self._requests),
+            model=model,
+            plan=plan,
+            compute_dtype=compute_dtype,
+            adapters=adapters.id,
+            calls=len(calls),
+            values=[dict(each) for each in values] or [{} for _ in calls],
+            residuals=added,
+            working=working,
+        )
         tensors = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.items()}
         tensors |= added_tensors
-        answer = self._request(Forward, fields, tensors, _no_news, on_loading, interrupted, adapters)
+        answer = self._request(Exchange(message, tensors, adapters, interrupted, on_loading))
         check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
         return answer
 
@@ -191,8 +186,8 @@ class Backend:
         with self._lock:
             plan = self._in_rows(wish)
             shared = not is_elsewhere(plan.devices[0])
-            fields = {"model": vae, "plan": plan, "schedule": schedule, "shared": shared, "working": working}
-            return self._request(Decode, fields, {"latent": latent}, on_news, on_loading, stop)
+            message = Decode(next(self._requests), vae, plan, schedule, shared, working)
+            return self._request(Exchange(message, {"latent": latent}, NONE, stop, on_loading, on_news))
 
     def encode(
         self,
@@ -206,8 +201,8 @@ class Backend:
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
-            fields = {"model": vae, "plan": self._in_rows(wish), "schedule": schedule, "working": working}
-            return self._request(Encode, fields, {"pixels": pixels}, _no_news, on_loading, stop)
+            message = Encode(next(self._requests), vae, self._in_rows(wish), schedule, working)
+            return self._request(Exchange(message, {"pixels": pixels}, NONE, stop, on_loading))
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
         """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
@@ -247,7 +242,7 @@ class Backend:
     def measure(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
         request = MeasureMachine(next(self._requests), _side_by_side(plan))
-        message = self._ask(request, {}, interrupted).frame.message
+        message = self._ask(Exchange(request, interrupted=interrupted)).frame.message
         assert isinstance(message, MachineMeasured)
         return message.machine
 
@@ -261,7 +256,7 @@ class Backend:
     def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], interrupted: Interrupted) -> float:
         """Bytes that a job may take on the fullest of a plan's devices, for each worker there."""
         request = MeasureMemory(next(self._requests), plan)
-        message = self._ask(request, {}, interrupted).frame.message
+        message = self._ask(Exchange(request, interrupted=interrupted)).frame.message
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
         return min(
@@ -282,7 +277,7 @@ class Backend:
 
         def measure() -> BlockTimes:
             request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype, dict(values))
-            message = self._ask(request, tensors, interrupted).frame.message
+            message = self._ask(Exchange(request, tensors, interrupted=interrupted)).frame.message
             assert isinstance(message, BlocksMeasured)
             return message.times
 
@@ -334,8 +329,7 @@ class Backend:
                     continue
                 if group.alive():
                     try:
-                        message = Release(next(self._requests), model)
-                        answer = group.carry_out(message, {}, _no_news, _no_loading, lambda: False)
+                        answer = group.carry_out(Exchange(Release(next(self._requests), model)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
@@ -376,47 +370,32 @@ class Backend:
         finally:
             self._lock.release()
 
-    def _request(
-        self,
-        kind: type[Sample] | type[Forward] | type[Decode] | type[Encode],
-        fields: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        on_news: OnNews,
-        on_loading: OnLoading,
-        interrupted: Interrupted,
-        adapters: AdapterSet = NONE,
-    ) -> Answer:
+    def _request(self, exchange: Exchange) -> Answer:
+        """`_ask` for what is worth a line in the log."""
         with self._lock:
-            message = kind(request=next(self._requests), **fields)
-            answer = self._ask(message, tensors, interrupted, on_news, on_loading, adapters)
+            message, answer = exchange.message, self._ask(exchange)
+            assert isinstance(message, Sample | Forward | Decode | Encode)
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
             if not isinstance(message, Forward):
                 log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
             return answer
 
-    def _ask(
-        self,
-        message: Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks,
-        tensors: Mapping[str, Tensor],
-        interrupted: Interrupted,
-        on_news: OnNews = _no_news,
-        on_loading: OnLoading = _no_loading,
-        adapters: AdapterSet = NONE,
-    ) -> Answer:
-        """Have a message carried out by the workers of its plan, which know the adapters it names."""
+    def _ask(self, exchange: Exchange) -> Answer:
+        """Have a request carried out by the workers of its plan."""
 
         def stopped() -> bool:
-            return self._closing.is_set() or interrupted()
+            return self._closing.is_set() or exchange.interrupted()
 
+        message = exchange.message
+        assert not isinstance(message, Release), "a plan says which workers"
         with self._lock:
             if self._closing.is_set():
                 raise Cancelled
             for last_try in (False, True):
                 group = self._group(message.plan, stopped)
                 try:
-                    group.teach(adapters)
-                    return group.carry_out(message, tensors, on_news, on_loading, stopped)
+                    return group.carry_out(replace(exchange, interrupted=stopped))
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
                         raise

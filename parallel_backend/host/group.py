@@ -7,7 +7,7 @@ import enum
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from ..diffusion import ModelSpec
 from ..errors import Cancelled, Refused, WorkerFailed
 from ..plan import ResolvedPlan
-from ..weights.adapters import AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (
@@ -33,9 +32,6 @@ from ..wire.messages import (
     Join,
     Loading,
     MachineMeasured,
-    MeasureBlocks,
-    MeasureMachine,
-    MeasureMemory,
     MemoryMeasured,
     Message,
     Pixels,
@@ -50,6 +46,7 @@ from ..wire.messages import (
 from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
+from .exchange import Answer, Exchange, Interrupted
 from .known_adapters import KnownAdapters
 from .launcher import Launched, launch, make_directory, remove, socket_path
 from .processes import ForkServer
@@ -57,13 +54,7 @@ from .versions import check_members
 
 log = logging.getLogger(__name__)
 
-OnNews = Callable[[Frame], None]
-OnLoading = Callable[[int, int], None]
-Interrupted = Callable[[], bool]
-
 POLL_SECONDS = 0.05
-
-Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks | Release
 
 
 @dataclass(frozen=True)
@@ -97,14 +88,6 @@ class Deadlines:
             raise Refused(
                 f"PARALLEL_DEADLINES={text!r} is not understood: write seconds as in stall=900,start=600; there are {names}."
             ) from None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The frame that answers a request and what the request cost on each rank, in no order."""
-
-    frame: Frame
-    reports: list[Report]
 
 
 class State(enum.Enum):
@@ -215,51 +198,28 @@ class WorkerGroup:
         """Whether a worker holds weights of a model on its device."""
         return any(held.model == model for report in self._latest.values() for held in report.held)
 
-    def carry_out(
-        self,
-        message: Request,
-        tensors: Mapping[str, Tensor],
-        on_news: OnNews,
-        on_loading: OnLoading,
-        interrupted: Interrupted,
-    ) -> Answer:
-        """Send a request and wait for its end.
-
-        Args:
-            on_news: called with the frames of Progress and Pixels messages; what it raises cancels the request.
-            on_loading: called with the bytes of weights that are there and those there will be.
-            interrupted: asked often; True cancels the request.
+    def carry_out(self, exchange: Exchange) -> Answer:
+        """Send what the workers do not know yet of the adapters, then the request, and wait for its end.
 
         Raises:
             Cancelled: the user cancelled; the workers are ready again.
             WorkerFailed: the group has failed and is stopped.
         """
         assert self.state is State.READY
-        self._plan = None if isinstance(message, Release) else message.plan
+        self._plan = None if isinstance(exchange.message, Release) else exchange.message.plan
         self.state = State.RUNNING
         self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
         try:
-            with self._ending():
-                return self._converse(message, tensors, on_news, on_loading, interrupted)
-        finally:
-            if self.state is State.RUNNING:
-                self.state = State.READY
-
-    def teach(self, adapters: AdapterSet) -> None:
-        """Send what the workers do not know yet of adapters that the next request names. Raises WorkerFailed."""
-        with self._ending():
-            for message, tensors in self._known.news(adapters):
+            for message, tensors in self._known.news(exchange.adapters):
                 self._send(message, tensors)
-
-    @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
-        """End the group when it fails inside."""
-        try:
-            yield
+            return self._converse(exchange)
         except WorkerFailed:
             self.died_idle = self._ended_before_beginning()
             self._end(State.FAILED)
             raise
+        finally:
+            if self.state is State.RUNNING:
+                self.state = State.READY
 
     def _ended_before_beginning(self) -> bool:
         reported = {report.rank for report in self._reports}
@@ -278,16 +238,9 @@ class WorkerGroup:
             self._send(Shutdown(), {})
         self._end(State.STOPPED)
 
-    def _converse(
-        self,
-        message: Request,
-        tensors: Mapping[str, Tensor],
-        on_news: OnNews,
-        on_loading: OnLoading,
-        interrupted: Interrupted,
-    ) -> Answer:
-        started = time.monotonic()
-        self._send(message, tensors)
+    def _converse(self, exchange: Exchange) -> Answer:
+        message, started = exchange.message, time.monotonic()
+        self._send(message, exchange.tensors)
         cancelled_at: float | None = None
         stopped_by: BaseException | None = None
         answer: Answer | None = None
@@ -298,9 +251,9 @@ class WorkerGroup:
             frame = self._next_frame(started)
             match frame.message if frame else None:
                 case Progress() | Pixels() if stopped_by is None and frame is not None:
-                    stopped_by = _raised_by(on_news, frame)
+                    stopped_by = _raised_by(exchange.on_news, frame)
                 case Loading(done=done, total=total) if stopped_by is None:
-                    stopped_by = _raised_by(on_loading, done, total)
+                    stopped_by = _raised_by(exchange.on_loading, done, total)
                 case Report() as report:
                     reports.append(report)
                     self._latest[report.rank] = report
@@ -310,7 +263,7 @@ class WorkerGroup:
                     stopped_by, over = stopped_by or Cancelled(), True
                 case Declined(reason=reason):
                     raise Refused(reason)
-            if stopped_by is None and interrupted():
+            if stopped_by is None and exchange.interrupted():
                 stopped_by = Cancelled()
             if stopped_by is not None and cancelled_at is None:
                 cancelled_at = time.monotonic()

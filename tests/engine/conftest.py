@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.host import Backend
-from parallel_backend.host.group import Answer
+from parallel_backend.host.exchange import Answer
 from parallel_backend.models.flux import reference_tokens
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.digest import file_digest

@@ -1,0 +1,61 @@
+"""An exchange with a group of workers: what they are asked, who looks on meanwhile, and their answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..weights.adapters import NONE, AdapterSet
+from ..wire.frames import Frame
+from ..wire.messages import (
+    Decode,
+    Encode,
+    Forward,
+    MeasureBlocks,
+    MeasureMachine,
+    MeasureMemory,
+    Release,
+    Report,
+    Sample,
+)
+
+OnNews = Callable[[Frame], None]
+OnLoading = Callable[[int, int], None]
+Interrupted = Callable[[], bool]
+
+Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks | Release
+
+
+def _ignore(*_: object) -> None:
+    """What nobody wants to know."""
+
+
+def _never() -> bool:
+    """What cannot be cancelled."""
+    return False
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request with its tensors, the adapters that it names, and who looks on.
+
+    `interrupted` is asked often; True cancels the request. `on_loading` is told the bytes of weights that are there and
+    those there will be, `on_news` the frames of Progress and Pixels messages; what they raise cancels the request.
+    """
+
+    message: Request
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    adapters: AdapterSet = NONE
+    interrupted: Interrupted = _never
+    on_loading: OnLoading = _ignore
+    on_news: OnNews = _ignore
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The frame that answers a request and what the request cost on each rank, in no order."""
+
+    frame: Frame
+    reports: list[Report]
