@@ -28,9 +28,13 @@ def _hunyuan(kind: str, given: Mapping[str, Any], channels: int = 16, batch: int
         "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False,
     }  # fmt: skip
     model = HunyuanVideo(**sizes | SETTINGS | settings)
-    prompt = {"context": text(batch=batch), "y": draw(batch, 32, seed=3), "guidance": torch.tensor([6.0])}
+    prompt = {
+        "context": text(batch=batch),
+        "y": draw(batch, 32, seed=3),
+        "guidance": torch.tensor([6.0]),
+    }
     frames = [3] if len(model.patch_size) == 3 else []
-    return case(kind, model, draw(batch, channels, *frames, 6, 10, seed=1), prompt | given)
+    return case(kind, model, draw(batch, channels, *frames, 6, 10, seed=1), {**prompt, **given})
 
 
 def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **settings: Any) -> Case:
@@ -39,7 +43,7 @@ def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **setting
     model = LTXVModel(**sizes | SETTINGS | settings)
     x = draw(1, 128, frames, 5, 4, seed=1)
     prompt = {"context": text(), "attention_mask": None, "frame_rate": 24}
-    return case("LTXV", model, x, prompt | given, timestep)
+    return case("LTXV", model, x, {**prompt, **given}, timestep)
 
 
 def _ltxv_keyframe() -> Case:
