@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from parallel_backend.models.comfyui.family import ComfyFamily
 from safetensors.torch import save_file
 
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.checkpoint import read_header
 from tests.models.tiny_classes import HEADS, SETTINGS

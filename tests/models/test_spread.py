@@ -36,12 +36,13 @@ CASES = {**CLASSES, **IMAGES, **VIDEO_CASES}
 CPU = torch.device("cpu")
 
 PLANS = [
-    {"ulysses": 2},
-    {"ring": 3},
-    {"ring": 2, "ulysses": 2},
-    {"pipefusion": 2, "patches": 3, "ulysses": 2},
-    {"pipefusion": 3, "patches": 2},
+    pytest.param({"ulysses": 2}, id="ulysses 2", marks=thorough),
+    pytest.param({"ring": 3}, id="ring 3"),
+    pytest.param({"ring": 2, "ulysses": 2}, id="ring 2, ulysses 2", marks=thorough),
+    pytest.param({"pipefusion": 2, "patches": 3, "ulysses": 2}, id="3 patches over 2 stages, ulysses 2"),
+    pytest.param({"pipefusion": 3, "patches": 2}, id="2 patches over 3 stages", marks=thorough),
 ]
+"""The quick run has keys that travel, and heads, stages and patches together."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def worst(results: list[list[Tensor]], expected: Tensor) -> float:
     return max(((out - expected).norm() / expected.norm()).item() for outs in results for out in outs)
 
 
-@pytest.mark.parametrize("degrees", PLANS, ids=str)
+@pytest.mark.parametrize("degrees", PLANS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_split_gives_the_models_own_result(name: str, degrees: dict[str, int], case: Any) -> None:
     """The whole call, and then each patch from a cache that holds the same call: nothing is stale."""
