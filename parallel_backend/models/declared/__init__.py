@@ -13,8 +13,7 @@ from .hidream import HIDREAM
 from .hunyuan_video import HUNYUAN_VIDEO
 from .ideogram4 import IDEOGRAM4
 from .joyimage import JOYIMAGE
-from .kandinsky5 import KANDINSKY5
-from .kandinsky_image import KANDINSKY_IMAGE
+from .kandinsky5 import KANDINSKY5, KANDINSKY5_IMAGE
 from .krea2 import KREA2
 from .lens import LENS
 from .ltxv import LTXV
@@ -59,7 +58,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "SD3": SD3,
         "AuraFlow": AURAFLOW,
         "HiDream": HIDREAM,
-        "Kandinsky5Image": KANDINSKY_IMAGE,
+        "Kandinsky5Image": KANDINSKY5_IMAGE,
         "JoyImage": JOYIMAGE,
         "Lens": LENS,
         "Boogu": BOOGU,

@@ -1,10 +1,11 @@
-"""Kandinsky 5: blocks of the video alone, text attended to; its text's own blocks run on every rank.
+"""Kandinsky 5: blocks of the video or picture alone, text attended to; its text's own blocks run on every rank.
 
 Its output layer needs frames, rows and columns, so the tokens are gathered before it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..spread.declaration import Along, Declaration, Group, Local, Pictured, Same, Spread
@@ -29,4 +30,9 @@ KANDINSKY5 = Declaration(
     heads_of=_heads,
     text_width=lambda model: model.text_embeddings.in_layer.in_features,
     joint_text=False,
+)
+KANDINSKY5_IMAGE = replace(
+    KANDINSKY5,
+    patch_size=lambda model: model.patch_size[1:],
+    refused=("time_dim_replace",),  # ComfyUI writes it into the latent
 )
