@@ -15,5 +15,5 @@ class LoadParallelDiffusionModel(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """As all loaders."""
-        files = "FLUX.1, FLUX.2, Qwen-Image, Wan 2.1 and 2.2, Z-Image, HunyuanVideo, LTX-Video, Krea 2 and a dozen other families."
+        files = "FLUX.1, FLUX.2, Qwen-Image, Wan 2.1 and 2.2, Z-Image, HunyuanVideo and a dozen other families."
         return cls.schema("Diffusion Model", files, ["multi gpu", "wan", "qwen image", "z-image", "flux 2"])
