@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, graph_of, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, queue_logged
-from tests.host.test_comfy_families import DIFFERENT, TOLERANCE, graph_of, save_families, spread
 from tests.selection import product, thorough
 from tests.tiny_formats import quantise, write_scaled
 from tests.tiny_models import draw

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import TOKENS, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
-from tests.host.test_comfy_families import TOKENS, TOLERANCE, LatentOf, graph_of, spread
 from tests.tiny_comfy import TINY, save_tiny
 
 LATENTS = {

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import TOLERANCE, graph_of, save_latent, spread, with_reference
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
-from tests.host.test_comfy_families import TOLERANCE, graph_of, save_latent, spread, with_reference
 from tests.selection import thorough
 from tests.tiny_comfy import WIDE, save_wide
 from tests.tiny_models import draw

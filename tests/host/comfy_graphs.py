@@ -1,0 +1,118 @@
+"""Graphs of ComfyUI's own models, by the stock loader and by Load Parallel Diffusion Model, and the files they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.host.graphs import Graph, insert_after, node
+from tests.selection import thorough
+from tests.tiny_comfy import TINY, save_tiny
+from tests.tiny_models import draw
+
+TOLERANCE = 1e-5
+DIFFERENT = 1e-3
+"""What is to matter changes the picture by more than this."""
+
+TOKENS = {"positive": 7, "negative": 4}
+FLUX1 = "tiny-schnell"
+
+LATENTS = {
+    FLUX1: node("EmptyLatentImage", width=72, height=104, batch_size=1),
+    "flux2": node("EmptyFlux2LatentImage", width=112, height=80, batch_size=1),
+    "wan": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
+    "vace": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),  # it takes no odd latent
+    "wan_i2v": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
+    "wan22_5b": node("LoadLatent", latent="wan22_5b.latent"),
+}
+
+PLANS: list[dict[str, Any]] = [
+    {"devices": "cpu:2"},
+    {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+    {"devices": "cpu:2", "ring": 2, "weights": "sharded"},
+]
+SOME_PLANS = [PLANS[0], *(pytest.param(plan, marks=thorough) for plan in PLANS[1:])]
+
+LatentOf = Callable[[Graph], Tensor]
+
+
+def save_families(server: ComfyUI, *names: str) -> None:
+    """Write models and prompts for them."""
+    for name in names:
+        save_tiny(server.base_dir / "models" / "diffusion_models", name)
+        for side, tokens in TOKENS.items():
+            save_file(
+                {"cond": draw(1, tokens, TINY[name].text, seed=tokens)}, server.input_dir / f"{name}-{side}.safetensors"
+            )
+
+
+def save_latent(server: ComfyUI, name: str, *shape: int) -> None:
+    """Write a file for LoadLatent."""
+    tensors = {"latent_tensor": draw(*shape, seed=len(name)), "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, server.input_dir / f"{name}.latent")
+
+
+def graph_of(name: str, **settings: Any) -> Graph:
+    """The stock loader and KSampler, saved by the node "save"."""
+    sampler = {
+        "sampler_name": "euler",
+        "scheduler": "simple",
+        "seed": 7,
+        "steps": 3,
+        "cfg": 2.5,
+        "denoise": 1.0,
+    } | settings
+    return {
+        "model": node("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default"),
+        **{side: node("LoadConditioning", conditioning=f"{name}-{side}.safetensors") for side in TOKENS},
+        "latent": LATENTS[name],
+        "sampler": node(
+            "KSampler",
+            model=["model", 0],
+            positive=["positive", 0],
+            negative=["negative", 0],
+            latent_image=["latent", 0],
+            **sampler,
+        ),
+        "save": node("SaveLatent", samples=["sampler", 0], filename_prefix="family"),
+    }  # fmt: skip
+
+
+def spread(graph: Graph, devices: str = "cpu:2", *, strict: bool = True, **plan: Any) -> Graph:
+    """The same on workers, by Parallel Sampler unless a stock sampler is to show what it does."""
+    plan = {"devices": devices, "cfg": 0, "ulysses": 0, "ring": 0, "attention": "auto"} | plan
+    loader = node("LoadParallelDiffusionModel", **graph["model"]["inputs"], plan=["plan", 0])
+    sampler = graph["sampler"]
+    if strict:
+        sampler = node("ParallelSampler", **sampler["inputs"])
+    return graph | {"plan": node("ParallelPlan", **plan), "model": loader, "sampler": sampler}
+
+
+def with_reference(graph: Graph, file: str, side: str = "positive") -> Graph:
+    """With one more reference latent on a side."""
+    name = f"{side} with {file}"
+    sampler = node(graph["sampler"]["class_type"], **graph["sampler"]["inputs"] | {side: [name, 0]})
+    return graph | {
+        f"latent {file}": node("LoadLatent", latent=f"{file}.latent"),
+        name: node("ReferenceLatent", conditioning=graph["sampler"]["inputs"][side], latent=[f"latent {file}", 0]),
+        "sampler": sampler,
+    }
+
+
+def step_by_step(graph: Graph) -> Graph:
+    """With a sampler that the workers' loop does not carry."""
+    return graph | {"sampler": node("KSampler", **graph["sampler"]["inputs"] | {"sampler_name": "dpm_fast"})}
+
+
+def with_tensors(server: ComfyUI, graph: Graph, name: str, tensors: Mapping[str, Tensor]) -> Graph:
+    """With these on both prompts, as nodes put them there that need a VAE or a vision model."""
+    save_file(dict(tensors), server.input_dir / f"{name}-given.safetensors")
+    for side in TOKENS:
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-given.safetensors")
+    return graph

@@ -1,0 +1,103 @@
+"""What Load Parallel Diffusion Model's models cannot do is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import (
+    FLUX1,
+    TOKENS,
+    graph_of,
+    save_families,
+    spread,
+)
+from tests.host.graphs import controlled, insert_after_model, node
+from tests.host.test_families import refused
+from tests.tiny_comfy import save_tiny
+from tests.tiny_controlnet import save_xlabs
+from tests.tiny_flux import save_conditioning
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "flux2", "wan")
+    for side, tokens in TOKENS.items():
+        save_conditioning(comfyui.input_dir / f"{FLUX1}-{side}.safetensors", tokens)
+
+
+def test_a_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
+    save_tiny(comfyui.base_dir / "models" / "diffusion_models", "scail")
+    graph = graph_of("wan")
+    graph["model"]["inputs"]["unet_name"] = "scail.safetensors"
+    assert "is a WAN21_SCAIL model, which is not supported yet" in refused(comfyui, spread(graph))
+
+
+def test_text_of_another_encoder_is_refused(comfyui: ComfyUI) -> None:
+    graph = graph_of("wan")
+    graph["positive"]["inputs"]["conditioning"] = "flux2-positive.safetensors"
+    assert "takes [batch, tokens, 4096]" in refused(comfyui, spread(graph))
+
+
+def test_controlnet_is_refused(comfyui: ComfyUI) -> None:
+    save_xlabs(comfyui.base_dir / "models" / "controlnet" / "tiny-families.safetensors")
+    graph = graph_of(FLUX1) | {
+        "net": node("ControlNetLoader", control_net_name="tiny-families.safetensors"),
+        "image": node("EmptyImage", width=80, height=48, batch_size=1, color=0x4080C0),
+        "latent": node("EmptyLatentImage", width=80, height=48, batch_size=1),
+    }
+    assert refused(comfyui, spread(controlled(graph), strict=False)) == (
+        "ControlNet cannot be used with a parallel FluxSchnell MODEL yet: remove it, or use Load Parallel FLUX for FLUX.1 "
+        "and Load Diffusion Model for other models."
+    )
+
+
+PICTURE = {
+    "vae": node("VAELoader", vae_name="taef1"),
+    "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0x4080C0),
+    "objects": node("PackObjects"),
+}
+CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
+
+ROPE = {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}
+
+FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "NAGuidance": (
+        "wan",
+        {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5},
+        "attention and block patches (attn1_output_patch) cannot be applied to",
+    ),
+    "SkipLayerGuidanceDiT": (
+        "wan",
+        {
+            "double_layers": "0",
+            "single_layers": "",
+            "scale": 3.0,
+            "start_percent": 0.0,
+            "end_percent": 1.0,
+            "rescaling_scale": 0.0,
+        },
+        "replaced attention or blocks (dit) cannot be applied to",
+    ),
+    "FluxKVCache": ("flux2", {}, "Replacing diffusion_model.params.default_ref_method cannot be done with"),
+    "QwenImageDiffsynthControlnet": (
+        "flux2",
+        CONTROL_PATCH,
+        "attention and block patches (double_block) cannot be applied to",
+    ),
+    "ZImageFunControlnet": ("flux2", CONTROL_PATCH, "attention and block patches (double_block) cannot be applied to"),
+    "ScaleROPE": ("wan", ROPE, "changed positions (ScaleROPE) cannot be applied to"),
+}
+"""The node, on which model, its inputs, and what the refusal begins with."""
+
+
+@pytest.mark.parametrize("kind", FROM_WITHIN)
+def test_what_changes_the_model_from_within_is_refused_by_name(comfyui: ComfyUI, kind: str) -> None:
+    name, inputs, said = FROM_WITHIN[kind]
+    graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)
+    assert refused(comfyui, spread(graph, strict=False)) == (
+        f"{said} a parallel MODEL: the weights live in the workers; remove that node, or use Load Diffusion Model."
+    )
