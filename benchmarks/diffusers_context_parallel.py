@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,23 +25,24 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.multiprocessing.spawn import spawn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.denoise.stage import StageForward
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.family import Model
-from parallel_backend.models.flux import FluxModel
 from parallel_backend.models.inputs import Inputs
+from parallel_backend.weights.holding import Holding, Replicated
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.worker.memory.stage_part import StagePart, stages
+from parallel_backend.weights.store import Store, Whole
+from parallel_backend.worker.memory.stage_part import StagePart, forward_of, stages
+from tests.comfy_oracle import comfy_on_path
 from tests.plans import cpu_plan
-from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH
+from tests.tiny_models import randomise
 
 PAGE = Path(__file__).parents[1] / "docs" / "diffusers-context-parallel.md"
 COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.diffusers_context_parallel"
@@ -84,12 +85,28 @@ def draw(settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, text, pooled
 
 
-def their_model(ours: Model) -> Any:
-    """A FluxTransformer2DModel with our model's weights and diffusers' context parallelism switched on."""
+def save_model(folder: str, settings: Settings) -> None:
+    """Write a random FLUX as diffusers does."""
+    from diffusers import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel(
+        in_channels=4 * CHANNELS,
+        num_layers=settings.double_blocks,
+        num_single_layers=settings.single_blocks,
+        attention_head_dim=HEAD_DIM,
+        num_attention_heads=settings.heads,
+        joint_attention_dim=TEXT_WIDTH,
+        pooled_projection_dim=POOLED_WIDTH,
+        guidance_embeds=False,
+    )
+    randomise(model, seed=3).save_pretrained(folder)
+
+
+def their_model(folder: str) -> Any:
+    """The model of a folder with diffusers' context parallelism switched on."""
     from diffusers import ContextParallelConfig, FluxTransformer2DModel
 
-    module = FluxTransformer2DModel.from_config(ours.module.config)
-    module.load_state_dict(ours.module.state_dict())
+    module = FluxTransformer2DModel.from_pretrained(folder)
     module.eval().requires_grad_(False)
     with (
         mock.patch.object(torch._C, "_get_accelerator", return_value=CPU),
@@ -97,6 +114,12 @@ def their_model(ours: Model) -> Any:
     ):
         module.enable_parallelism(config=ContextParallelConfig(ulysses_degree=RANKS))
     return module
+
+
+def picture_of(tokens: Tensor, side: int) -> Tensor:
+    """A latent of the tokens that FLUX makes of it."""
+    squares = tokens.view(1, side, side, CHANNELS, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return squares.reshape(1, CHANNELS, 2 * side, 2 * side)
 
 
 @contextmanager
@@ -128,6 +151,11 @@ def timed(forward: Forward) -> tuple[float, float]:
     return time.perf_counter() - started, time.process_time() - used
 
 
+def whole(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, Holding]:
+    """Every rank holds all weights of its stage."""
+    return Whole(module), Replicated()
+
+
 @torch.no_grad()
 def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results: Any) -> None:
     """One rank; rank 0 puts what it measured into `results`."""
@@ -137,20 +165,18 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     meter = Meter()
     plan = cpu_plan(ulysses=RANKS, blocks=settings.double_blocks + settings.single_blocks)
     mesh = build_mesh(plan, CPU, meter)
-    spec = ModelSpec("flux", path, 0, 0, "float32")
+    comfy_on_path()
+    spec = ModelSpec("comfyui", path, 0, 0, "float32")
     neighbours = Neighbours(Communicator("loading", dist.group.WORLD, CPU, False, meter), (0,) * RANKS)
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-    part = StagePart(spec, stages(plan)[rank], False, CPU, meter, neighbours, watch, Keep(bool, bool))
+    part = StagePart(spec, stages(plan)[rank], whole, CPU, neighbours, watch, Keep(bool, bool))
     part.fill()
-    model = part.model
-    assert isinstance(model, FluxModel)
-    stage = StageForward(model, mesh, plan, part.holding, lambda: None)
-    module = their_model(model)
+    stage = forward_of(part.model, mesh, plan, part.holding, lambda: None)
+    module = their_model(path)
 
     tokens, text, pooled = draw(settings)
-    shape = (1, CHANNELS, 2 * settings.side, 2 * settings.side)
-    (picture,) = model.patches(shape, 1)
-    latent = model.assemble(tokens, shape, picture)
+    latent = picture_of(tokens, settings.side)
+    shape = tuple(latent.shape)
     timestep = torch.full((1,), 0.7)
     inputs = Inputs("benchmark", shape, torch.float32, CPU, timestep, {"context": text, "y": pooled})
     ids = torch.cartesian_prod(torch.zeros(1), *[torch.arange(settings.side).float()] * 2)
@@ -170,7 +196,7 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
             txt_ids=torch.zeros(settings.text, 3),
             return_dict=False,
         )
-        return model.assemble(output, shape, picture)
+        return picture_of(output, settings.side)
 
     sent: list[int] = []
     meter.reset()
@@ -195,14 +221,10 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
 def measure(settings: Settings) -> Measured:
     """Run both on two processes."""
     with tempfile.TemporaryDirectory() as folder:
-        path = save_flux(
-            Path(folder) / "flux.safetensors",
-            heads=settings.heads,
-            double_blocks=settings.double_blocks,
-            single_blocks=settings.single_blocks,
-        )
+        path = f"{folder}/flux"
+        save_model(path, settings)
         results = mp.get_context("spawn").SimpleQueue()
-        arguments = (str(path), f"file://{folder}/rendezvous", settings, results)
+        arguments = (path, f"file://{folder}/rendezvous", settings, results)
         spawn(run_rank, arguments, nprocs=RANKS)  # what rank 0 puts fits into the queue's pipe
         return Measured(**results.get())
 

@@ -1,6 +1,6 @@
 """The cost model against published measurements: writes docs/plan-predictions.md, or fits its constants again.
 
-python benchmarks/plan_predictions.py          # write the page from the constants in parallel_backend/plan/profiles.py
+python benchmarks/plan_predictions.py          # write the page from the constants in parallel_backend/plan/known_machines.py
 python benchmarks/plan_predictions.py --fit    # print the constants that the one- and two-GPU rows give
 """
 
@@ -17,16 +17,10 @@ sys.path.insert(0, str(ROOT))
 
 from parallel_backend.layout import cut, length  # noqa: E402
 from parallel_backend.plan.cost import Job, cost  # noqa: E402
+from parallel_backend.plan.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
+from parallel_backend.plan.known_models import model_shape  # noqa: E402
 from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
-from parallel_backend.plan.profiles import (  # noqa: E402
-    XDIT_COMPILED,
-    XDIT_EAGER,
-    Device,
-    ModelShape,
-    Profile,
-    model_shape,
-    profile,
-)
+from parallel_backend.plan.profiles import Device, ModelShape, Profile  # noqa: E402
 
 PAGE = ROOT / "docs" / "plan-predictions.md"
 FLUX_PAGE = "xDiT docs/performance/flux.md"
@@ -125,7 +119,7 @@ def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
 
 def measurements() -> list[Measurement]:
     """What was published, with the constants in profiles.py."""
-    h100, a100, l40 = profile("h100-nvlink"), profile("a100-nvlink"), profile("l40-pcie")
+    h100, a100, l40 = profile("h100"), profile("a100"), profile("l40")
     dev, schnell = model_shape("flux-dev"), model_shape("flux-schnell")
     cog, cog15 = model_shape("cogvideox-5b"), model_shape("cogvideox1.5-5b")
     flux_job = Job(dev.image_tokens(1024, 1024), 512, steps=28)
@@ -365,7 +359,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield (
         "Written by `python benchmarks/plan_predictions.py`. *Fitted* rows gave the constants in "
-        "`parallel_backend/plan/profiles.py` (`--fit` finds them again); *predicted* rows played no part in fitting. "
+        "`parallel_backend/plan/known_machines.py` (`--fit` finds them again); *predicted* rows played no part in fitting. "
         "Times published for whole pictures include text encoders and VAE, which no plan changes."
     )
     yield ""

@@ -217,7 +217,7 @@ class Job:
             lambda *_: ends.append(time.perf_counter()),
             lambda done, total: None,
             lambda: False,
-            model=ModelSpec("flux", str(self.path), status.st_mtime_ns, status.st_size, "float32"),
+            model=ModelSpec("comfyui", str(self.path), status.st_mtime_ns, status.st_size, "float32"),
             plan=plan,
             compute_dtype="float32",
             sampler="euler",

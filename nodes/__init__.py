@@ -9,7 +9,6 @@ from comfy_api.latest import ComfyExtension, io
 from ..parallel_backend.errors import Refused
 from ..parallel_backend.host.versions import check_versions
 from .conditioning import LoadConditioning, SaveConditioning
-from .doctor import add_route
 from .load_cogvideox import LoadParallelCogVideoX
 from .load_diffusion_model import LoadParallelDiffusionModel
 from .load_flux import LoadParallelFlux
@@ -17,16 +16,17 @@ from .load_pixart import LoadParallelPixArt
 from .load_vae import LoadParallelVAE
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
+from .routes import add_routes
 from .samplers import register_samplers
 from .video_decode import CogVideoParallelDecode
 
 
 class ParallelExtension(ComfyExtension):
-    """The pack's nodes, and the doctor's route."""
+    """The pack's nodes and routes."""
 
     async def on_load(self) -> None:
-        """Add the route; say at once where the versions will not do. The nodes are there all the same, for workers elsewhere."""
-        add_route()
+        """Add the routes; say at once where the versions will not do. The nodes are there all the same, for workers elsewhere."""
+        add_routes()
         try:
             check_versions()
         except Refused as refusal:

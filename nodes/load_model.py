@@ -19,11 +19,8 @@ class LoadParallelModel(io.ComfyNode):
     """A MODEL of one family whose weights live in worker processes, one a device."""
 
     FAMILY: ClassVar[str]
-
-    @classmethod
-    def family_of(cls, path: str) -> str:
-        """The family that reads a file."""
-        return cls.FAMILY
+    KINDS: ClassVar[frozenset[str]] = frozenset()
+    """What ComfyUI calls those of the family's models that this loader takes; empty for all."""
 
     @classmethod
     def schema(cls, name: str, files: str, aliases: list[str]) -> io.Schema:
@@ -61,5 +58,5 @@ class LoadParallelModel(io.ComfyNode):
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
         """Check file and plan, and return the MODEL; no worker is started yet."""
-        path = path_of(unet_name)
-        return io.NodeOutput(load_model(backend(), cls.family_of(path), path, weight_dtype, plan or ParallelPlan()))
+        plan = plan or ParallelPlan()
+        return io.NodeOutput(load_model(backend(), cls.FAMILY, path_of(unet_name), weight_dtype, plan, cls.KINDS))

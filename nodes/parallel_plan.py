@@ -7,7 +7,9 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..parallel_backend.attention.kernels import CHOICES
+from ..parallel_backend.gpus import device_choices
 from ..parallel_backend.plan import MAX_WORLD_SIZE, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
 from .runtime import CATEGORY
 
 PlanType = io.Custom("PARALLEL_PLAN")
@@ -19,81 +21,104 @@ class ParallelPlanNode(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs are the fields of ParallelPlan, which holds their defaults."""
+        """Inputs are the fields of ParallelPlan, and the preset.
+
+        The preset comes last, because the page keeps values by their order: graphs saved without it open as they were.
+        """
         return io.Schema(
             node_id="ParallelPlan",
             display_name="Parallel Plan",
             category=CATEGORY,
-            description="Which devices work on a model, and how they share the work. Automatic where left at 0.",
-            search_aliases=["multi gpu", "multigpu", "xdit", "ulysses", "ring attention", "sequence parallel"],
+            description="Which GPUs work on a model, and how they share the work. In every field 0 means: choose for me.",
+            search_aliases=[
+                "multi gpu",
+                "multigpu",
+                "distributed",
+                "speed up",
+                "xdit",
+                "xfuser",
+                "usp",
+                "pipefusion",
+                "ulysses",
+                "ring attention",
+                "sequence parallel",
+                "tensor parallel",
+            ],
             inputs=[
                 io.String.Input(
                     "devices",
                     default=DEFAULT.devices,
-                    tooltip='"auto" takes every visible GPU that speeds the others up; "0,1" takes GPUs 0 and 1; "0,0" runs '
-                    'two workers on one GPU; "cpu:2" runs two workers on the CPU; "tcp://HOST:PORT" takes workers that run '
-                    "on other machines.",
+                    tooltip='"auto" takes the GPUs that are faster together; "all" takes every one; "0,1" takes GPUs 0 and 1, '
+                    '"0-3" GPUs 0 to 3; "0,0" runs two workers on one GPU; "cpu:2" runs two workers on the CPU; '
+                    '"tcp://HOST:PORT" takes workers that run on other machines.',
+                    extra_dict={"choices": list(device_choices())},
                 ),
                 degree(
                     "cfg",
                     2,
-                    "2 computes the positive and the negative prompt on different devices, with one exchange a step; "
-                    "needs a sampler cfg above 1. 0 uses it where there is a negative.",
+                    "2 computes the positive and the negative prompt on different GPUs, with one exchange a step; needs a "
+                    "sampler cfg above 1. 0 chooses, 1 is off.",
                 ),
                 degree(
                     "pipefusion",
                     MAX_WORLD_SIZE,
-                    "Pipeline stages: each device holds only its share of the model's blocks, and patches of the picture "
-                    "stream through them. Sends the least, so it suits slow links; the picture differs slightly (see "
-                    "warmup_steps). 0 and 1 leave it off.",
+                    "Pipeline stages: each GPU holds only its share of the model's blocks, and patches of the picture stream "
+                    "through them. Sends the least, so it suits slow links. It is approximate: the picture differs slightly "
+                    "(see warmup_steps). 0 chooses, which is off unless preset is slow links; 1 is off.",
                 ),
                 degree(
                     "ulysses",
                     MAX_WORLD_SIZE,
-                    "Devices that share the attention heads. Best where the links are fast; at most the model's number "
-                    "of heads. 0 chooses.",
+                    "GPUs that share the attention heads. Best where the links are fast; at most the model's number of "
+                    "heads. 0 chooses, 1 is off.",
                 ),
                 degree(
                     "ring",
                     MAX_WORLD_SIZE,
-                    "Devices that pass keys and values round a ring. Any number; sends more than ulysses, but while "
-                    "computing. 0 chooses.",
+                    "GPUs that pass keys and values round a ring. Any number; sends more than ulysses, but while "
+                    "computing. 0 chooses, 1 is off.",
                 ),
                 degree(
                     "data",
                     MAX_WORLD_SIZE,
-                    "Groups of devices that each take a part of the batch. At most the batch size. 0 and 1 leave it off.",
+                    "Groups of GPUs that each take a part of the batch; at most the batch size. 0 chooses, 1 is off.",
                 ),
                 io.Int.Input(
                     "patches",
                     optional=True,
+                    advanced=True,
                     default=DEFAULT.patches,
                     min=0,
                     max=1024,
-                    tooltip="Patches that PipeFusion cuts the picture into; 0 means as many as pipefusion. The result "
-                    "depends on patches and warmup_steps alone, not on the devices.",
+                    tooltip="Patches that PipeFusion cuts the picture into. The result depends on patches and warmup_steps "
+                    "alone, not on the GPUs. 0 chooses: as many as pipefusion.",
                 ),
                 io.Int.Input(
                     "warmup_steps",
                     optional=True,
-                    default=DEFAULT.warmup_steps,
+                    advanced=True,
+                    default=0,
                     min=0,
                     max=10000,
                     tooltip="First steps that PipeFusion computes whole and exactly. More steps, closer to the exact "
-                    "picture; as many as the sampler's steps make it exact.",
+                    f"picture; as many as the sampler's steps make it exact. 0 chooses: {DEFAULT.warmup_steps}.",
                 ),
                 io.Combo.Input(
                     "weights",
                     options=list(WEIGHTS),
                     optional=True,
+                    advanced=True,
                     default=DEFAULT.weights,
-                    tooltip="replicated: every device holds all blocks of its stage. sharded: each device holds its share "
-                    "of every block and gathers the next one while computing; for models too large for one device.",
+                    tooltip="replicated: every GPU holds all blocks of its stage. sharded: each GPU holds its share of every "
+                    "block and gathers the next one while computing; for models too large for one GPU. streamed: the blocks "
+                    "lie in the computer's memory, once for all GPUs, and are copied one ahead; for models too large for all "
+                    "GPUs together.",
                 ),
                 io.Combo.Input(
                     "attention",
                     options=list(CHOICES),
                     optional=True,
+                    advanced=True,
                     default=DEFAULT.attention,
                     tooltip="The attention kernel: flash needs the flash-attn package and fp16 or bf16; sdpa is torch's "
                     "own; auto takes flash where it can.",
@@ -101,20 +126,31 @@ class ParallelPlanNode(io.ComfyNode):
                 io.String.Input(
                     "stages",
                     optional=True,
+                    advanced=True,
                     default=DEFAULT.stages,
-                    tooltip='Blocks of each PipeFusion stage, such as "20,37", for cards of different speed or memory; empty '
-                    "cuts them by measured time.",
+                    tooltip='Blocks of each PipeFusion stage, such as "20,37", for GPUs of different speed or memory. Empty '
+                    "chooses: by measured time.",
                 ),
                 io.Float.Input(
                     "memory_limit",
                     optional=True,
+                    advanced=True,
                     default=DEFAULT.memory_limit,
                     min=0.0,
                     max=10000.0,
                     step=0.1,
                     round=False,
-                    tooltip="Gigabytes that the workers may use on each device. Models that were used before make way for the "
-                    "one in use, and a plan that needs more is refused. 0 allows all that is free.",
+                    tooltip="Gigabytes that the workers may use on each GPU. Models that were used before make way for the "
+                    "one in use, and a plan that needs more is refused. 0 chooses: all that is free.",
+                ),
+                io.Combo.Input(
+                    "preset",
+                    options=list(PRESETS),
+                    optional=True,
+                    default=AUTOMATIC,
+                    tooltip="automatic: the fastest plan that gives the same picture. smallest memory: the weights lie in the "
+                    "computer's memory (weights streamed). slow links: also PipeFusion, which sends the least and changes "
+                    "the picture slightly. What you set in the advanced inputs counts beside any of them.",
                 ),
             ],
             outputs=[
@@ -123,11 +159,11 @@ class ParallelPlanNode(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, **fields: Any) -> io.NodeOutput:
-        """The plan as given; the loader checks it against the machine and the model."""
-        return io.NodeOutput(ParallelPlan(**fields))
+    def execute(cls, preset: str = AUTOMATIC, **fields: Any) -> io.NodeOutput:
+        """The plan of the preset and the fields; the loader checks it against the machine and the model."""
+        return io.NodeOutput(with_preset(preset, ParallelPlan(**fields)))
 
 
 def degree(axis: str, most: int, tooltip: str) -> io.Int.Input:
     """The input of one mesh axis."""
-    return io.Int.Input(axis, optional=True, default=getattr(DEFAULT, axis), min=0, max=most, tooltip=tooltip)
+    return io.Int.Input(axis, optional=True, advanced=True, default=0, min=0, max=most, tooltip=tooltip)

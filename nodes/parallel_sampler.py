@@ -10,6 +10,7 @@ from comfy_api.latest import io
 import nodes as comfy_nodes  # type: ignore[import-not-found]
 
 from ..parallel_backend.errors import Refused
+from .model.carry import runs_in_workers
 from .model.patcher import ParallelModelPatcher
 from .runtime import CATEGORY
 
@@ -19,14 +20,14 @@ class ParallelSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Exactly KSampler's inputs."""
+        """KSampler's inputs, with those samplers that the workers run."""
         return io.Schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
             category=CATEGORY,
             description="KSampler for a MODEL from a Load Parallel node: runs the whole denoise in the workers, or says "
             "why it cannot.",
-            search_aliases=["multi gpu sampler", "ksampler", "xdit sampler"],
+            search_aliases=["multi gpu sampler", "ksampler", "xdit sampler", "distributed sampler", "speed up"],
             inputs=[
                 io.Model.Input("model", tooltip="A MODEL from a Load Parallel node."),
                 io.Int.Input(
@@ -50,8 +51,8 @@ class ParallelSampler(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "sampler_name",
-                    options=comfy.samplers.KSampler.SAMPLERS,
-                    tooltip="The algorithm of the denoise. Those the workers do not carry are refused by name.",
+                    options=[name for name in comfy.samplers.KSampler.SAMPLERS if runs_in_workers(name)],
+                    tooltip="The algorithm of the denoise: those that the workers run.",
                 ),
                 io.Combo.Input(
                     "scheduler",
@@ -72,6 +73,11 @@ class ParallelSampler(io.ComfyNode):
             ],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
         )
+
+    @classmethod
+    def validate_inputs(cls, sampler_name: str) -> bool:
+        """Any sampler may be queued, so that one that is not in the list is refused in a sentence, with its name."""
+        return True
 
     @classmethod
     def execute(cls, model: Any, seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: Any,

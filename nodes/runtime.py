@@ -1,4 +1,4 @@
-"""The one Backend of this ComfyUI process."""
+"""The one Backend of this ComfyUI process, and the one who says what it tells."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import os
 
 from ..parallel_backend.host import Backend, Deadlines
+from .telling import Telling
 
 CATEGORY = "Parallel"
 
@@ -14,6 +15,12 @@ CATEGORY = "Parallel"
 @functools.cache
 def backend() -> Backend:
     """The Backend that all nodes share; its workers end with ComfyUI."""
-    made = Backend(Deadlines.read(os.environ))
+    made = Backend(Deadlines.read(os.environ), telling().hear)
     atexit.register(made.close)
     return made
+
+
+@functools.cache
+def telling() -> Telling:
+    """Who hears what that Backend tells."""
+    return Telling()

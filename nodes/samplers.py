@@ -14,7 +14,7 @@ from tqdm.auto import trange
 from ..parallel_backend.denoise.samplers import SAMPLERS, process_of, start
 from ..parallel_backend.errors import Refused
 from .model.carry import sampling_of
-from .model.given import NotCarried
+from .model.given import NotSupported
 
 
 def register_samplers() -> None:
@@ -37,7 +37,7 @@ def sampler_function(name: str) -> Callable[..., Tensor]:
         tensors: dict[str, Tensor] = {}
         try:
             sampling = sampling_of(model.inner_model.inner_model.model_sampling, tensors)
-        except NotCarried as reason:
+        except NotSupported as reason:
             raise Refused(
                 f"The sampler {name!r} does not go with {reason}: choose another one, such as euler."
             ) from None

@@ -13,7 +13,9 @@ Value = bool | int | float | str | None
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights.
 
-    `digest` is the file's content (`weights/digest.py`), by which other machines find their copy.
+    `dtype` is what weights are held in that the file does not quantise, `compute` the type that ComfyUI computes in and quantised
+    layers expand to; with `fast_fp8` plain fp8 weights are multiplied in fp8. `digest` is the file's content
+    (`weights/digest.py`), by which other machines find their copy.
     """
 
     family: str
@@ -22,6 +24,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
     dtype: str
     digest: str = ""
+    compute: str = "float32"
+    fast_fp8: bool = False
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -1,4 +1,7 @@
-"""The errors a user can meet. Each message is one sentence that says what to do."""
+"""The errors a user can meet. Each message is one sentence that says what to do.
+
+ComfyUI shows an error's type in front of the sentence, with its module unless that is `builtins`; so these have that one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,14 @@ import torch
 class Refused(ValueError):
     """What was asked for cannot work; said before any work starts, with the numbers and a way out."""
 
+    __module__ = "builtins"
+
+
+class PlanRefused(Refused):
+    """It is the plan that cannot work. The sentence names its fields that are to be changed, each with its value behind it."""
+
+    __module__ = "builtins"
+
 
 class Cancelled(Exception):
     """The request was cancelled by the user; the workers are alive and idle."""
@@ -16,10 +27,16 @@ class Cancelled(Exception):
 class NotFinite(ArithmeticError):
     """The model's output holds NaN or infinity; the workers are alive and idle."""
 
+    __module__ = "builtins"
+
 
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the whole group was stopped and starts again when next needed."""
 
+    __module__ = "builtins"
+
 
 class WorkerOutOfMemory(WorkerFailed, torch.OutOfMemoryError):
     """A worker ran out of device memory. ComfyUI recognises torch.OutOfMemoryError and frees its models."""
+
+    __module__ = "builtins"

@@ -61,6 +61,24 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def device_choices() -> tuple[tuple[str, str], ...]:
+    """What this machine offers for a plan's devices: each choice and what it comes to, the usual one first."""
+    try:
+        gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    except RuntimeError:  # such as a driver that is too old, which the workers name
+        gpus = []
+    if not gpus:
+        return (
+            ("auto", "one worker on the CPU"),
+            ("cpu:2", "two workers on the CPU"),
+            ("cpu:4", "four workers on the CPU"),
+        )
+    runs = [(f"0-{count - 1}", f"{count} GPUs") for count in (2, 4, 8) if count < len(gpus)]
+    several = [("auto", "the GPUs that are faster together"), *runs, ("all", f"all {len(gpus)} GPUs")]
+    single = [(str(index), f"{gpu.name}, {gpu.total_memory / 1e9:.0f} GB") for index, gpu in enumerate(gpus)]
+    return (*(several if len(gpus) > 1 else [("auto", "the GPU of this machine")]), *single)
+
+
 def ask_driver(query: Sequence[str] = QUERY) -> dict[str, Told]:
     """What the driver's own tool says, by UUID; nothing where there is no such tool."""
     try:

@@ -2,9 +2,8 @@
 
 The image tokens are cut into patches (one, unless PipeFusion is used). Text and each patch are cut into contiguous runs,
 one a sequence rank, whose lengths differ by at most one; a run may be empty. Every collective takes its split sizes from
-here, so no rank has to ask another and nothing is ever padded. The text belongs to the first patch's chunk, and so do reference
-tokens: those of pictures beside the one that is made. A rank's tokens are ordered text, references, image, so that the first
-patch's are together.
+here, so no rank has to ask another and nothing is ever padded. The text belongs to the first patch's chunk; a rank's tokens are
+ordered text, image.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class TokenLayout:
     heads: int
     ring: int
     ulysses: int
-    reference_tokens: int = 0
 
     @property
     def ranks(self) -> int:
@@ -69,16 +67,11 @@ class TokenLayout:
 
     def only(self, patch: int) -> TokenLayout:
         """The chunk of one patch: its tokens and, with the first one, the text."""
-        text, references = (self.text_tokens, self.reference_tokens) if patch == 0 else (0, 0)
-        return replace(self, text_tokens=text, reference_tokens=references, patches=(self.patches[patch],))
+        return replace(self, text_tokens=self.text_tokens if patch == 0 else 0, patches=(self.patches[patch],))
 
     def text(self, rank: int) -> slice:
         """The run of text tokens that a sequence rank holds."""
         return cut(self.text_tokens, self.ranks)[rank]
-
-    def references(self, rank: int) -> slice:
-        """The run of reference tokens that a sequence rank holds."""
-        return cut(self.reference_tokens, self.ranks)[rank]
 
     def image(self, rank: int) -> list[slice]:
         """The runs of image tokens that a sequence rank holds, one a patch."""
@@ -93,8 +86,8 @@ class TokenLayout:
         return sum(map(length, self.image(rank)))
 
     def tokens(self, rank: int) -> int:
-        """How many tokens a sequence rank holds: text, reference and image, in this order."""
-        return length(self.text(rank)) + length(self.references(rank)) + self.image_tokens(rank)
+        """How many tokens a sequence rank holds: text and image, in this order."""
+        return length(self.text(rank)) + self.image_tokens(rank)
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
         """Tokens held by each Ulysses rank of one ring rank, in rank order."""
@@ -113,7 +106,7 @@ class TokenLayout:
         """Where one patch's chunk lies in a ring rank's key-value cache, which holds this whole layout.
 
         The cache is ordered as the all-to-all delivers a whole sequence: by Ulysses rank, and within it patch by
-        patch; text and references go with the first.
+        patch; text goes with the first.
         """
         slots, offset = [], 0
         for rank in range(ring_rank * self.ulysses, (ring_rank + 1) * self.ulysses):

@@ -23,7 +23,8 @@ class Mesh:
 
     `sequence` spans ring x ulysses, its ranks ordered as TokenLayout's. `pipefusion` carries activations from stage to
     stage and `returning` latents from the last stage to the first: two communicators, so that neither waits for the
-    other. `stage` spans all ranks of this rank's stage, on CPU tensors.
+    other. On CPU tensors, from host to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which
+    carries the stop word from stage to stage.
     """
 
     data: Communicator
@@ -34,6 +35,7 @@ class Mesh:
     ulysses: Communicator
     sequence: Communicator
     stage: Communicator
+    word: Communicator
     groups: tuple[dist.ProcessGroup, ...]
 
     @property
@@ -68,14 +70,19 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     groups["returning"] = _group(plan, ("pipefusion",), backend)
     groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
     communicators = {name: Communicator(name, group, device, staged, meter) for name, group in groups.items()}
-    control = _group(plan, tuple(axis for axis in AXES if axis != "pipefusion"), "gloo")
-    stage = Communicator("stage", control, torch.device("cpu"), False, meter)
-    for communicator in (*communicators.values(), stage):
+    host = torch.device("cpu")
+    groups["stage"] = _group(plan, tuple(axis for axis in AXES if axis != "pipefusion"), "gloo")
+    groups["word"] = _group(plan, ("pipefusion",), "gloo")
+    communicators |= {
+        name: Communicator(kind, groups[name], host, False, meter)
+        for name, kind in (("stage", "stage"), ("word", "control"))
+    }
+    for communicator in communicators.values():
         communicator.warm_up()
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # an exchange that hangs, as P2P that does not work does, hangs here
     meter.reset()
-    return Mesh(stage=stage, groups=tuple(g for g in (*groups.values(), control) if g is not None), **communicators)
+    return Mesh(groups=tuple(group for group in groups.values() if group is not None), **communicators)
 
 
 def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:

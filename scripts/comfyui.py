@@ -38,7 +38,7 @@ _FOLDERS = (
     "models/vae",
     "models/text_encoders",
 )
-_PREVIEW_WITH_METADATA = 4  # protocol.BinaryEventTypes
+_TEXT, _PREVIEW_WITH_METADATA = 3, 4  # protocol.BinaryEventTypes
 
 
 class ComfyUIError(RuntimeError):
@@ -66,6 +66,15 @@ class Progress:
     time: float
 
 
+@dataclass(frozen=True)
+class Text:
+    """A text shown on a node, and when it was heard of (time.perf_counter)."""
+
+    node: str
+    text: str
+    time: float
+
+
 @dataclass
 class Run:
     """What became of one queued graph.
@@ -81,7 +90,9 @@ class Run:
     error: NodeError | None = None
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
     previews: int = 0
+    submitted: float = 0.0  # time.perf_counter
     cached: list[str] = field(default_factory=list)
     started: dict[str, float] = field(default_factory=dict)  # node -> time.perf_counter
 
@@ -248,11 +259,18 @@ class ComfyUI:
     # -- graphs
 
     def queue(
-        self, graph: Graph, *, on_progress: Callable[[Progress], None] | None = None, timeout: float = 120
+        self,
+        graph: Graph,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_text: Callable[[Text], None] | None = None,
+        timeout: float = 120,
     ) -> Run:
         """Queue a graph and wait until it is done, has failed, was interrupted or is rejected."""
         run = self._submit(graph)
-        return run if run.status == "rejected" else self.wait(run.prompt_id, on_progress=on_progress, timeout=timeout)
+        if run.status == "rejected":
+            return run
+        return self.wait(run.prompt_id, on_progress=on_progress, on_text=on_text, timeout=timeout)
 
     def submit(self, graph: Graph) -> str:
         """Queue a graph and return its prompt id for `wait`. Raises ComfyUIError if it is rejected."""
@@ -264,6 +282,7 @@ class ComfyUI:
     def _submit(self, graph: Graph) -> Run:
         run = Run(str(uuid.uuid4()))
         self._runs[run.prompt_id] = run, SimpleQueue()
+        run.submitted = time.perf_counter()
         body: dict[str, Any] = {"prompt": graph, "prompt_id": run.prompt_id, "client_id": self._client_id}
         response = self._http.post(f"{self.url}/prompt", json=body, timeout=60)
         answer = response.json()
@@ -277,9 +296,14 @@ class ComfyUI:
         return run
 
     def wait(
-        self, prompt_id: str, *, on_progress: Callable[[Progress], None] | None = None, timeout: float = 120
+        self,
+        prompt_id: str,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_text: Callable[[Text], None] | None = None,
+        timeout: float = 120,
     ) -> Run:
-        """Wait for a submitted graph, calling `on_progress` in this thread at every step.
+        """Wait for a submitted graph, calling `on_progress` in this thread at every step and `on_text` at every text.
 
         Raises TimeoutError if it takes longer (it can then be waited for again), ComfyUIError if the server
         dies.
@@ -297,6 +321,10 @@ class ComfyUI:
                     run.progress.append(Progress(data["value"], data["max"], data["node"], event.time))
                     if on_progress is not None:
                         on_progress(run.progress[-1])
+                case "text":
+                    run.texts.append(Text(event.data["node"], event.data["text"], event.time))
+                    if on_text is not None:
+                        on_text(run.texts[-1])
                 case "preview":
                     run.previews += 1
                 case "execution_cached":
@@ -375,6 +403,9 @@ class ComfyUI:
             raise ComfyUIError(self._with_log("ComfyUI's websocket did not answer"))
 
     def _deliver(self, event: _Event) -> None:
+        if event.kind == "text":  # which does not name its graph; ComfyUI runs one at a time
+            for _, events in list(self._runs.values()):
+                events.put(event)
         if entry := self._runs.get(event.data.get("prompt_id", "")):
             entry[1].put(event)
 
@@ -387,6 +418,9 @@ def _decode(message: aiohttp.WSMessage) -> _Event:
         kind, length = struct.unpack_from(">II", message.data)
         if kind == _PREVIEW_WITH_METADATA:
             return _Event("preview", json.loads(message.data[8 : 8 + length]))
+        if kind == _TEXT:
+            node, text = message.data[8 : 8 + length], message.data[8 + length :]
+            return _Event("text", {"node": node.decode(), "text": text.decode()})
     return _Event("other", {})
 
 

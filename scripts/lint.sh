@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs ruff and mypy and stops at the first that fails: lint.sh [check] [format] [types]; all three without arguments.
+# Checks the Python code (ruff, mypy) and the web extension (Biome, TypeScript) and stops at the first that fails:
+# lint.sh [check] [format] [types] [web]; all four without arguments.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
@@ -35,10 +36,20 @@ types() {
   (cd -- "$LINTED/packages" && part "mypy: nodes" mypy --config-file "$REPO/pyproject.toml" -p pack.nodes)
 }
 
-(($#)) || set -- check format types
+web() {
+  setup_web
+  local tools="$WEB_TOOLS/node_modules"
+  PATH="$VENV/bin:$PATH"
+  say "biome"
+  "$tools/.bin/biome" check
+  say "tsc"
+  "$tools/.bin/tsc" --project tsconfig.json --typeRoots "$tools/@types"
+}
+
+(($#)) || set -- check format types web
 for each in "$@"; do
   case "$each" in
-    check | format | types) "$each" ;;
-    *) fail "$each is none of check, format and types." ;;
+    check | format | types | web) "$each" ;;
+    *) fail "$each is none of check, format, types and web." ;;
   esac
 done

@@ -4,6 +4,7 @@
 #   setup            finds or downloads ComfyUI, and makes a virtual environment with torch, ComfyUI's requirements
 #                    and ours. Sets REPO, CACHE, COMFYUI_PATH and VENV_PYTHON. Takes no time once all is there.
 #   setup_dev        adds what the tests need: dev-requirements.txt.
+#   setup_web        finds or installs what checks the web extension: web-requirements.txt. Sets WEB_TOOLS to its folder.
 #   setup_oldest_diffusers   finds or downloads the oldest diffusers that requirements.txt allows, apart from the
 #                    environment. Sets OLDEST_DIFFUSERS to its folder.
 #   setup_chromium   finds or installs Chromium, which the tests of the web extension drive. Sets CHROMIUM.
@@ -32,6 +33,24 @@ setup() {
 
 setup_dev() {
   is_setup_dev || locked install_dev
+}
+
+# They run on the Node.js of dev-requirements.txt.
+setup_web() {
+  local list="$REPO/scripts/web-requirements.txt"
+  WEB_TOOLS="$CACHE/web-tools-$(sha256sum <"$list" | cut -c 1-12)"
+  [[ -f "$WEB_TOOLS/complete" ]] || locked install_web "$list"
+}
+
+install_web() {
+  [[ -f "$WEB_TOOLS/complete" ]] && return
+  say "Installing what checks the web extension (130 MB)"
+  local packages
+  mapfile -t packages <"$1"
+  rm -rf -- "$WEB_TOOLS"
+  { PATH="$VENV/bin:$PATH" npm install --prefix "$WEB_TOOLS" --ignore-scripts --no-package-lock --no-audit --no-fund --silent "${packages[@]}" &&
+    touch -- "$WEB_TOOLS/complete"; } </dev/null >/dev/null ||
+    fail "the tools that check the web extension could not be installed: check the network, then run it again."
 }
 
 setup_oldest_diffusers() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs ruff, mypy and pytest, and stops at the first that fails.
+# Runs the linters, the web extension's tests (node) and pytest, and stops at the first that fails.
 #
 #   test.sh              the quick run: what tests/README.md says, in two processes side by side
 #   test.sh --all        every test, and the exactness suite once more with the oldest diffusers
@@ -22,6 +22,8 @@ part() {
 }
 
 bash scripts/lint.sh
+say "node: the web extension"
+"$VENV/bin/node" --test "tests/web/**/*.test.js"
 
 case "$*" in
   "") part "pytest: the quick run" pytest -n 2 ;;

@@ -16,13 +16,11 @@ def test_cut_covers_everything_once_and_evenly(total: int, parts: int) -> None:
     assert max(map(length, runs)) - min(map(length, runs)) <= 1
 
 
-@given(text=numbers, image=numbers, references=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
-def test_what_ring_and_ulysses_ranks_hold_adds_up(
-    text: int, image: int, references: int, heads: int, ring: int, ulysses: int
-) -> None:
-    layout = TokenLayout(text, (slice(0, image),), heads, ring, ulysses, references)
-    assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image + references
-    assert sum(layout.ring_tokens()) == text + image + references
+@given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
+def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: int, ring: int, ulysses: int) -> None:
+    layout = TokenLayout(text, (slice(0, image),), heads, ring, ulysses)
+    assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image
+    assert sum(layout.ring_tokens()) == text + image
     assert sum(layout.head_counts()) == heads
     for ring_rank in range(ring):
         assert sum(layout.ulysses_tokens(ring_rank)) == layout.ring_tokens()[ring_rank]
@@ -37,11 +35,11 @@ def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int
 some = st.integers(0, 50)
 
 
-@given(text=some, image=st.integers(0, 300), references=some, patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
+@given(text=some, image=st.integers(0, 300), patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
 def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
-    text: int, image: int, references: int, patches: int, ring: int, ulysses: int
+    text: int, image: int, patches: int, ring: int, ulysses: int
 ) -> None:
-    layout = TokenLayout(text, tuple(cut(image, patches)), 8, ring, ulysses, references)
+    layout = TokenLayout(text, tuple(cut(image, patches)), 8, ring, ulysses)
     held = sorted(
         item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(run.start, run.stop)
     )
@@ -62,7 +60,7 @@ def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
 
 
 def in_order(layout: TokenLayout, rank: int) -> list[tuple[str, int]]:
-    """What a rank holds: text, references, image."""
-    runs = [("text", layout.text(rank)), ("reference", layout.references(rank))]
+    """What a rank holds: text, image."""
+    runs = [("text", layout.text(rank))]
     runs += [("image", run) for run in layout.image(rank)]
     return [(kind, token) for kind, run in runs for token in range(run.start, run.stop)]

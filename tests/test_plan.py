@@ -20,7 +20,7 @@ ONE_SIDED = Workload(batch=1, two_sided=False, token_rows=64)
 TWO_SIDED = Workload(batch=1, two_sided=True, token_rows=64)
 NO_GPU = "asks for GPU 0, but no GPU is visible: use cpu:2 "
 HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
-NOT_UNDERSTOOD = 'is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
+NOT_UNDERSTOOD = 'is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
 
 
 def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload = ONE_SIDED) -> ResolvedPlan:
@@ -84,35 +84,39 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
             2,
             f"devices '{'9' * 60}...' asks for GPU 999999999, but GPUs 0 to 1 are visible: use 0,1 {HIDDEN}",
         ),
-        ({"devices": ",".join(["0"] * 65)}, 1, "devices lists 65 workers; at most 64 are supported: list fewer."),
+        (
+            {"devices": ",".join(["0"] * 65)},
+            1,
+            f"devices '{','.join(['0'] * 30)},...' lists 65 workers; at most 64 are supported: list fewer.",
+        ),
         (
             {"ulysses": 4, "ring": 1},
             0,
-            "ulysses 4 needs 4 devices and no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
+            "ulysses 4, but no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
             "or write cpu:4 into devices to try it without GPUs.",
         ),
         (
             {"ulysses": 2, "ring": 2},
             1,
-            "ring 2 x ulysses 2 needs 4 devices and only GPU 0 is visible: use ring 1 x ulysses 1, or 0 (automatic) for "
+            "ring 2 x ulysses 2 = 4, but only GPU 0 is visible: use ring 1 x ulysses 1, or 0 (automatic) for "
             "all of them, or write cpu:4 into devices to try it without GPUs.",
         ),
         (
             {"ulysses": 4, "ring": 64},
             2,
-            "ring 64 x ulysses 4 needs 256 devices and GPUs 0 to 1 are visible: use ring 1 x ulysses 2, or 0 (automatic) "
+            "ring 64 x ulysses 4 = 256, but GPUs 0 to 1 are visible: use ring 1 x ulysses 2, or 0 (automatic) "
             "for all of them.",
         ),
         (
             {"devices": "cpu:2", "ulysses": 3},
             0,
-            "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, or 0 (automatic) for all "
+            "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
             "of them, or choose other devices.",
         ),
         (
             {"devices": "0,1", "ulysses": 2, "ring": 2},
             2,
-            "ring 2 x ulysses 2 does not come to the 2 workers of devices '0,1': use ring 1 x ulysses 2, or 0 (automatic) "
+            "ring 2 x ulysses 2 = 4, but there are 2 workers (devices '0,1'): use ring 1 x ulysses 2, or 0 (automatic) "
             "for all of them, or choose other devices.",
         ),
         (
@@ -123,11 +127,11 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
         (
             {"devices": "cpu:8", "ring": 1},
             0,
-            "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
-            "(automatic) for all of them.",
+            "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; use ring 2 x "
+            "ulysses 4, or 0 (automatic) for all of them.",
         ),
-        ({"ulysses": -1}, 2, "ulysses -1 is no degree: use 0 for automatic, or 1 and more."),
-        ({"ring": -2}, 2, "ring -2 is no degree: use 0 for automatic, or 1 and more."),
+        ({"ulysses": -1}, 2, "ulysses -1 is negative: use 0 (automatic), or 1 and more."),
+        ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 and more."),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused_with_the_numbers(wish, gpus, message):
@@ -202,7 +206,7 @@ def test_a_refusal_is_one_sentence(wish, gpus, limits):
         (
             {"pipefusion": 2, "patches": 65},
             ONE_SIDED,
-            "65 patches are more than the picture's 64 rows of tokens: use patches 64",
+            "patches 65 is more than the picture's 64 rows of tokens: use patches 64",
         ),
         ({"pipefusion": 2, "weights": "sharded"}, ONE_SIDED, "use weights replicated, or pipefusion 1"),
         ({"data": 2}, ONE_SIDED, "data 2 is more than the batch of 1: use data 1 or a larger batch"),
@@ -212,12 +216,12 @@ def test_a_refusal_is_one_sentence(wish, gpus, limits):
             'gives 2 stages with 2 blocks, and pipefusion 2 needs 2 with 3: write "1,2"',
         ),
         ({"pipefusion": 2, "stages": "a"}, ONE_SIDED, 'write blocks a stage such as "1,2"'),
-        ({"weights": "spread"}, ONE_SIDED, "use replicated or sharded"),
+        ({"weights": "spread"}, ONE_SIDED, "use replicated, sharded or streamed"),
         ({"patches": -1}, ONE_SIDED, "cannot be negative"),
         (
             {"pipefusion": 3},
             ONE_SIDED,
-            "pipefusion 3 does not come to the 4 workers of devices 'cpu:4': use ring 1 x ulysses 4",
+            "pipefusion 3, but there are 4 workers (devices 'cpu:4'): use ring 1 x ulysses 4",
         ),
     ],
 )

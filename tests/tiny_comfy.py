@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ class Tiny:
     """One family: how its model is made, and what it is given.
 
     `latent` is the shape of one batch item's latent without the batch; `text` the width of the text, `extra` what else a
-    prompt holds, by the keys of a CONDITIONING.
+    prompt holds, by the keys of a CONDITIONING; `metadata` what the file says of itself.
     """
 
     make: Callable[[Any, Any], Any]
@@ -31,6 +32,7 @@ class Tiny:
     text: int
     extra: Callable[[], Mapping[str, Any]] = field(default=dict)
     pooled: int = 0
+    metadata: dict[str, str] | None = None
 
     def prompt(self, tokens: int, seed: int) -> list[list[Any]]:
         """A CONDITIONING of random text."""
@@ -52,7 +54,7 @@ def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
     model = TINY[name].make(torch, comfy.ops.disable_weight_init)
     randomise(model, seed=len(name) if seed is None else seed)
     path = folder / f"{name}.safetensors"
-    save_file({key: tensor.contiguous() for key, tensor in model.state_dict().items()}, path)
+    save_file({key: tensor.contiguous() for key, tensor in model.state_dict().items()}, path, TINY[name].metadata)
     return path
 
 
@@ -205,7 +207,42 @@ def _sd3(_: Any, operations: Any) -> Any:
     return model
 
 
+def _minimax(_: Any, operations: Any) -> Any:
+    from comfy.ldm.minimax.model import MiniMaxH3Model
+
+    model = MiniMaxH3Model(
+        hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
+        text_dim=40, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **_settings(operations),
+    )  # fmt: skip
+    model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
+    return model
+
+
+LTXAV = {
+    "num_attention_heads": 32,
+    "attention_head_dim": 4,
+    "cross_attention_dim": 128,
+    "audio_num_attention_heads": 3,
+    "audio_attention_head_dim": 32,
+    "audio_cross_attention_dim": 96,
+    "caption_channels": 48,
+    "connector_num_layers": 1,
+    "connector_attention_head_dim": 16,
+    "connector_num_attention_heads": 3,
+    "audio_connector_num_attention_heads": 3,
+}
+"""What a file of LTX-2 says of itself in its metadata."""
+
+
+def _ltxav(_: Any, operations: Any) -> Any:
+    from comfy.ldm.lightricks.av_model import LTXAVModel
+
+    return LTXAVModel(num_layers=2, **LTXAV, **_settings(operations))
+
+
 TINY: Mapping[str, Tiny] = {
+    "minimax": Tiny(_minimax, (), 40),
+    "ltxav": Tiny(_ltxav, (), 48, metadata={"config": json.dumps({"transformer": LTXAV})}),
     "flux2": Tiny(_flux2, (128, 7, 5), 48),
     "qwen": Tiny(_qwen, (16, 1, 9, 14), 3584),
     "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),

@@ -15,8 +15,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from parallel_backend.weights.flux_keys import flux_keys
 from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 
 HALVES = {
@@ -168,11 +168,10 @@ def _write_gguf(path: Path, tensors: Mapping[str, tuple[np.ndarray, Type]]) -> P
 
 def save_sparse(path: Path, *, heads: int, single_blocks: int = 2) -> Path:
     """A FLUX of zeros in bf16, as large as it should be but for the room on disk, which it does not take."""
-    shape = {"channels": CHANNELS, "out_channels": CHANNELS, "text_width": TEXT_WIDTH, "pooled_width": POOLED_WIDTH}
-    keys = flux_keys(hidden=heads * HEAD_DIM, double_blocks=1, single_blocks=single_blocks, guidance=False, **shape)
-    sizes: dict[str, tuple[int, ...]] = {}
-    for piece in (piece for pieces in keys.values() for piece in pieces):
-        sizes[piece.name] = max(sizes.get(piece.name, (0,)), (piece.stop, *piece.row_shape))
+    with FakeTensorMode():
+        sizes = {
+            name: tuple(each.shape) for name, each in flux_tensors(heads=heads, single_blocks=single_blocks).items()
+        }
     header, offset = {}, 0
     for name, size in sizes.items():
         end = offset + 2 * math.prod(size)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import MappingProxyType
 
 import comfy.model_management
 import comfy.utils
 import torch
+from comfy.cli_args import PerformanceFeature, args
 
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
@@ -23,27 +25,42 @@ from .remote_model import RemoteModel, dtype_name
 from .skeletons import SKELETONS
 from .weight_patches import AdapterReader
 
+FAST = "fp8_e4m3fn_fast"
+
 WEIGHT_DTYPES = MappingProxyType(
     {
         "default": None,
         "fp8_e4m3fn": torch.float8_e4m3fn,
-        "fp8_e4m3fn_fast": torch.float8_e4m3fn,
+        FAST: torch.float8_e4m3fn,
         "fp8_e5m2": torch.float8_e5m2,
     }
 )
-"""The choices of Load Diffusion Model. The workers do not multiply in fp8, so the fast one is like the other."""
+"""The choices of Load Diffusion Model."""
 
 
 def load_model(
-    backend: Backend, family_name: str, path: str, weight_dtype: str, plan: ParallelPlan
+    backend: Backend,
+    family_name: str,
+    path: str,
+    weight_dtype: str,
+    plan: ParallelPlan,
+    kinds: Collection[str] = (),
 ) -> ParallelModelPatcher:
     """A MODEL for a file; reads the file's header only.
 
+    Args:
+        kinds: the models of the family that are taken; all if empty.
+
     Raises:
-        Refused: the file is not one of this family, or the plan cannot work on this machine.
+        Refused: the file is not one of these, or the plan cannot work on this machine.
     """
     family = FAMILIES[family_name]
     part, config = family.inspect(read_header(path))
+    if kinds and family.shape(config).name not in kinds:
+        raise Refused(
+            f"{part.path.name} is a {family.shape(config).name} model and this loader takes {', '.join(sorted(kinds))}: use "
+            "Load Parallel Diffusion Model."
+        )
     devices = check(backend.located(plan), torch.cuda.device_count(), family.shape(config).limits)
     tensors = part.meta_tensors()
     model_config = SKELETONS[family_name].describe(tensors, config)
@@ -51,14 +68,20 @@ def load_model(
         raise Refused(f"{part.path.name} is not a model ComfyUI knows: choose another file.")
     device = comfy.model_management.get_torch_device()
     dtypes = list(model_config.supported_inference_dtypes)
-    scaled = any(entry.scale or entry.dtype is None for entry in part.entries.values())
+    marked = model_config.quant_config is not None
+    quantised = marked or any(entry.scale or entry.dtype is None for entry in part.entries.values())
     dtype = WEIGHT_DTYPES[weight_dtype] or comfy.model_management.unet_dtype(
         model_params=comfy.utils.calculate_parameters(tensors),
         supported_dtypes=dtypes,
-        weight_dtype=None if scaled else comfy.utils.weight_dtype(tensors),
+        weight_dtype=None if quantised else comfy.utils.weight_dtype(tensors),
     )
-    model_config.set_inference_dtype(dtype, comfy.model_management.unet_manual_cast(dtype, device, dtypes))
-    spec = ModelSpec(family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path))
+    cast = comfy.model_management.unet_manual_cast(None if marked else dtype, device, dtypes)
+    model_config.set_inference_dtype(dtype, cast)
+    compute = dtype_name(cast or dtype)
+    fast = weight_dtype == FAST or PerformanceFeature.Fp8MatrixMultiplication in args.fast
+    spec = ModelSpec(
+        family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path), compute, fast and not marked
+    )
     names = family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     remote = RemoteModel(

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
-from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling
+from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ...parallel_backend.errors import Refused
-from .given import CROSS_ATTENTION, Given, NotCarried, Translator
+from ...parallel_backend.models.comfyui.conditioning import in_dict
+from .given import CROSS_ATTENTION, Given, NotSupported, Translator, options_of
 from .remote_model import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
 
@@ -30,6 +31,8 @@ SHOWN_CLEAN = (
     comfy.model_base.HunyuanVideo,
     comfy.model_base.HunyuanVideoI2V,
     comfy.model_base.HunyuanVideoSkyreelsI2V,
+    comfy.model_base.LTXAV,
+    comfy.model_base.MiniMaxH3,
 )
 """Classes whose `scale_latent_inpaint` is the latent itself."""
 
@@ -70,8 +73,11 @@ def example_of(run: SamplerRun, translator: Translator) -> Given:
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=lambda conds: conds[CROSS_ATTENTION].cond.shape[1])
-    given = translator.of_prompt(longest, run.noise.shape, dtype)
-    tensors = {name: tensor[:1].expand(batch, *tensor.shape[1:]) for name, tensor in given.tensors.items()}
+    given = translator.of_prompt(longest, dtype)
+    tensors = {
+        name: tensor if in_dict(name, given.values) else tensor[:1].expand(batch, *tensor.shape[1:])
+        for name, tensor in given.tensors.items()
+    }
     return Given({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
 
 
@@ -79,15 +85,15 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
     """The fields and tensors of the Sample message that does the same.
 
     Raises:
-        NotCarried: with the reason.
+        NotSupported: with the reason.
     """
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
-        raise NotCarried("a sampler with arguments of its own")
+        raise NotSupported("a sampler with arguments of its own")
     name, options = _sampler(run.sampler)
     prompts, tensors = _prompts(run, translator)
     sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
     if samplers.SAMPLERS[name].own and isinstance(sampling, FlowSettings):
-        raise NotCarried(f"the sampler {name}, which is made for CogVideoX, with this model")
+        raise NotSupported(f"the sampler {name}, which is made for CogVideoX, with this model")
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampler": name,
@@ -108,20 +114,29 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
     return fields, tensors
 
 
+def runs_in_workers(name: str) -> bool:
+    """Whether the workers run the sampler that ComfyUI's nodes call so."""
+    try:
+        _sampler(comfy.samplers.sampler_object(name))
+    except NotSupported:
+        return False
+    return True
+
+
 def _sampler(sampler: Any) -> tuple[str, dict[str, Any]]:
     if type(sampler) is not comfy.samplers.KSAMPLER:
-        raise NotCarried(f"the sampler {type(sampler).__name__}")
+        raise NotSupported(f"the sampler {type(sampler).__name__}")
     function = sampler.sampler_function
     stock = comfy.k_diffusion.sampling
     name = next((n for n in samplers.SAMPLERS if getattr(stock, f"sample_{n}", None) is function), None)
     if name is None:
-        raise NotCarried(f"the sampler {getattr(function, '__name__', str(function)).removeprefix('sample_')}")
+        raise NotSupported(f"the sampler {getattr(function, '__name__', str(function)).removeprefix('sample_')}")
     try:
         samplers.check(name, sampler.extra_options)
     except Refused as reason:
-        raise NotCarried(f"this setting: {reason}") from None
+        raise NotSupported(f"this setting: {reason}") from None
     if set(sampler.inpaint_options) - {"random"}:
-        raise NotCarried("a sampler with inpaint options")
+        raise NotSupported("a sampler with inpaint options")
     return name, {key: value for key, value in sampler.extra_options.items() if value is not None}
 
 
@@ -129,7 +144,7 @@ def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:
     """A MODEL's noise process; a table of noise levels is added to the tensors.
 
     Raises:
-        NotCarried: it is of another kind.
+        NotSupported: it is of another kind.
     """
     kind, comfy_kinds = type(sampling), comfy.model_sampling
     if _is(kind, comfy_kinds.CONST):
@@ -149,7 +164,7 @@ def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:
         if _is(kind, comfy_kind) and by_table and sampling.sigma_data == 1.0:
             tensors["log_sigmas"] = sampling.log_sigmas
             return DiffusionSettings(prediction)
-    raise NotCarried(f"the model sampling {kind.__name__}")
+    raise NotSupported(f"the model sampling {kind.__name__}")
 
 
 def _is(kind: type, comfy_kind: type) -> bool:
@@ -161,10 +176,10 @@ def _prompts(run: SamplerRun, translator: Translator) -> tuple[dict[str, list[Pr
     if not two_sided(run):
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
-    shape = run.noise.shape
     dtype = run.guider.inner_model.get_dtype_inference()
+    options = options_of(run.model_options["transformer_options"])
     return {
-        side: _side(side, entries, shape, dtype, tensors, translator)
+        side: _side(side, entries, dtype, tensors, translator, options)
         for side, entries in sides.items()
         if entries is not None
     }, tensors
@@ -173,17 +188,17 @@ def _prompts(run: SamplerRun, translator: Translator) -> tuple[dict[str, list[Pr
 def _side(
     side: str,
     entries: Sequence[Mapping[str, Any]],
-    latent_shape: Sequence[int],
     dtype: torch.dtype,
     tensors: dict[str, Tensor],
     translator: Translator,
+    options: Mapping[str, Value],
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
         if entry.get("control") is not None:
-            raise NotCarried("ControlNet")
+            raise NotSupported("ControlNet")
         translator.check(entry)
-        own = translator.of_prompt(entry["model_conds"], latent_shape, dtype)
+        own = translator.of_prompt(entry["model_conds"], dtype)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(
@@ -192,7 +207,7 @@ def _side(
                 strength=float(entry.get("strength", 1.0)),
                 start=_number(entry.get("timestep_start")),
                 end=_number(entry.get("timestep_end")),
-                values=own.values,
+                values={**own.values, **options},
             )
         )
     return prompts
@@ -203,12 +218,12 @@ def _number(value: Any) -> float | None:
 
 
 def _shows_clean_latent(model: type) -> bool:
-    """Whether a model is shown what is outside the mask without noise. Raises NotCarried if it does anything else with it."""
+    """Whether a model is shown what is outside the mask without noise. Raises NotSupported if it does anything else with it."""
     if model.scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint:  # type: ignore[attr-defined]
         return False
     if any(model.scale_latent_inpaint is shown.scale_latent_inpaint for shown in SHOWN_CLEAN):  # type: ignore[attr-defined]
         return True
-    raise NotCarried(f"a mask with the model {model.__name__}")
+    raise NotSupported(f"a mask with the model {model.__name__}")
 
 
 def _inpaint_noise(run: SamplerRun) -> Tensor:

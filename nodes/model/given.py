@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.conditioning import flatten
-from ...parallel_backend.models.flux import REFERENCE_METHODS, reference_tokens
+from ...parallel_backend.models.comfyui.conditioning import OPTIONS, flatten, in_dict
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}
@@ -26,29 +25,34 @@ TENSOR_NAMES = NAMES | {name: name for name in ("y", "guidance", "ofs", "attenti
 TEXT_MASK = "attention_mask"
 """Which of the text's tokens count, in ComfyUI's names and in those of its models."""
 
-REFERENCES = ("ref_latents", "ref_latents_method")
-"""ComfyUI's names of what becomes FLUX's reference tokens."""
-
 PLAIN = (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape)
 KINDS = (*PLAIN, comfy.conds.CONDConstant, comfy.conds.CONDList)
 """The kinds of conditioning whose tensors are repeated to the batch and not changed otherwise."""
 
 PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
     "concat_latent_image", "concat_mask", "ofs", "width", "height", "aspect_ratio",
-    "reference_latents", "reference_latents_method",
     "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "timestep_start", "timestep_end"
 }  # fmt: skip
 """What a prompt may hold for those families. Other numbers and words do not reach them, other tensors and objects might."""
 
-UNCAST = (torch.int32, torch.int64)
-"""What ComfyUI does not cast to the model's dtype (`convert_tensor`)."""
+MADE_AGAIN = frozenset({"minimax_payload.layout"})
+"""Objects in the conditioning that the model makes itself where they are not given."""
 
-SAMPLING_KEYS = ("area", "mask", "gligen", "hooks", "control")
+UNCAST = (torch.int32, torch.int64)
+"""What ComfyUI does not cast to the model's dtype (`convert_tensor`), but for text and concatenated latents."""
+
+STRICT = "parallel_strict"
+"""The option that says that a MODEL refuses what the workers' loop does not support."""
+
+OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT})
+"""Plain transformer_options that are ComfyUI's or this pack's own."""
+
+SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
 
 
-class NotCarried(Exception):
-    """The workers' loop does not carry this; it runs with one forward of the model per call instead."""
+class NotSupported(Exception):
+    """The workers' loop does not support this; it runs with one forward of the model per call instead."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Translator(Protocol):
     @property
     def asked(self) -> frozenset[str]: ...
 
-    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
+    def of_prompt(self, model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
         """Of one entry of a CONDITIONING, in the dtype that the model computes in, to which ComfyUI casts it.
 
         Raises:
@@ -89,9 +93,9 @@ class Translator(Protocol):
         """
 
     def check(self, entry: Mapping[str, Any]) -> None:
-        """Raise NotCarried for a prompt that the workers' loop would not treat as ComfyUI does."""
+        """Raise NotSupported for a prompt that the workers' loop would not treat as ComfyUI does."""
 
-    def of_call(self, context: Tensor, inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> Given:
+    def of_call(self, context: Tensor, inputs: Mapping[str, Any]) -> Given:
         """Of one model call, `inputs` being what it has besides text and concatenated latents. Raises Refused."""
 
 
@@ -100,40 +104,29 @@ class ByName:
 
     asked: frozenset[str] = frozenset()
 
-    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
+    def of_prompt(self, model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
         """By that list."""
-        unknown = sorted(set(model_conds) - {*TENSOR_NAMES, *REFERENCES})
+        unknown = sorted(set(model_conds) - set(TENSOR_NAMES))
         if unknown:
             raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it.")
-        tensors = {
-            TENSOR_NAMES[name]: value.cond.to(dtype) for name, value in model_conds.items() if name not in REFERENCES
-        }
-        references = {name: model_conds[name].cond for name in REFERENCES if name in model_conds}
-        if latents := references.get(REFERENCES[0]):
-            references[REFERENCES[0]] = [latent.to(dtype) for latent in latents]
-        return Given(tensors | _references(references, latent_shape))
+        return Given({TENSOR_NAMES[name]: value.cond.to(dtype) for name, value in model_conds.items()})
 
     def check(self, entry: Mapping[str, Any]) -> None:
         """All that is not known."""
         other = sorted(key for key in set(entry) - PROMPT_KEYS if entry[key] is not None)
         if other:
-            raise NotCarried(f"{other[0]} in the conditioning")
+            raise NotSupported(f"{other[0]} in the conditioning")
         for key, condition in entry["model_conds"].items():
-            if type(condition) not in PLAIN and key not in REFERENCES:
-                raise NotCarried(f"{key} in the conditioning")
+            if type(condition) not in PLAIN:
+                raise NotSupported(f"{key} in the conditioning")
 
-    def of_call(self, context: Tensor, inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> Given:
+    def of_call(self, context: Tensor, inputs: Mapping[str, Any]) -> Given:
         """By that list."""
-        given = {name: value for name, value in inputs.items() if value is not None and name not in REFERENCES}
+        given = {name: value for name, value in inputs.items() if value is not None}
         unknown = sorted(set(given) - set(TENSOR_NAMES))
         if unknown:
             raise Refused(f"{', '.join(unknown)} is not supported by this MODEL yet: remove the node that adds it.")
-        return Given({"context": context, **given} | _references(inputs, latent_shape))
-
-
-def _references(inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> dict[str, Tensor]:
-    latents, method = (inputs.get(name) for name in REFERENCES)
-    return {} if latents is None else reference_tokens(latents, method or REFERENCE_METHODS[0], latent_shape)
+        return Given({"context": context, **given})
 
 
 class AsItIs:
@@ -141,28 +134,45 @@ class AsItIs:
 
     asked: frozenset[str] = frozenset({"process_timestep"})
 
-    def of_prompt(self, model_conds: Mapping[str, Any], latent_shape: Sequence[int], dtype: torch.dtype) -> Given:
+    def of_prompt(self, model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
         """All of it."""
         given = Given({})
         for name, condition in model_conds.items():
-            flatten(NAMES.get(name, name), condition.cond, given.tensors, given.values)
+            flatten(NAMES.get(name, name), _sent(name, condition.cond), given.tensors, given.values)
         for name, tensor in given.tensors.items():
-            given.tensors[name] = tensor if tensor.dtype in UNCAST else tensor.to(dtype)
+            untouched = (tensor.dtype in UNCAST and name not in NAMES.values()) or in_dict(name, given.values)
+            given.tensors[name] = tensor if untouched else tensor.to(dtype)
         return given
 
     def check(self, entry: Mapping[str, Any]) -> None:
         """What samplers make of a prompt, and kinds of conditioning that change with what they are batched with."""
         for key in SAMPLING_KEYS:
             if entry.get(key) is not None:
-                raise NotCarried(f"{key} in the conditioning")
+                raise NotSupported(f"{key} in the conditioning")
         for key, condition in entry["model_conds"].items():
             if type(condition) not in KINDS:
-                raise NotCarried(f"{key} in the conditioning")
+                raise NotSupported(f"{key} in the conditioning")
 
-    def of_call(self, context: Tensor, inputs: Mapping[str, Any], latent_shape: Sequence[int]) -> Given:
+    def of_call(self, context: Tensor, inputs: Mapping[str, Any]) -> Given:
         """All of it."""
         given = Given({"context": context})
         for name, value in inputs.items():
             if value is not None:
-                flatten(name, value, given.tensors, given.values)
+                flatten(name, _sent(name, value), given.tensors, given.values)
         return given
+
+
+def _sent(name: str, value: Any) -> Any:
+    """A conditioning less what the model makes again."""
+    if not isinstance(value, dict):
+        return value
+    return {key: item for key, item in value.items() if item is not None and f"{name}.{key}" not in MADE_AGAIN} or None
+
+
+def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
+    """The plain values that a node has put among them, under the names by which they go with a prompt."""
+    return {
+        f"{OPTIONS}.{name}": value
+        for name, value in transformer_options.items()
+        if isinstance(value, (bool, int, float, str)) and name not in OWN_OPTIONS
+    }

@@ -12,8 +12,9 @@ import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_backend.weights.adapters import AdapterSet
+from .given import STRICT
 from .remote_model import RemoteModel, device_name
-from .sampler_wrapper import STRICT, run_in_workers
+from .sampler_wrapper import run_in_workers
 from .unsupported import refuse_weights
 
 KEY = "parallel"
@@ -66,9 +67,9 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_unload(
         self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False
     ) -> int:
-        """Make the workers give their weights' memory back, all of it."""
+        """Make the workers on this model's device give their weights' memory back, all of it; others keep theirs."""
         freed = self.loaded_size()
-        self.remote.backend.release(self.remote.spec)
+        self.remote.backend.release(self.remote.spec, device_name(self.load_device))
         return freed
 
     def detach(self, unpatch_all: bool = True) -> Any:

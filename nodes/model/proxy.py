@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import Any
 
 import comfy.patcher_extension
+import comfy.utils
 import torch
 from torch import Tensor, nn
 
+from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
-from .given import CONCAT, NAMES, Given
+from .given import CONCAT, NAMES, Given, options_of
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
@@ -33,6 +36,7 @@ class DiffusionProxy(nn.Module):
         self._modules = skeleton._modules
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
+        self.asked_of_text: dict[str, Any] | None = None
         self._within = Within(skeleton)
         self._own = {*vars(self), "_own"}
 
@@ -43,33 +47,48 @@ class DiffusionProxy(nn.Module):
             return getattr(self.__dict__["_skeleton"][0], name)
 
     @torch.compiler.disable
-    def forward(self, x: Tensor, timestep: Tensor, context: Tensor, **inputs: Any) -> Tensor:
-        """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs ComfyUI's DIFFUSION_MODEL wrappers."""
+    def forward(self, x: Any, timestep: Any, context: Tensor, **inputs: Any) -> Any:
+        """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs ComfyUI's DIFFUSION_MODEL wrappers.
+
+        `x` and the output may be lists of a video and its sound, `timestep` a tuple of theirs.
+        """
         options = inputs.pop("transformer_options", {})
         wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
         executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
 
-    def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, **inputs: Any) -> Tensor:
+    def _forward(self, x: Any, timestep: Any, context: Tensor, transformer_options: Any, **inputs: Any) -> Any:
+        if isinstance(x, list):
+            x, shapes = comfy.utils.pack_latents(x) if len(x) > 1 else (x[0], [x[0].shape])
+            out = self._forward(x, timestep, context, transformer_options, **inputs, **{SHAPES: shapes})
+            return comfy.utils.unpack_latents(out, shapes) if len(shapes) > 1 else out
         self.refuse_changes()
         positions = transformer_options.get(POSITIONS)
         refuse_transformer_options({name: value for name, value in transformer_options.items() if name != POSITIONS})
         if positions:
             inputs[POSITIONS] = positions
         control = inputs.pop("control", None)
-        given = self.remote.translator.of_call(context, inputs, x.shape)
+        given = self.remote.translator.of_call(context, inputs)
+        given.values.update(options_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             given.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
-        self.remote.check(x, given.tensors)
+        self.remote.check(x, given)
         self.remote.attention(x.dtype)
-        call = Given({"x": x, "timestep": timestep.float(), **given.tensors}, given.values)
+        flatten("timestep", timestep, given.tensors, given.values)
+        call = Given({"x": x, **given.tensors}, given.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
             run = StepByStep(plan, self.remote.make_room(plan, job))
         return run.forward(self.remote, call, x.dtype, self.adapters(), control).to(x.device)
+
+    def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""
+        arguments = inspect.signature(self._skeleton[0].preprocess_text_embeds).bind(text, *args, **kwargs).arguments
+        self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
+        return text
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have."""

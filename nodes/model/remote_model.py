@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management
 import comfy.utils
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,19 +17,16 @@ from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planner import Question
+from ...parallel_backend.models.comfyui.conditioning import packed_shapes, picture_shape
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
 from ..room import free_devices, yielding
+from ..telling import loading
 from .control import Control, residuals_of
 from .given import Given, Translator, by_mask
 from .weight_patches import AdapterReader
-
-log = logging.getLogger(__name__)
-
-MEBIBYTE = 1 << 20
-MOMENT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class RemoteModel:
             two_sided: whether a negative side takes part.
             steps: of the sampler.
         """
-        shape = tuple(forward.tensors["x"].shape)
+        shape = picture_shape(forward.tensors["x"].shape, forward.values)
         return Job(
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=self.family.beside_tokens(self.config, forward.tensors),
@@ -107,9 +103,11 @@ class RemoteModel:
         kernel = choose_kernel(self.wish.attention, torch.device(device), dtype, self.shape.head_dim)
         return f"{kernel.name} ({kernel.reason})"
 
-    def check(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> None:
+    def check(self, latent: Tensor, given: Given) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
-        self.family.check(self.config, latent, conditioning)
+        conditioning = given.tensors
+        picture = comfy.utils.unpack_latents(latent, packed_shapes(given.values))[0]
+        self.family.check(self.config, picture, conditioning, given.values)
         takes = self.family.takes
         if takes is not None and (unknown := sorted(set(conditioning) - takes)):
             raise Refused(
@@ -139,7 +137,7 @@ class RemoteModel:
             answer = self.backend.sample(
                 tensors,
                 on_progress,
-                loading_bar(),
+                loading(),
                 comfy.model_management.processing_interrupted,
                 adapters,
                 model=self.spec,
@@ -152,7 +150,10 @@ class RemoteModel:
     def make_room(self, plan: ResolvedPlan, job: Job) -> int:
         """Make ComfyUI's models leave the plan's devices as far as a job needs it; returns what it needs to compute."""
         needed = needs(plan, self.shape, job)
-        free_devices(self.backend, self.spec, plan.devices, needed.weights + needed.working)
+        wanted = needed.weights
+        if plan.weights == "streamed":  # the more of it stays on the device, the faster
+            wanted = needs(msgspec.structs.replace(plan, weights="replicated"), self.shape, job).weights
+        free_devices(self.backend, self.spec, plan.devices, wanted + needed.working)
         return int(needed.working)
 
     def forward(
@@ -170,7 +171,7 @@ class RemoteModel:
             working: what `make_room` found.
             control: a ControlNet's output for a single call, as ComfyUI hands it to a model.
         """
-        shape = tuple(calls[0].tensors["x"].shape)
+        shape = picture_shape(calls[0].tensors["x"].shape, calls[0].values)
         size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
         residuals = residuals_of(control, self.family.control_blocks(self.config), size) if control else None
         interrupted = comfy.model_management.processing_interrupted
@@ -181,7 +182,7 @@ class RemoteModel:
                 plan,
                 dtype_name(dtype),
                 [part.tensors for part in parts],
-                loading_bar(),
+                loading(),
                 interrupted,
                 adapters,
                 residuals,
@@ -202,25 +203,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 def device_name(device: torch.device) -> str:
     """A device of this process as plans name it."""
     return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-
-
-def loading_bar() -> Callable[[int, int], None]:
-    """Shows on the node's progress bar how far the workers' loading has got, in MiB; not if it takes but a moment."""
-    began: list[float] = []
-    bars: list[comfy.utils.ProgressBar] = []
-
-    def show(done: int, total: int) -> None:
-        if not began:
-            began.append(time.monotonic())
-        seconds = time.monotonic() - began[0]
-        if not bars and done < total and seconds > MOMENT_SECONDS:
-            bars.append(comfy.utils.ProgressBar(max(1, total // MEBIBYTE)))
-        for bar in bars:
-            bar.update_absolute(done // MEBIBYTE)
-        if done == total:
-            log.info("Parallel: the workers loaded %d MiB in %.1f s", total // MEBIBYTE, seconds)
-
-    return show
 
 
 def interruption() -> BaseException:

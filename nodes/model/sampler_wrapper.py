@@ -1,7 +1,8 @@
-"""The SAMPLER_SAMPLE wrapper: the whole denoise in the workers where they carry it, step by step where not."""
+"""The SAMPLER_SAMPLE wrapper: the whole denoise in the workers where they support it, step by step where not."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -10,21 +11,21 @@ from tqdm.auto import tqdm
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host.numbers import check_sampled
+from ..runtime import telling
+from ..telling import Run
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
-from .given import NotCarried
+from .given import STRICT, NotSupported
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
 from .step_by_step import StepByStep
-from .stock import not_carried
+from .stock import not_supported
 from .unsupported import refuse_weights
 
 log = logging.getLogger(__name__)
 
-STRICT = "parallel_strict"
-
 STAGES_IN_TURN = (
-    "Parallel: each call passes the whole picture through the pipeline's stages one after the other, which is exact but slower "
+    "Each call passes the whole picture through the pipeline's stages one after the other, which is exact but slower "
     "than patches: only one stage works at a time"
 )
 
@@ -58,52 +59,63 @@ def run_in_workers(
     attention = remote.attention(dtype)
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, remote.translator.of_prompt(entry["model_conds"], noise.shape, dtype).tensors)
+            remote.check(noise, remote.translator.of_prompt(entry["model_conds"], dtype))
     remote.check_numbers("latent", latent_image)
     reason = None
     try:
         if executor.idx + 1 < len(executor.wrappers):
-            raise NotCarried("another wrapper around the sampler")
-        if unknown := not_carried(guider, run.sampler, run.model_options):
-            raise NotCarried(unknown)
+            raise NotSupported("another wrapper around the sampler")
+        if unknown := not_supported(guider, run.sampler, run.model_options):
+            raise NotSupported(unknown)
         fields, tensors = fields_of(run, remote.translator)
-    except NotCarried as error:
+    except NotSupported as error:
         if run.model_options["transformer_options"].get(STRICT):
             raise Refused(
-                f"Parallel Sampler does not carry {error}: the stock KSampler works on the same MODEL, one forward at a time."
+                f"Parallel Sampler does not support {error}: the stock KSampler works on the same MODEL, one forward at a time."
             ) from None
         reason = error
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
         if reason is not None:
             return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
         return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], tensors["x"])
-    example = example_of(run, remote.translator)
-    job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
-    plan = remote.plan(job, example, dtype)
-    working = remote.make_room(plan, job)
-    where = f"{plan.describe()}, attention {attention}"
-    if reason is not None:
-        log.info(
-            "Parallel: one forward per model call on %s, because the workers' loop does not carry %s",
-            where,
-            reason,
-        )
-        if plan.pipefusion > 1:
-            log.info(STAGES_IN_TURN)
-        options = StepByStep(plan, working).model_options(extra_args["model_options"])
-        arguments = {**extra_args, "model_options": options}
-        samples = executor(guider, sigmas, arguments, callback, noise, latent_image, denoise_mask, disable_pbar)
-        check_sampled(samples.cpu(), "After the last step", sigmas, dtype_name(dtype))
-        return samples
-    adapters = proxy.adapters()
-    log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
-    total = len(sigmas) - 1
-    with tqdm(total=total, disable=disable_pbar) as bar:
+    with telling().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
+        example = example_of(run, remote.translator)
+        job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
+        plan = remote.plan(job, example, dtype)
+        working = remote.make_room(plan, job)
+        where = f"{plan.describe()}, attention {attention}"
+        if reason is not None:
+            log.info(
+                "Parallel: one forward per model call on %s, because the workers' loop does not support %s",
+                where,
+                reason,
+            )
+            told.warnings.append(
+                f"Slower path, one model call at a time: {reason} is not supported in the workers' loop."
+            )
+            if plan.pipefusion > 1:
+                log.info("Parallel: %s", STAGES_IN_TURN)
+                told.warnings.append(f"{STAGES_IN_TURN}.")
+            options = StepByStep(plan, working).model_options(extra_args["model_options"])
+            arguments = {**extra_args, "model_options": options}
+            tell = functools.partial(_tell_step, told, callback)
+            samples = executor(guider, sigmas, arguments, tell, noise, latent_image, denoise_mask, disable_pbar)
+            check_sampled(samples.cpu(), "After the last step", sigmas, dtype_name(dtype))
+            return samples
+        adapters = proxy.adapters()
+        log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
+        total = len(sigmas) - 1
+        with tqdm(total=total, disable=disable_pbar) as bar:
 
-        def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
-            bar.update(step + 1 - bar.n)
-            if callback is not None:
-                callback(step, denoised.to(noise.device), x.to(noise.device), total)
+            def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
+                bar.update(step + 1 - bar.n)
+                _tell_step(told, callback, step, denoised.to(noise.device), x.to(noise.device), total)
 
-        samples = remote.sample(tensors, on_progress, adapters, plan=plan, working=working, **fields).to(noise.device)
-    return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)
+            samples = remote.sample(tensors, on_progress, adapters, plan=plan, working=working, **fields)
+    return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(noise.device))
+
+
+def _tell_step(told: Run, callback: Any, step: int, *rest: Any) -> None:
+    told.step(step + 1)
+    if callback is not None:
+        callback(step, *rest)

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...parallel_backend.models.cogvideox import CogVideoXConfig
 from ...parallel_backend.models.pixart import HEADS, PixArtConfig
 from .given import AsItIs, ByName, Translator
+from .text import prepared_by_workers
 
 META = torch.device("meta")
 
@@ -101,10 +102,6 @@ def _detect(tensors: Mapping[str, Tensor], _config: Any) -> Any:
     return comfy.model_detection.model_config_from_unet(tensors, "")
 
 
-def _make(model_config: Any, tensors: Mapping[str, Tensor], _config: Any) -> Any:
-    return model_config.get_model(tensors, "", device=META)
-
-
 def _describe_cogvideox(tensors: Mapping[str, Tensor], config: CogVideoXConfig) -> Any:
     model_config = _detect(tensors, config)
     formats = comfy.latent_formats
@@ -136,11 +133,10 @@ def _describe_pixart(_tensors: Mapping[str, Tensor], config: PixArtConfig) -> An
 
 SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
     {
-        "flux": Skeleton(_detect, _make),
         "cogvideox": Skeleton(_describe_cogvideox, lambda described, _, config: CogVideoX(described, config)),
         "comfyui": Skeleton(
             lambda _, config: config.described,
-            lambda described, tensors, config: config.base(described.unet_config["dtype"]),
+            lambda described, tensors, config: prepared_by_workers(config.base(described.unet_config["dtype"])),
             AsItIs(),
         ),
         "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),

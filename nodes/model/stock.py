@@ -60,7 +60,7 @@ CALLBACKS = {
 """Callbacks before and after a run; what they change in the model is looked at for itself."""
 
 
-def not_carried(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> str | None:
+def not_supported(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> str | None:
     """The first thing of a run that the workers' loop does not know, as users know it; None if it knows all."""
     return next(_unknown(guider, sampler, model_options), None)
 

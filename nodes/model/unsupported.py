@@ -33,7 +33,7 @@ def refuse_transformer_options(options: Mapping[str, Any]) -> None:
 
 
 def refuse_prompts(prompts: Mapping[str, list[Mapping[str, Any]]]) -> None:
-    """Raise Refused if a prompt carries something the workers cannot do."""
+    """Raise Refused if a prompt has something the workers cannot do."""
     for entries in prompts.values():
         for entry in entries:
             for key, description in PROMPT_KEYS.items():

@@ -16,8 +16,9 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory.rank_memory import available_on_host
-from ..model.remote_model import device_name, interruption, loading_bar
+from ..model.remote_model import device_name, interruption
 from ..room import free_devices
+from ..telling import loading
 
 GIGABYTE = 10**9
 
@@ -79,7 +80,7 @@ class RemoteVAE:
         """
         self._run(
             lambda stop: self.backend.decode(
-                self.spec, self.wish, self.schedule, latent, on_pixels, loading_bar(), stop, working
+                self.spec, self.wish, self.schedule, latent, on_pixels, loading(), stop, working
             ),
             working,
         )
@@ -87,7 +88,7 @@ class RemoteVAE:
     def encode(self, pixels: Tensor, working: int) -> Tensor:
         """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype."""
         answer = self._run(
-            lambda stop: self.backend.encode(self.spec, self.wish, self.schedule, pixels, loading_bar(), stop, working),
+            lambda stop: self.backend.encode(self.spec, self.wish, self.schedule, pixels, loading(), stop, working),
             working,
         )
         latent: Tensor = answer.frame.tensors["latent"]

@@ -24,6 +24,7 @@ from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.digest import file_digest
 from ..model.remote_model import device_name, dtype_name
+from ..runtime import telling
 from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]
@@ -93,16 +94,23 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     def decode(self, samples_in: Tensor, vae_options: Mapping[str, Any] | None = None) -> Tensor:
         """As VAE Decode does. What cannot work is refused before ComfyUI makes room for it."""
         image_of_clip = self.latent_dim == 2 and samples_in.ndim == 5
-        self.first_stage_model.decode_output_shape((samples_in[:, :, 0] if image_of_clip else samples_in).shape)
-        return super().decode(samples_in, vae_options or {})
+        shape = self.first_stage_model.decode_output_shape((samples_in[:, :, 0] if image_of_clip else samples_in).shape)
+        with telling().run("Decoding", steps=pictures(shape)):
+            return super().decode(samples_in, vae_options or {})
+
+    def encode(self, pixel_samples: Tensor) -> Tensor:
+        """As VAE Encode does."""
+        with telling().run("Encoding"):
+            return super().encode(pixel_samples)
 
     def decode_whole(self, latent: Tensor) -> Tensor:
         """Pixels from 0 to 1, `[batch, (frames,) height, width, 3]`; never falls back to tiles, as `decode` does."""
         model = self.first_stage_model
         pixels = torch.empty(model.decode_output_shape(latent.shape), dtype=self.vae_output_dtype())
         needed = self.memory_used_decode(latent.shape, self.vae_dtype)
-        comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
-        model.decode(latent.to(self.vae_dtype), output_buffer=pixels)
+        with telling().run("Decoding", steps=pictures(pixels.shape)):
+            comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
+            model.decode(latent.to(self.vae_dtype), output_buffer=pixels)
         return self.process_output(pixels).to(self.output_device).movedim(1, -1)  # type: ignore[no-any-return]
 
     def decode_in_tiles(self, latent: Tensor, side: int) -> Tensor:
@@ -119,16 +127,18 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
         height, width = latent.shape[3:]
         tiles = comfy.utils.get_tiled_scale_steps(width, height, tile, tile, overlap)
-        bar = comfy.utils.ProgressBar(latent.shape[0] * tiles * frames)
-        pixels = comfy.utils.tiled_scale_multidim(
-            latent,
-            lambda part: model.decode(part.to(self.vae_dtype), bar=bar),
-            tile=(latent.shape[2], tile, tile),
-            overlap=(0, overlap, overlap),
-            upscale_amount=self.upscale_ratio,
-            index_formulas=self.upscale_index_formula,
-            output_device=self.output_device,
-        )
+        count = latent.shape[0] * tiles * frames
+        bar = comfy.utils.ProgressBar(count)
+        with telling().run("Decoding", steps=count):
+            pixels = comfy.utils.tiled_scale_multidim(
+                latent,
+                lambda part: model.decode(part.to(self.vae_dtype), bar=bar),
+                tile=(latent.shape[2], tile, tile),
+                overlap=(0, overlap, overlap),
+                upscale_amount=self.upscale_ratio,
+                index_formulas=self.upscale_index_formula,
+                output_device=self.output_device,
+            )
         return self.process_output(pixels).movedim(1, -1)  # type: ignore[no-any-return]
 
     def get_sd(self) -> NoReturn:
@@ -140,6 +150,11 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         decode, encode = self.memory_used_decode, self.memory_used_encode
         self.memory_used_decode = lambda shape, dtype: decode(shape, dtype) / ranks
         self.memory_used_encode = lambda shape, dtype: encode(shape, dtype) / ranks
+
+
+def pictures(shape: Sequence[int]) -> int:
+    """How many pictures pixels `[batch, 3, (frames,) height, width]` are."""
+    return shape[0] * (shape[2] if len(shape) == 5 else 1)
 
 
 class VAEProxy(nn.Module):
@@ -168,14 +183,14 @@ class VAEProxy(nn.Module):
         """The pixels of a latent, into the buffer if there is one; the progress bar, given or new, counts pictures."""
         shape = self.decode_output_shape(latent.shape)
         pixels = torch.empty(shape, dtype=latent.dtype) if output_buffer is None else output_buffer
-        frames = shape[2] if len(shape) == 5 else 1
-        bar = bar or comfy.utils.ProgressBar(shape[0] * frames)
+        bar = bar or comfy.utils.ProgressBar(pictures(shape))
 
         def place(item: int, start: int, piece: Tensor) -> None:
             count = piece.shape[1] if len(shape) == 5 else 1
             into = pixels[item, :, start : start + count] if len(shape) == 5 else pixels[item]
             into.copy_(piece)
             bar.update(count)
+            telling().advance(count)
 
         self.remote.decode(latent, place, int(self._to_decode(latent.shape, latent.dtype)))
         return pixels

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from ..layout import TokenLayout
+from ..moving import sent_to
 
 
 class KVCache:
     """Keys and values of all tokens, for each block of this stage.
 
     Split as attention is, nothing replicated: this rank's heads of Ulysses, this ring rank's tokens. `slots` are, for each
-    patch, the places of its tokens among them, in the order in which a patch's own all-to-all delivers them.
+    patch, the places of its tokens among them, in the order in which a patch's own all-to-all delivers them; they move to
+    the device when they are first used, for all that share the list.
     """
 
-    def __init__(self, slots: Sequence[Tensor]) -> None:
+    def __init__(self, slots: list[Tensor]) -> None:
         self._slots = slots
         self._blocks: dict[Hashable, Tensor] = {}
 
     @classmethod
     def of(cls, layout: TokenLayout, ring_rank: int) -> KVCache:
-        """For the text, image and reference tokens of a layout."""
+        """For the text and image tokens of a layout."""
         places = [
             [torch.arange(slot.start, slot.stop) for slot in layout.slots(ring_rank, patch)]
             for patch in range(len(layout.patches))
@@ -36,11 +38,13 @@ class KVCache:
         return sum(block.nbytes for block in self._blocks.values())
 
     def fill(self, block: Hashable, kv: Tensor) -> None:
-        """Keep the keys and values of a whole call: `[2, batch, tokens, heads, head_dim]`."""
-        self._blocks[block] = kv.clone()
+        """Keep the keys and values of a whole call: `[2, batch, tokens, heads, head_dim]`, from now on the cache's own."""
+        self._blocks[block] = kv
 
-    def update(self, block: Hashable, patch: int, kv: Tensor) -> Tensor:
+    def update(self, block: Hashable, patch: int, k: Tensor, v: Tensor) -> Tensor:
         """Put in the fresh keys and values of one patch's chunk; returns all, newest of each token."""
         whole = self._blocks[block]
-        whole[:, :, self._slots[patch].to(whole.device)] = kv
+        slots = self._slots[patch] = sent_to(self._slots[patch], whole.device)
+        whole[0].index_copy_(1, slots, k)
+        whole[1].index_copy_(1, slots, v)
         return whole

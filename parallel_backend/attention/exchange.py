@@ -1,7 +1,8 @@
 """Ulysses' all-to-all: from a split over tokens to a split over heads and back (DeepSpeed-Ulysses, arXiv 2309.14509).
 
 Tokens and heads may be split unevenly. The order of tokens inside a block does not matter to attention, because
-positions are applied to q and k beforehand.
+positions are applied to q and k beforehand. What travels has tokens outermost, so that the pieces of all ranks behind each
+other are the sequence, and the pieces for all ranks are the result: nothing is moved where heads are apart.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ class HeadExchange:
         self._axis = mesh.ulysses
         self._heads = layout.head_counts()
         self._tokens = layout.ulysses_tokens(mesh.ring.rank)
+        self._even = len(set(self._heads)) == 1
 
-    def to_heads(self, parts: tuple[Tensor, ...]) -> Tensor:
-        """q, k and v from `[batch, local tokens, heads, head_dim]` to one tensor.
-
-        Returns `[3, batch, the ring rank's tokens, local heads, head_dim]`.
-        """
+    def to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From `[batch, local tokens, heads, head_dim]` to `[batch, the ring rank's tokens, local heads, head_dim]`."""
         axis = self._axis
         if axis.size == 1:
-            return torch.stack(parts)
-        batch, local, heads, head_dim = parts[0].shape
-        row, mine = len(parts) * batch * head_dim, self._heads[axis.rank]
+            return q, k, v
+        batch, local, heads, head_dim = q.shape
+        row, mine = 3 * batch * head_dim, self._heads[axis.rank]
+        send = q.new_empty(row * local * heads)
         send_sizes = [row * local * h for h in self._heads]
-        send = parts[0].new_empty(row * local * heads)
-        by_rank = zip(*(part.split(self._heads, dim=2) for part in parts), strict=True)
-        for piece, theirs in zip(send.split(send_sizes), by_rank, strict=True):
-            torch.stack(theirs, out=piece.view(len(parts), *theirs[0].shape))
-        sizes = [row * n * mine for n in self._tokens]
-        received = axis.all_to_all(send, send_sizes, sizes)
-        pieces = zip(received.split(sizes), self._tokens, strict=True)
-        return torch.cat([piece.view(len(parts), batch, n, mine, head_dim) for piece, n in pieces], dim=2)
+        for number, part in enumerate((q, k, v)):
+            if self._even:
+                by_rank = send.view(axis.size, local, 3, batch, mine, head_dim)
+                by_rank[:, :, number].copy_(part.unflatten(2, (axis.size, mine)).permute(2, 1, 0, 3, 4))
+                continue
+            pieces = zip(send.split(send_sizes), part.split(self._heads, dim=2), strict=True)
+            for piece, theirs in pieces:
+                piece.view(local, 3, batch, theirs.shape[2], head_dim)[:, number].copy_(theirs.transpose(0, 1))
+        received = axis.all_to_all(send, send_sizes, [row * n * mine for n in self._tokens])
+        every = received.view(sum(self._tokens), 3, batch, mine, head_dim).permute(1, 2, 0, 3, 4)
+        return every[0], every[1], every[2]
 
     def to_tokens(self, out: Tensor) -> Tensor:
         """`[batch, the ring rank's tokens, local heads, head_dim]` to `[batch, local tokens, heads, head_dim]`."""
@@ -48,11 +51,10 @@ class HeadExchange:
             return out
         batch, _, mine, head_dim = out.shape
         row, local = batch * head_dim, self._tokens[axis.rank]
-        send_sizes = [row * n * mine for n in self._tokens]
-        send = out.new_empty(sum(send_sizes))
-        for piece, theirs in zip(send.split(send_sizes), out.split(self._tokens, dim=1), strict=True):
-            piece.view(theirs.shape).copy_(theirs)
         sizes = [row * local * h for h in self._heads]
-        received = axis.all_to_all(send, send_sizes, sizes)
+        received = axis.all_to_all(out.transpose(0, 1).reshape(-1), [row * n * mine for n in self._tokens], sizes)
+        if self._even:
+            by_rank = received.view(axis.size, local, batch, mine, head_dim)
+            return by_rank.permute(2, 1, 0, 3, 4).reshape(batch, local, axis.size * mine, head_dim)
         pieces = zip(received.split(sizes), self._heads, strict=True)
-        return torch.cat([piece.view(batch, local, h, head_dim) for piece, h in pieces], dim=2)
+        return torch.cat([piece.view(local, batch, h, head_dim) for piece, h in pieces], dim=2).transpose(0, 1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import Refused
+from ..errors import PlanRefused
 
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -31,6 +31,12 @@ FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 FLASH_CAPABILITY = (8, 0)
 """The oldest GPUs that flash attention runs on, torch's own too (Ampere)."""
+
+CUDNN_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
+"""GPUs on which cuDNN's attention is the fastest (Hopper and Blackwell for data centres: nearly twice flash-attn 2)."""
+
+CUDNN_HEAD_DIM = 128
+"""The widest head that cuDNN takes on all of them."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,12 @@ def choose_kernel(choice: str, device: torch.device, dtype: torch.dtype, head_di
         Refused: the kernel asked for cannot run here; the sentence says why and what can.
     """
     if choice not in CHOICES:
-        raise Refused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
+        raise PlanRefused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
     obstacle = fault or flash_obstacle(device, dtype, head_dim)
     if choice == "flash" and obstacle:
-        raise Refused(flash_refusal(obstacle))
+        raise PlanRefused(flash_refusal(obstacle))
+    if choice != "flash" and _cudnn_serves(device, dtype, head_dim):
+        return Kernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
     if choice != "sdpa" and not obstacle:
         return Kernel("flash", "flash-attn is installed", _flash_attn)
     reason = "asked for" if choice == "sdpa" else obstacle or ""
@@ -94,14 +102,37 @@ def call_flash(device: torch.device) -> str:
 
     A wheel may be built for another torch (it cannot be imported) or without kernels for this GPU (they do not start).
     """
+    return _fault("flash-attn", _flash_attn, device)
+
+
+def warm_up_kernels(device: torch.device) -> None:
+    """Try what may fail once, at a worker's start, so that no step waits for it."""
+    flash_fault(device)
+    _cudnn_serves(device, torch.bfloat16, CUDNN_HEAD_DIM)
+
+
+@functools.cache
+def cudnn_fault(device: torch.device) -> str:
+    """How cuDNN's attention fails when it is called once on this worker's GPU; empty where it works."""
+    return _fault("cuDNN's attention", _sdpa_cudnn, device)
+
+
+def _fault(name: str, attend: Attend, device: torch.device) -> str:
     try:
-        q = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device=device)
-        out, _ = _flash_attn(q, q, q)
+        q = torch.zeros(1, 8, 1, 64, dtype=torch.float16, device=device)
+        out, _ = attend(q, q, q)
         out.cpu()  # waits for it
     except Exception as error:
         said = (str(error).strip() or "no text").splitlines()[0]
-        return f"flash-attn does not work on {device} ({type(error).__name__}: {said})"[:FAULT_LENGTH]
+        return f"{name} does not work on {device} ({type(error).__name__}: {said})"[:FAULT_LENGTH]
     return ""
+
+
+def _cudnn_serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    fits = dtype in FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= CUDNN_HEAD_DIM
+    if device.type != "cuda" or not fits or torch.cuda.get_device_capability(device) not in CUDNN_CAPABILITIES:
+        return False
+    return not cudnn_fault(device)
 
 
 def _is_older(device: torch.device) -> bool:
@@ -133,6 +164,14 @@ def _sdpa_flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
     return out.transpose(1, 2), lse
+
+
+def _sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if min(q.shape[1], k.shape[1]) < 2:  # which cuDNN does not take
+        return _sdpa_flash(q, k, v)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
+    return out.transpose(1, 2), lse.reshape(q.shape[:3])
 
 
 def _sdpa_efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

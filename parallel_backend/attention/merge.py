@@ -23,10 +23,9 @@ class PartialAttention:
         if self._out is None:
             self._out, self._lse = out, lse
             return
-        total = torch.logaddexp(self._lse, lse)
-        weights = [(part - total).exp().nan_to_num(0.0) for part in (self._lse, lse)]  # nan: no keys on either side
-        self._out = self._out.float() * weights[0] + out.float() * weights[1]
-        self._lse = total
+        share = torch.sigmoid(lse - self._lse).nan_to_num(0.0)  # nan: no keys on either side
+        self._out = self._out.float().lerp(out.float(), share)
+        self._lse = torch.logaddexp(self._lse, lse)
 
     def result(self) -> Tensor:
         """The attention output over all blocks, in the queries' dtype; empty for no queries."""

@@ -43,10 +43,15 @@ class WholeAttention:
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the local tokens."""
-        qkv = self._exchange.to_heads((q, k, v))
-        if self._cache is not None:
-            self._cache.fill(block, qkv[1:])
-        return self._exchange.to_tokens(around_the_ring(self._ring, self._tokens, self._attend, qkv[0], qkv[1:]))
+        q, k, v = self._exchange.to_heads(q, k, v)
+        if self._ring.size == 1 and self._cache is None:
+            out = self._attend(q, k, v)[0] if q.numel() else q
+        else:
+            kv = torch.stack((k, v))
+            if self._cache is not None:
+                self._cache.fill(block, kv)
+            out = around_the_ring(self._ring, self._tokens, self._attend, q, kv)
+        return self._exchange.to_tokens(out)
 
 
 def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q: Tensor, kv: Tensor) -> Tensor:
@@ -84,15 +89,15 @@ class PatchAttention:
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the local tokens of the patch."""
-        qkv = self._exchange.to_heads((q, k, v))
-        kv = self._cache.update(block, self._patch, qkv[1:])
-        return self._exchange.to_tokens(self._over_the_ring(qkv[0], kv))
+        q, k, v = self._exchange.to_heads(q, k, v)
+        kv = self._cache.update(block, self._patch, k, v)
+        return self._exchange.to_tokens(self._over_the_ring(q, kv))
 
     def _over_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
         ring = self._ring
-        everyone = ring.gather(q.flatten(2), self._tokens).unflatten(2, q.shape[2:])
         if ring.size == 1:
             return self._attend(q, kv[0], kv[1])[0] if q.numel() else q
+        everyone = ring.gather(q.flatten(2), self._tokens).unflatten(2, q.shape[2:])
         out, lse = (
             torch.zeros_like(everyone),
             everyone.new_full((*everyone.shape[:3], 1), -torch.inf, dtype=torch.float32),

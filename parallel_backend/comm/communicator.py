@@ -1,7 +1,7 @@
 """A communicator over one mesh axis, with the primitives that every parallel form is made of.
 
-Only `all_to_all_single` with splits and `batch_isend_irecv` are used: pairs that are not batched work on gloo and
-deadlock on NCCL.
+Of activations only `all_to_all_single` with splits and `batch_isend_irecv` are used: pairs that are not batched work on gloo
+and deadlock on NCCL. Shares of weights, which are equal, are gathered.
 """
 
 from __future__ import annotations
@@ -142,6 +142,27 @@ class Communicator:
         received = self.all_to_all(flat.repeat(self.size), [flat.numel()] * self.size, counts)
         pieces = zip(received.split(counts), sizes, strict=True)
         return torch.cat([piece.view(batch, size, channels) for piece, size in pieces], dim=1)
+
+    def barrier(self) -> None:
+        """Wait until every member is here. On CPU tensors alone: a GPU's stream would wait, and not the host."""
+        assert self.device.type == "cpu"
+        self.gather(torch.zeros(1, 1, 1), [1] * self.size)
+
+    def gather_into(self, whole: Tensor, share: Tensor) -> Callable[[], None]:
+        """Start filling `whole` with every rank's `share`, which are equally long, in rank order; what returns waits for it.
+
+        Args:
+            whole: flat, contiguous, `size` times as long as `share`; neither may be used before.
+        """
+        assert not self._staged, "shares are gathered where they are"
+        work = dist.all_gather_into_tensor(whole, share, group=self._group, async_op=True)
+        self._count((self.size - 1) * share.numel(), share.dtype)
+
+        def wait() -> None:
+            with self._meter.wait(self.name):
+                work.wait()
+
+        return wait
 
     def _count(self, elements: int, dtype: torch.dtype, kind: str = "") -> None:
         self._meter.sent[kind or self.name] += elements * dtype.itemsize

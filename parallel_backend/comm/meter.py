@@ -1,4 +1,4 @@
-"""Counting the bytes a rank sends and the time it waits, by kind of traffic."""
+"""Counting the bytes a rank sends and the time it waits, by kind of traffic, and when it waited."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .timeline import Timeline
 from .trace import Trace
 
 
@@ -20,14 +21,22 @@ class Meter:
     sent: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    timeline: Timeline = field(default_factory=Timeline)
     _blocked: float = 0.0
-    _waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _base: tuple[float, torch.cuda.Event] | None = None
+    _waits: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Begin a request, and with it a new timeline."""
+        self.timeline = Timeline()
 
     def reset(self) -> None:
-        """Begin a new run."""
+        """Count from here what is sent and waited for; the timeline goes on. The GPU has nothing to do."""
         self.sent.clear()
         self._blocked = 0.0
         self._waits.clear()
+        now = self._mark()
+        self._base = None if now is None else (time.perf_counter(), now)
 
     @contextmanager
     def wait(self, kind: str) -> Iterator[None]:
@@ -40,15 +49,25 @@ class Meter:
             yield
         ended = self._mark()
         if begun is not None and ended is not None:
-            self._waits.append((begun, ended))
+            self._waits.append((kind, begun, ended))
         else:
-            self._blocked += time.perf_counter() - start
+            end = time.perf_counter()
+            self._blocked += end - start
+            self.timeline.add(kind, start, end)
 
     def waiting(self) -> float:
         """Seconds of this run in which the rank waited for communication; waits for its GPU to be done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return self._blocked + sum(begun.elapsed_time(ended) for begun, ended in self._waits) / 1e3
+        for kind, begun, ended in self._waits:
+            seconds = begun.elapsed_time(ended) / 1e3
+            self._blocked += seconds
+            if self._base is not None:
+                started, base = self._base
+                at = started + base.elapsed_time(begun) / 1e3
+                self.timeline.add(kind, at, at + seconds)
+        self._waits.clear()
+        return self._blocked
 
     def _mark(self) -> torch.cuda.Event | None:
         """A moment of the GPU's stream; None without one."""

@@ -21,6 +21,7 @@ from ..errors import Cancelled
 from ..mesh import Mesh
 from ..models.inputs import Inputs
 from ..models.region import Region
+from ..moving import sent_to
 from .guidance import Guidance
 from .patch_sampler import PatchSampler
 from .prompts import Batch, Prompts
@@ -90,6 +91,8 @@ class Pipeline:
         self._on_call = on_call
         self._meter = meter
         self._returning = _Returning(mesh.returning, patches, latent)
+        times = [process.timestep(call.sigma) for call in calls]
+        self._timesteps = sent_to(torch.stack(times), latent.device) if times else latent.new_empty(0)
 
     def run(self) -> Tensor | None:
         """The final latent on the ranks of the last stage; None on the others. Raises Cancelled."""
@@ -108,8 +111,7 @@ class Pipeline:
                 if call.opens_step and not number:
                     self._check_stop(call, whole)
                 self._compute(index, call, batches, number)
-        self._mesh.pipefusion.finish_sending()
-        self._mesh.returning.finish_sending()
+        self._finish_sending()
         if not self._mesh.last:
             return None
         return self._join([sampler.result for sampler in self._samplers])
@@ -126,14 +128,15 @@ class Pipeline:
             if not whole and self._mesh.first:
                 for number in range(1, len(self._patches)):
                     self._returning.take(number)  # they are on their way and must not meet the next request
-            self._mesh.pipefusion.finish_sending()
-            self._mesh.returning.finish_sending()
+            self._finish_sending()
             raise Cancelled
 
     def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
         latent = self._process.model_input(self._latent, call.sigma).to(self._dtype) if self._mesh.first else None
         with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
-            outputs = [self._forward(self._inputs(call, batch), self._stack(latent, batch), patch) for batch in batches]
+            outputs = [
+                self._forward(self._inputs(index, batch), self._stack(latent, batch), patch) for batch in batches
+            ]
         if self._mesh.last:
             self._update(index, call, batches, patch, outputs)
 
@@ -152,9 +155,9 @@ class Pipeline:
             denoised = self._join([sampler.denoised for sampler in self._samplers])
             self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
 
-    def _inputs(self, call: Call, batch: Batch) -> Inputs:
+    def _inputs(self, index: int, batch: Batch) -> Inputs:
         size = len(batch.members) * self._latent.shape[0]
-        timestep = self._process.timestep(call.sigma).to(self._latent.device).expand(size)
+        timestep = self._timesteps[index].expand(size)
         shape = (size, *self._latent.shape[1:])
         return Inputs(
             batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning, values=batch.values
@@ -163,6 +166,10 @@ class Pipeline:
     @staticmethod
     def _stack(latent: Tensor | None, batch: Batch) -> Tensor | None:
         return None if latent is None else latent.repeat(len(batch.members), *[1] * (latent.ndim - 1))
+
+    def _finish_sending(self) -> None:
+        for axis in (self._mesh.pipefusion, self._mesh.returning, self._mesh.word):
+            axis.finish_sending()
 
     def _numbers(self, patch: int | None) -> Sequence[int]:
         return range(len(self._patches)) if patch is None else [patch]
@@ -185,16 +192,16 @@ class StopSignal:
         return self._agree(self._asked())
 
     def in_band(self, mesh: Mesh, step: int) -> bool:
-        """For patches that stream: the first stage agrees and the word travels ahead of the first patch."""
+        """For patches that stream: the first stage agrees and the word travels from host to host, ahead of the first patch."""
         self._enter(step)
-        stages = mesh.pipefusion
+        word = mesh.word
         if mesh.first:
             asked = torch.full((1, 1, 1), float(self._asked()))
             stop = bool(mesh.stage.gather(asked, [1] * mesh.stage.size).any())
         else:
-            stop = bool(stages.receive((1,), torch.uint8, stages.rank - 1))
+            stop = bool(word.receive((1,), torch.uint8, word.rank - 1))
         if not mesh.last:
-            stages.send(torch.tensor([stop], dtype=torch.uint8, device=stages.device), stages.rank + 1, "control")
+            word.send(torch.tensor([stop], dtype=torch.uint8), word.rank + 1)
         return stop
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..diffusion import Prompt, Value
+from ..models.comfyui.conditioning import in_dict, runs_alone
 from ..models.family import Conditioning
 
 TEXT_MASK = "attention_mask"
@@ -49,7 +50,11 @@ class Prompts:
     ) -> None:
         self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
         self._mine = mine
-        self._tensors = {name: _repeat(_cast(tensor, dtype), batch)[rows] for name, tensor in tensors.items()}
+        untouched = {key for _, p in self._prompts for name, key in p.tensors.items() if in_dict(name, p.values)}
+        self._tensors = {
+            name: tensor if name in untouched else _repeat(_cast(tensor, dtype), batch)[rows]
+            for name, tensor in tensors.items()
+        }
         self._kinds = [self._alike(prompt) for _, prompt in self._prompts]
         self._batches: dict[tuple[int, ...], Batch] = {}
 
@@ -76,6 +81,8 @@ class Prompts:
 
     def _alike(self, prompt: Prompt) -> object:
         """Equal for prompts that can run as one: of the same shapes, values and, since they choose tokens, text masks."""
+        if runs_alone(prompt.tensors, prompt.values):
+            return id(prompt)
         shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
         mask = prompt.tensors.get(TEXT_MASK)
         masked = None if mask is None else tuple(self._tensors[mask].flatten().tolist())

@@ -56,8 +56,6 @@ class StageForward:
             with self._holding.block(index):
                 qkv, kept = block.before(state)
                 state.tokens = block.after(state, attention(index, *qkv), kept)
-                if index in inputs.residuals:
-                    state.image.add_(inputs.residuals[index])
             self._mark()
         if not self._mesh.last:
             self._mesh.pipefusion.send(state.tokens, self._mesh.pipefusion.rank + 1)
@@ -71,8 +69,7 @@ class StageForward:
         """Which rank holds which tokens of a whole sequence."""
         runs = tuple(patch.tokens for patch in self._model.patches(latent_shape, self._plan.patches))
         text = self._model.text_tokens(conditioning)
-        references = conditioning["reference"].shape[1] if "reference" in conditioning else 0
-        return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses, references)
+        return TokenLayout(text, runs, self._model.heads, self._plan.ring, self._plan.ulysses)
 
     def _begin(self, inputs: Inputs, layout: TokenLayout, latent: Tensor | None) -> Activations:
         model, mesh, rank = self._model, self._mesh, self._mesh.sequence.rank
@@ -82,12 +79,12 @@ class StageForward:
         else:
             shape = (inputs.shape[0], layout.tokens(rank), model.features)
             tokens = mesh.pipefusion.receive(shape, inputs.dtype, mesh.pipefusion.rank - 1)
+        assert inputs.timestep is not None
         return Activations(
             tokens=tokens,
             text=length(layout.text(rank)),
             vec=model.modulation(inputs.timestep, inputs.conditioning, inputs.dtype),
             rope=model.positions(inputs.shape, layout, rank, inputs.device, inputs.conditioning),
-            references=length(layout.references(rank)),
         )
 
     def _attention(self, inputs: Inputs, whole: TokenLayout, patch: int | None) -> Attention:

@@ -1,5 +1,7 @@
 """The doctor: looks at the machine and says of each thing that the workers need whether it is all right, or what to do."""
 
+from collections.abc import Callable
+
 from .checks import examine
 from .findings import Finding, Status
 from .observations import Observations, look
@@ -7,6 +9,10 @@ from .observations import Observations, look
 __all__ = ["Finding", "Observations", "Status", "diagnose", "examine", "look"]
 
 
-def diagnose() -> list[Finding]:
-    """All findings about this machine. Workers are started, measured and ended; it takes about half a minute."""
-    return examine(look())
+def diagnose(told: Callable[[str], None] = lambda what: None) -> list[Finding]:
+    """All findings about this machine. Workers are started, measured and ended; it takes about half a minute.
+
+    Args:
+        told: of what is being looked at, in words.
+    """
+    return examine(look(told))

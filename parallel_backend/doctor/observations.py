@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -67,8 +67,9 @@ class Observations:
     measured: tuple[Measured, ...]
 
 
-def look() -> Observations:
-    """Look at this machine; the workers are ended again."""
+def look(told: Callable[[str], None] = lambda what: None) -> Observations:
+    """Look at this machine; the workers are ended again. `told` hears what is being looked at."""
+    told("GPUs, memory and packages")
     gpus, error = _gpus()
     memory = psutil.virtual_memory()
     return Observations(
@@ -85,7 +86,7 @@ def look() -> Observations:
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions("torch", "diffusers", "flash-attn"),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
-        measured=_measure(len(gpus)),
+        measured=_measure(len(gpus), told),
     )
 
 
@@ -133,12 +134,16 @@ def _versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def _measure(gpus: int) -> tuple[Measured, ...]:
+def _measure(gpus: int, told: Callable[[str], None]) -> tuple[Measured, ...]:
     """Two workers on the CPU, which talk through gloo, and one on each GPU, which talk through NCCL."""
     backend = Backend(Deadlines(silence=30, stall=60))
     try:
         groups = [CPU_PAIR, *([tuple(f"cuda:{index}" for index in range(gpus))] if gpus else [])]
-        return tuple(_measured(backend, devices) for devices in groups)
+        found = []
+        for devices in groups:
+            told(f"{len(devices)} workers on {', '.join(dict.fromkeys(devices))}: starting and measuring them")
+            found.append(_measured(backend, devices))
+        return tuple(found)
     finally:
         backend.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -9,7 +10,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -19,11 +20,11 @@ import torch
 from torch import Tensor
 
 from ..diffusion import ModelSpec, Value
-from ..errors import Cancelled, WorkerFailed
+from ..errors import Cancelled, Refused, WorkerFailed
 from ..gpus import visible_gpus
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.devices import AUTOMATIC_AMONG
-from ..plan.measure import BlockTimes, Machine, cached, machine_key
+from ..plan.measure import BlockTimes, Machine, cached, forget_all, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..plan.together import why, worth_together
 from ..weights.adapters import NONE, AdapterSet
@@ -44,14 +45,18 @@ from ..wire.messages import (
     Sample,
 )
 from . import diagnosis
+from .comparison import Comparison, MakeRoom, compare
 from .elsewhere import address_of, ask, device_names, is_elsewhere
 from .exchange import Answer, Exchange, Interrupted, OnLoading
 from .group import Deadlines, WorkerGroup
+from .journal import Journal, RunRecord
 from .launcher import wants_kernels_early, worker_environment
+from .news import Measuring, OnNews, Planned, Ran, Starting, ignore
 from .numbers import check_finite, check_sampled
 from .planner import Planner, Question
 from .processes import ForkServer
 from .report import released, restored, table
+from .status import BackendStatus, starting
 from .versions import check_versions
 
 log = logging.getLogger(__name__)
@@ -75,11 +80,12 @@ def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
 class Backend:
     """The workers of one ComfyUI. Its methods block; they may be called from any thread, one at a time.
 
-    `deadlines` may be changed; workers that run keep those they started with.
+    `deadlines` may be changed; workers that run keep those they started with. `tell` is told of all that a user may wait for.
     """
 
-    def __init__(self, deadlines: Deadlines | None = None) -> None:
+    def __init__(self, deadlines: Deadlines | None = None, tell: OnNews = ignore) -> None:
         self.deadlines = deadlines or Deadlines()
+        self._tell = tell
         self._server: ForkServer | None = None
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
         self._users: list[tuple[weakref.ref[object], ModelSpec]] = []
@@ -88,6 +94,8 @@ class Backend:
         self._elsewhere: dict[Address, tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self._planner = Planner()
+        self._journal = Journal()
+        self._starting: tuple[str, ...] = ()
         self._closing = threading.Event()
 
     def sample(
@@ -230,7 +238,7 @@ class Backend:
             Refused: no plan can work; the sentence says what does.
             Cancelled, WorkerFailed: as `sample` does.
         """
-        return self._planner.choose(
+        answer = self._planner.choose(
             question,
             measure_memory=lambda plan: self._memory(plan, yielding, interrupted),
             measure_machine=lambda plan: self._machine(plan, interrupted),
@@ -238,9 +246,12 @@ class Backend:
                 question.spec, plan, compute_dtype, example, values, interrupted
             ),
         )
+        self._tell(Planned(question, answer.choice, answer.memory))
+        return answer.choice.plan
 
     def measure(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
+        self._tell(Measuring("this machine"))
         request = MeasureMachine(next(self._requests), _side_by_side(plan))
         message = self._ask(Exchange(request, interrupted=interrupted)).frame.message
         assert isinstance(message, MachineMeasured)
@@ -276,6 +287,7 @@ class Backend:
         """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
 
         def measure() -> BlockTimes:
+            self._tell(Measuring("the model's blocks"))
             request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype, dict(values))
             message = self._ask(Exchange(request, tensors, interrupted=interrupted)).frame.message
             assert isinstance(message, BlocksMeasured)
@@ -318,23 +330,88 @@ class Backend:
         """Bytes of this model's weights that all workers on a device hold there."""
         return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
 
-    def release(self, model: ModelSpec) -> None:
-        """Take a model off the workers' devices; it stays in host memory where there is room.
+    def release(self, model: ModelSpec, device: str = "") -> None:
+        """Take a model off a device, or off all of them; it stays in host memory where there is room.
 
         Never fails: what has ended holds nothing.
         """
         with self._lock:
             for devices, group in list(self._groups.items()):
-                if not group.holds(model):
+                if not group.holds(model) or (device and device not in devices):
                     continue
                 if group.alive():
                     try:
-                        answer = group.carry_out(Exchange(Release(next(self._requests), model)))
+                        answer = group.carry_out(Exchange(Release(next(self._requests), model, device)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
                 if not group.alive():
                     del self._groups[devices]
+
+    def status(self) -> BackendStatus:
+        """What all workers do and hold now. Waits for nothing, so that it may be asked at any time."""
+        groups = [group.status() for group in list(self._groups.values())]
+        if devices := self._starting:
+            groups.append(starting(devices))
+        return BackendStatus(groups, self._journal.runs, self._journal.failure)
+
+    def last_run(self) -> RunRecord | None:
+        """What became of the last run that came to its end; None before the first. Waits for nothing."""
+        return self._journal.record()
+
+    def free(self) -> None:
+        """Take all models off the workers' devices, as `release` does. Raises Refused while the workers are busy."""
+        with self._idle():
+            for model in {model for group in self._groups.values() for model in group.models()}:
+                self.release(model)
+
+    def stop(self) -> None:
+        """End all workers; the next request starts new ones. Raises Refused while they are busy."""
+        with self._idle():
+            for group in self._groups.values():
+                group.stop()
+            self._groups.clear()
+
+    def measure_again(self, interrupted: Interrupted) -> Machine:
+        """Forget what was ever measured, and measure the devices of the running workers anew; plans are chosen by that.
+
+        Raises:
+            Refused: the workers are busy, or there are none.
+            Cancelled, WorkerFailed: as `sample` does.
+        """
+        with self._idle():
+            devices = next((devices for devices, group in self._groups.items() if group.alive()), None)
+            if devices is None:
+                raise Refused("no workers are running, so there is nothing to measure with: run a graph first.")
+            forget_all()
+            self._planner.forget()
+            return self._machine(in_rows(ParallelPlan(), devices), interrupted)
+
+    def compare(self, make_room: MakeRoom, told: Callable[[str], None], interrupted: Interrupted) -> Comparison:
+        """What the last denoise's plan gains over one device, measured; see comparison.compare.
+
+        Raises:
+            Refused: the workers are busy, or there is nothing to compare.
+            Cancelled, WorkerFailed: as `sample` does.
+        """
+        with self._idle():
+            denoise = self._journal.denoise
+            number = functools.partial(next, self._requests)
+            try:
+                return compare(denoise, self._ask, number, make_room, told, interrupted)
+            finally:  # the model is whole there
+                if denoise is not None and (group := self._groups.pop(denoise.message.plan.devices[:1], None)):
+                    group.stop()
+
+    @contextlib.contextmanager
+    def _idle(self) -> Iterator[None]:
+        """The lock, if nothing holds it."""
+        if not self._lock.acquire(blocking=False):
+            raise Refused("the workers are busy: wait until they are done, or cancel the run.")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def attend(self, user: object, model: ModelSpec) -> None:
         """Keep a model on the devices no longer than there are users of it: when the last is gone it is released."""
@@ -375,8 +452,10 @@ class Backend:
         with self._lock:
             message, answer = exchange.message, self._ask(exchange)
             assert isinstance(message, Sample | Forward | Decode | Encode)
+            self._tell(Ran(message.plan, answer.reports))
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
+            self._journal.ran(exchange, answer, self._planner.latest)
             if not isinstance(message, Forward):
                 log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
             return answer
@@ -398,6 +477,7 @@ class Backend:
                     return group.carry_out(replace(exchange, interrupted=stopped))
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
+                        self._journal.failed(str(failure))
                         raise
                     log.warning("%s", failure)  # it had ended unnoticed, and new workers can do what is asked
                 finally:
@@ -423,9 +503,22 @@ class Backend:
             check_versions()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
-        group = WorkerGroup(
-            self._fork_server, plan.devices, next(self._generations), self.deadlines, interrupted, early
-        )
+
+        def looked_on() -> bool:
+            self._tell(Starting(plan.world_size, time.monotonic() - started))
+            return interrupted()
+
+        self._tell(Starting(plan.world_size, 0.0))
+        self._starting = plan.devices
+        try:
+            group = WorkerGroup(
+                self._fork_server, plan.devices, next(self._generations), self.deadlines, looked_on, early
+            )
+        except WorkerFailed as failure:
+            self._journal.failed(str(failure))
+            raise
+        finally:
+            self._starting = ()
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
         if is_elsewhere(plan.devices[0]):

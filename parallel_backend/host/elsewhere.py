@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..errors import Cancelled, Refused
+from ..errors import Cancelled, PlanRefused
 from ..wire.address import SCHEME, Address
 from ..wire.frames import BadFrame, FrameDecoder, encode, host_decoder
 from ..wire.handshake import CLIENT, HandshakeFailed, present
@@ -70,11 +70,11 @@ def _connect(
             return connection, *_welcomed(connection, until, interrupted)
         except HandshakeFailed as error:
             _close(connection)
-            raise Refused(f"the workers at {address} refused the connection: {error}.") from None
+            raise PlanRefused(f"the workers at {address} refused the connection: {error}.") from None
         except (OSError, BadFrame) as error:
             _close(connection)
             if isinstance(error, socket.gaierror) or time.monotonic() > until:
-                raise Refused(
+                raise PlanRefused(
                     f"no workers answer at {address} ({error}): start them there with torchrun ... -m "
                     f"parallel_backend.worker --listen {str(address).removeprefix(SCHEME)}, or correct the address."
                 ) from None

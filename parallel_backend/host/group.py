@@ -50,6 +50,7 @@ from .exchange import Answer, Exchange, Interrupted
 from .known_adapters import KnownAdapters
 from .launcher import Launched, launch, make_directory, remove, socket_path
 from .processes import ForkServer
+from .status import GroupStatus, model_name, rank_statuses
 from .versions import check_members
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class WorkerGroup:
         self._latest: dict[int, Report] = {}
         """Each rank's last account of what it holds."""
         self._plan: ResolvedPlan | None = None
+        self._model = ""
         self._known = KnownAdapters()
         self._channel: Channel
         self._launched: Launched | Elsewhere
@@ -198,6 +200,16 @@ class WorkerGroup:
         """Whether a worker holds weights of a model on its device."""
         return any(held.model == model for report in self._latest.values() for held in report.held)
 
+    def models(self) -> set[ModelSpec]:
+        """The models of which workers hold weights on their devices."""
+        return {held.model for report in self._latest.values() for held in report.held}
+
+    def status(self) -> GroupStatus:
+        """What the ranks do and hold, as far as is known now; any thread may ask at any time."""
+        lost = self.state is State.READY and self._channel.lost
+        ranks = rank_statuses(self.devices, self._channel.heard, self._latest)
+        return GroupStatus((State.FAILED if lost else self.state).value, self._model, ranks)
+
     def carry_out(self, exchange: Exchange) -> Answer:
         """Send what the workers do not know yet of the adapters, then the request, and wait for its end.
 
@@ -207,6 +219,7 @@ class WorkerGroup:
         """
         assert self.state is State.READY
         self._plan = None if isinstance(exchange.message, Release) else exchange.message.plan
+        self._model = model_name(spec) if (spec := getattr(exchange.message, "model", None)) else ""
         self.state = State.RUNNING
         self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
         try:
@@ -218,6 +231,7 @@ class WorkerGroup:
             self._end(State.FAILED)
             raise
         finally:
+            self._model = ""
             if self.state is State.RUNNING:
                 self.state = State.READY
 

@@ -36,7 +36,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Chosen:
     """A choice, and the bytes that were free to each worker then."""
 
     choice: Choice
@@ -51,7 +51,13 @@ class Planner:
     """Answers each question once for the memory that is free, and logs the ranking it chose from."""
 
     def __init__(self) -> None:
-        self._answers: dict[Question, Answer] = {}
+        self._answers: dict[Question, Chosen] = {}
+        self.latest: Chosen | None = None
+        """What the last question was answered with."""
+
+    def forget(self) -> None:
+        """Answer every question anew, because the machine is measured anew."""
+        self._answers.clear()
 
     def choose(
         self,
@@ -59,8 +65,8 @@ class Planner:
         measure_memory: Callable[[ResolvedPlan], float],
         measure_machine: Callable[[ResolvedPlan], Machine],
         measure_blocks: Callable[[ResolvedPlan], BlockTimes],
-    ) -> ResolvedPlan:
-        """The fastest plan that does what is asked for and fits into memory.
+    ) -> Chosen:
+        """The fastest plan that does what is asked for and fits into memory, and what it was chosen from.
 
         Args:
             measure_memory: bytes that a job may take now on each device of a plan, for each worker.
@@ -81,11 +87,12 @@ class Planner:
             profile = measured_profile(measure_machine(found[0]), memory, gpus="cuda" in devices[0])
             if not wish.stages:
                 found = [_cut(plan, measure_blocks) for plan in found]
-            stale = wish.pipefusion > 1 or wish.patches > 1
-            choice = best(found, shape, job, profile, stale=stale, others=_leaner(question))
+            approximate = wish.pipefusion != 1 or wish.patches > 1
+            choice = best(found, shape, job, profile, approximate=approximate, others=_leaner(question))
             self._tell(question, choice, memory)
-            answer = self._answers[question] = Answer(choice, memory)
-        return answer.choice.plan
+            answer = self._answers[question] = Chosen(choice, memory)
+        self.latest = answer
+        return answer
 
     @staticmethod
     def _tell(question: Question, choice: Choice, memory_limit: float) -> None:
@@ -120,6 +127,7 @@ def _cut(plan: ResolvedPlan, measure_blocks: Callable[[ResolvedPlan], BlockTimes
 def _leaner(question: Question) -> list[ResolvedPlan]:
     """Plans on the same devices that hold less on each."""
     free = ParallelPlan(devices=question.wish.devices, attention=question.wish.attention, data=0)
-    wishes = [msgspec.structs.replace(free, pipefusion=0), msgspec.structs.replace(free, weights="sharded")]
+    kinds = ({"pipefusion": 0}, {"weights": "sharded"}, {"weights": "streamed"})
+    wishes = [msgspec.structs.replace(free, **kind) for kind in kinds]
     limits, workload = question.shape.limits, question.workload
     return [plan for wish in wishes for plan in candidates(wish, question.gpus, limits, workload)]

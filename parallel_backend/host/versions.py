@@ -14,7 +14,7 @@ from ..identity import code_digest
 from ..wire.messages import Facts
 
 OLDEST_TORCH = (2, 6)
-"""The first whose FSDP2, which shards weights, is public."""
+"""Older ones have not been tried."""
 
 OLDEST_DIFFUSERS = (0, 35)
 NEWEST_DIFFUSERS = (0, 42)

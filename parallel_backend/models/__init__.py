@@ -1,4 +1,4 @@
-"""Model families: one file each over diffusers' modules, and a registry."""
+"""Model families: all that ComfyUI knows, two over diffusers' modules, and a registry."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from types import MappingProxyType
 from .cogvideox import CogVideoXFamily
 from .comfyui.comfy_family import ComfyFamily
 from .family import Family
-from .flux import FluxFamily
 from .pixart import PixArtFamily
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"flux": FluxFamily(), "cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily()}
+    {"cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily()}
 )
 """Every family the backend runs, by name."""

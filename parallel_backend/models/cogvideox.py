@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..diffusion import Value
 from ..errors import Refused
 from ..layout import TokenLayout, cut, length
 from ..plan import ModelShape
@@ -34,7 +35,6 @@ from .functions import (
     rotate,
     sine_positions,
     sinusoids,
-    text_and_references,
 )
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
 
@@ -178,7 +178,9 @@ class CogVideoXFamily:
         """There is one kind of block."""
         return replace(config, layers=2), (config.layers,)
 
-    def check(self, config: CogVideoXConfig, latent: Tensor, conditioning: Conditioning) -> None:
+    def check(
+        self, config: CogVideoXConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
+    ) -> None:
         """Refuse inputs of the wrong size, and a missing image, in one sentence with the numbers."""
         shape = list(latent.shape)
         if latent.ndim != 5 or latent.shape[1] != CHANNELS:
@@ -248,15 +250,15 @@ class CogVideoXFamily:
         return self.keys(config)
 
     def beside_tokens(self, config: CogVideoXConfig, conditioning: Conditioning) -> int:
-        """Text, and reference pictures."""
-        return text_and_references(conditioning)
+        """Text."""
+        return conditioning["context"].shape[1]
 
     def exact(self, config: CogVideoXConfig) -> frozenset[str]:
         """None: all parameters have the type that is chosen."""
         return frozenset()
 
     def control_blocks(self, config: CogVideoXConfig) -> Mapping[str, range]:
-        """No ControlNet is carried."""
+        """No ControlNet is supported."""
         return {}
 
     def build(self, config: CogVideoXConfig, stage: Stage) -> CogVideoXModel:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..diffusion import Value
 from ..layout import TokenLayout
 from ..plan import ModelShape
 from ..weights.checkpoint import Checkpoint
@@ -18,8 +19,7 @@ from .region import Region
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
 
-`concat` is a latent whose channels the model takes beside the noisy one's. `reference` `[batch, tokens, channels]` are the
-tokens of reference pictures before they are embedded, `reference_ids` `[batch, tokens, 3]` (int64) their positions.
+`concat` is a latent whose channels the model takes beside the noisy one's.
 """
 
 
@@ -53,21 +53,20 @@ class Patch(Region):
 class Activations:
     """One rank's part of the sequence between two blocks.
 
-    `tokens` is `[batch, local text + local references + local image, features]`, in this order; `text` and `references`
-    count the local text and reference tokens; `vec` is what `Model.modulation` made; `rope` turns the pairs of
-    features of the local tokens, `[local tokens, head_dim / 2]` (complex64), if the model has such positions.
+    `tokens` is `[batch, local text + local image, features]`, in this order; `text` counts the local text tokens; `vec` is
+    what `Model.modulation` made; `rope` turns the pairs of features of the local tokens, `[local tokens, head_dim / 2]`
+    (complex64), if the model has such positions.
     """
 
     tokens: Tensor
     text: int
     vec: Any
     rope: Tensor | None
-    references: int = 0
 
     @property
     def image(self) -> Tensor:
         """The local image tokens (a view)."""
-        return self.tokens[:, self.text + self.references :]
+        return self.tokens[:, self.text :]
 
 
 Qkv = tuple[Tensor, Tensor, Tensor]
@@ -158,8 +157,8 @@ class Family(Protocol):
     def two_of_each(self, config: Any) -> tuple[Any, tuple[int, ...]]:
         """The configuration of a model with two blocks of each kind, in order, and how many the real one has of each."""
 
-    def check(self, config: Any, latent: Tensor, conditioning: Conditioning) -> None:
-        """Refuse inputs whose sizes the model cannot take.
+    def check(self, config: Any, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]) -> None:
+        """Refuse inputs that the model cannot take; `values` are what the conditioning holds besides tensors.
 
         Raises:
             Refused: with the numbers.

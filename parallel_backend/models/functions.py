@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +54,3 @@ def pad_circularly(latent: Tensor, patch: int) -> Tensor:
         return latent
     flat = F.pad(latent.flatten(0, -4), padding, mode="circular")
     return flat.view(*latent.shape[:-2], *flat.shape[-2:])
-
-
-def text_and_references(conditioning: Mapping[str, Tensor]) -> int:
-    """Tokens of one batch item that conditioning holds as `context` and `reference`."""
-    return sum(conditioning[name].shape[1] for name in ("context", "reference") if name in conditioning)

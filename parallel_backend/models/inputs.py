@@ -16,16 +16,17 @@ class Inputs:
     """All but the latent.
 
     `key` tells forwards apart whose caches are kept; `shape` is the latent's `[batch, channels, ...]`; `timestep` is
-    `[batch]` in fp32 and the conditioning in the compute dtype. `residuals` are added to this rank's image tokens after
-    blocks of this stage. `values` are what the conditioning holds besides tensors; `processed` says that ComfyUI's model
-    class has made of the timestep what it makes of it.
+    `[batch]` in fp32 (None: the conditioning has several) and the conditioning in the compute dtype. `residuals` are a
+    ControlNet's output for this rank's tokens of the picture, by the block of this stage that they are added after.
+    `values` are what the conditioning holds besides tensors; `processed` says that ComfyUI's model class has made of the
+    timestep what it makes of it.
     """
 
     key: Hashable
     shape: Sequence[int]
     dtype: torch.dtype
     device: torch.device
-    timestep: Tensor
+    timestep: Tensor | None
     conditioning: Mapping[str, Tensor]
     residuals: Mapping[int, Tensor] = field(default_factory=dict)
     values: Mapping[str, Value] = field(default_factory=dict)

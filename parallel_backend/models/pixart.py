@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..diffusion import Value
 from ..errors import Refused
 from ..layout import TokenLayout, length
 from ..plan import ModelShape
@@ -25,7 +26,7 @@ from ..weights.layers import use_cast_linears
 from ..weights.pixart_keys import PATCH, TIME_FEATURES, pixart_keys
 from ..weights.scaled import resolve_scales
 from .family import Activations, Block, Conditioning, Patch, Qkv, Stage
-from .functions import conv_as_linear, sine_positions, sinusoids, text_and_references
+from .functions import conv_as_linear, sine_positions, sinusoids
 from .inspection import check_tensors, count_blocks, find_prefix, sizes
 from .picture import grid, patchify, row_patches
 
@@ -148,7 +149,9 @@ class PixArtFamily:
         """There is one kind of block."""
         return replace(config, layers=2), (config.layers,)
 
-    def check(self, config: PixArtConfig, latent: Tensor, conditioning: Conditioning) -> None:
+    def check(
+        self, config: PixArtConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
+    ) -> None:
         """Refuse inputs of the wrong size, in one sentence with the numbers."""
         shape = list(latent.shape)
         if latent.ndim != 4 or latent.shape[1] != config.channels:
@@ -180,15 +183,15 @@ class PixArtFamily:
         return self.keys(config)
 
     def beside_tokens(self, config: PixArtConfig, conditioning: Conditioning) -> int:
-        """Text, and reference pictures."""
-        return text_and_references(conditioning)
+        """Text."""
+        return conditioning["context"].shape[1]
 
     def exact(self, config: PixArtConfig) -> frozenset[str]:
         """None: all parameters have the type that is chosen."""
         return frozenset()
 
     def control_blocks(self, config: PixArtConfig) -> Mapping[str, range]:
-        """No ControlNet is carried."""
+        """No ControlNet is supported."""
         return {}
 
     def build(self, config: PixArtConfig, stage: Stage) -> PixArtModel:

@@ -1,4 +1,7 @@
-"""The ranking of plans for a machine one does not need to have: `python -m parallel_backend.plan --help`."""
+"""What a machine one does not need to have would take for a picture or a video, by the cost model; nothing is measured.
+
+Without --devices: 1, 2, 4 and 8 GPUs side by side. With it: every plan for so many, and why one is chosen.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import Refused
 from .choose import best, table
+from .compare import WEIGHT_BYTES, Asked, by_count, by_way, offered
 from .cost import Job
-from .plan import WEIGHTS, ParallelPlan, Workload
-from .profiles import ModelShape, model_names, model_shape, profile, profile_names
-from .resolve import candidates
+from .known_machines import linked, profile, profile_names
+from .known_models import KnownModel, known_model, model_names
+from .plan import WEIGHTS
 
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}
+COUNTS = (1, 2, 4, 8)
+USUAL_CFG = 6.0
+"""For models that are usually sampled with a negative prompt; any cfg but 1 costs the same."""
 
 
 @dataclass(frozen=True)
@@ -51,63 +58,109 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def job_of(arguments: argparse.Namespace, model: ModelShape) -> tuple[Job, Workload]:
-    """The job as the cost model and as the plans' validation see it."""
-    area: Size = arguments.size
-    cfg = arguments.cfg if arguments.cfg is not None else (6.0 if model.guided else 1.0)
-    job = Job(
-        image_tokens=model.image_tokens(area.width, area.height, area.frames),
-        text_tokens=model.text if arguments.text is None else arguments.text,
-        batch=arguments.batch,
-        two_sided=cfg != 1.0,
-        steps=arguments.steps,
-    )
-    return job, Workload(job.batch, job.two_sided, model.rows(area.height, area.frames))
-
-
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = argparse.ArgumentParser(prog="python -m parallel_backend.plan", description=__doc__)
-    line.add_argument("--model", default="flux-dev", choices=model_names())
-    line.add_argument("--size", type=size, default=Size(1024, 1024, 1), help="WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES")
-    line.add_argument("--devices", type=positive, default=8, help="how many")
-    line.add_argument("--profile", default="h100-nvlink", choices=profile_names())
+    """The command line; what is left out is None."""
+    line = argparse.ArgumentParser(
+        prog="python -m parallel_backend.plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    line.add_argument("--model", choices=model_names(), help="default: flux-dev")
+    line.add_argument("--dtype", choices=list(WEIGHT_BYTES), help="of the weights (default: bf16)")
+    line.add_argument("--size", type=size, help="WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES (default: the model's usual one)")
+    line.add_argument("--steps", type=positive, help="default: the model's usual number")
+    line.add_argument(
+        "--card", choices=profile_names(), help="the GPUs and how they are usually linked (default: 4090)"
+    )
+    line.add_argument("--devices", type=positive, help="how many GPUs: shows every plan for them")
+    line.add_argument("--memory", type=memory, help="of one GPU, such as 24GB (default: the card's)")
+    line.add_argument("--bandwidth", type=memory, help="of one GPU's link, a second and direction, such as 25GB")
     line.add_argument("--text", type=positive, help="text tokens (default: the model's usual number)")
     line.add_argument("--cfg", type=float, help="the sampler's cfg; other than 1 there is a negative branch")
-    line.add_argument("--steps", type=positive, default=28)
     line.add_argument("--batch", type=positive, default=1)
-    line.add_argument("--memory", type=memory, help="of one device, such as 24GB (default: the profile's)")
-    line.add_argument("--weights", default="replicated", choices=WEIGHTS)
+    line.add_argument("--weights", choices=WEIGHTS, help="how they are held (default: whichever is fastest)")
     line.add_argument("--patches", type=int, default=0, help="PipeFusion patches (0: as many as stages)")
-    line.add_argument("--stale", action="store_true", help="also choose PipeFusion plans, which change the picture")
+    line.add_argument("--approximate", action="store_true", help="also choose PipeFusion, which changes the picture")
     return line
 
 
+def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
+    """What is asked for, its model, and in words what was assumed because nothing was said."""
+    known = known_model(given.model or "flux-dev")
+    shape = known.shape
+    area = given.size or Size(*known.size)
+    steps, dtype, card = given.steps or known.steps, given.dtype or "bf16", given.card or "4090"
+    cfg = given.cfg if given.cfg is not None else (USUAL_CFG if shape.guided else 1.0)
+    machine = profile(card)
+    machine = machine if given.bandwidth is None else linked(machine, given.bandwidth)
+    memory_limit = machine.device.memory if given.memory is None else given.memory
+    machine = replace(machine, device=replace(machine.device, memory=memory_limit))
+    job = Job(
+        image_tokens=shape.image_tokens(area.width, area.height, area.frames),
+        text_tokens=shape.text if given.text is None else given.text,
+        batch=given.batch,
+        two_sided=cfg != 1.0,
+        steps=steps,
+        weight_element=WEIGHT_BYTES[dtype],
+    )
+    values = {
+        "model": shape.name,
+        "size": f"{area.width}x{area.height}" + (f"x{area.frames}" if area.frames > 1 else ""),
+        "steps": steps,
+        "dtype": dtype,
+        "card": card,
+        "memory": f"{memory_limit / 1e9:g}GB",
+        "cfg": f"{cfg:g}",
+    }
+    assumed = [f"--{name} {value}" for name, value in values.items() if getattr(given, name) is None]
+    weights = WEIGHTS if given.weights is None else (given.weights,)
+    rows = shape.rows(area.height, area.frames)
+    return Asked(shape, job, machine, dtype, rows, weights, given.patches, given.approximate), known, assumed
+
+
+def heading(asked: Asked) -> str:
+    """The job and the machine in one line."""
+    job, machine = asked.job, asked.machine
+    sides = "with a negative prompt" if job.two_sided else "without a negative prompt"
+    return (
+        f"{asked.model.name} in {asked.dtype} ({asked.model.parameters * job.weight_element / 1e9:.1f} GB of weights), "
+        f"{job.image_tokens} image and {job.text_tokens} text tokens, batch {job.batch}, {job.steps} steps {sides}; "
+        f"{machine.name} with {machine.device.memory / 1e9:.1f} GB, links of {machine.levels[0].bandwidth / 1e9:.1f} GB/s"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the ranking and the choice; 2 where no plan can work."""
-    asked = parser().parse_args(arguments)
-    model, machine = model_shape(asked.model), profile(asked.profile)
-    job, workload = job_of(asked, model)
-    wish = ParallelPlan(
-        pipefusion=1 if asked.weights == "sharded" else 0,
-        data=0,
-        weights=asked.weights,
-        patches=asked.patches,
-    )
-    found = candidates(wish, asked.devices, model.limits, workload)
-    limit = machine.device.memory if asked.memory is None else asked.memory
-    print(
-        f"{model.name}, {job.image_tokens} image and {job.text_tokens} text tokens, batch {job.batch}, "
-        f"{'two branches' if job.two_sided else 'one branch'}, {job.steps} steps, {asked.devices} x {machine.name}, "
-        f"{limit / 1e9:.1f} GB each"
-    )
+    """Print the tables and the choice; 2 where no plan can work."""
+    given = parser().parse_args(arguments)
+    asked, known, assumed = asked_for(given)
+    if assumed:
+        print("Assumed:", " ".join(assumed))
+    print(heading(asked))
+    if known.note:
+        print(known.note)
+    counts = COUNTS if given.devices is None else (given.devices,)
+    print("\nPredicted, not measured: seconds of the denoise, without text encoder, VAE and loading.")
+    if given.devices is not None:
+        return ranking(asked, given.devices)
+    print(by_count(asked, counts))
+    if not offered(asked, 1)[0].fits:
+        print(f"\n{asked.model.name} in {asked.dtype} does not fit whole into one GPU. The choices, in seconds:")
+        print(by_way(asked, counts))
+    return 0
+
+
+def ranking(asked: Asked, devices: int) -> int:
+    """Print every plan for so many GPUs and the choice; 2 where none fits."""
+    found = [plan for weights in asked.weights for plan in asked.plans(devices, weights)]
+    limit = asked.machine.device.memory
     try:
-        choice = best(found, model, job, machine, limit, asked.stale)
+        choice = best(found, asked.model, asked.job, asked.machine, limit, asked.approximate)
     except Refused as refusal:
         print(refusal, file=sys.stderr)
+        print(f"The choices on {devices} GPUs, in seconds:\n{by_way(asked, (devices,))}", file=sys.stderr)
         return 2
     print(table(choice.ranking, limit, choice.plan))
-    print(f"Chosen: {choice.plan.degrees}. {choice.why}")
+    print(f"Chosen: {choice.plan.degrees}, weights {choice.plan.weights}. {choice.why}")
     return 0
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
-from ..errors import Refused
+from ..errors import PlanRefused
 from .cost import Cost, Job, cost
 from .plan import ResolvedPlan
 from .profiles import ModelShape, Profile
@@ -49,6 +49,7 @@ def rank(
         memory_limit: bytes of one device; None is the profile's.
     """
     limit = profile.device.memory if memory_limit is None else memory_limit
+    profile = replace(profile, device=replace(profile.device, memory=limit))
     ranked = []
     for plan in candidates:
         breakdown = cost(plan, model, job, profile)
@@ -62,13 +63,13 @@ def best(
     job: Job,
     profile: Profile,
     memory_limit: float | None = None,
-    stale: bool = False,
+    approximate: bool = False,
     others: Sequence[ResolvedPlan] = (),
 ) -> Choice:
     """The fastest candidate that fits, with the reason.
 
     Args:
-        stale: also choose among plans with PipeFusion patches, which change the picture.
+        approximate: also choose among plans with PipeFusion patches, which change the picture.
         others: plans that were not asked for, to name one of them where no candidate fits.
 
     Raises:
@@ -77,17 +78,18 @@ def best(
     limit = profile.device.memory if memory_limit is None else memory_limit
     ranking = rank(candidates, model, job, profile, limit)
     fitting = [entry for entry in ranking if entry.breakdown.memory <= limit]
-    allowed = [entry for entry in fitting if stale or not is_stale(entry.plan)]
+    allowed = [entry for entry in fitting if approximate or not is_approximate(entry.plan)]
     if not allowed:
         instead = [r for r in rank(others, model, job, profile, limit) if r.breakdown.memory <= limit]
-        raise Refused(_none_fits(ranking, fitting, instead, limit))
+        instead.sort(key=lambda entry: entry.plan.weights == "streamed")  # where nothing else fits
+        raise PlanRefused(_none_fits(ranking, fitting, instead, limit, job))
     chosen = allowed[0]
     (single,) = rank([single_device(chosen.plan)], model, job, profile, limit)
     alone = chosen.plan.world_size > 1 and single.breakdown.memory <= limit and single.seconds <= chosen.seconds
     return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single, limit), alone)
 
 
-def is_stale(plan: ResolvedPlan) -> bool:
+def is_approximate(plan: ResolvedPlan) -> bool:
     """Whether the plan attends to last step's keys and so changes the picture."""
     return plan.pipefusion > 1 or plan.patches > 1
 
@@ -104,7 +106,7 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
         ulysses=1,
         patches=1,
         stages=(sum(plan.stages),),
-        weights="replicated",
+        weights="streamed" if plan.weights == "streamed" else "replicated",
     )
 
 
@@ -116,7 +118,9 @@ def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan |
         notes = []
         if entry.breakdown.memory > memory_limit:
             notes.append("does not fit")
-        if is_stale(entry.plan):
+        if entry.plan.weights != "replicated":
+            notes.append(f"weights {entry.plan.weights}")
+        if is_approximate(entry.plan):
             notes.append(f"{entry.plan.patches} patches: changes the picture")
         parts = (f"{1e3 * getattr(entry.breakdown, part):.1f}" for part in PARTS)
         mark = "*" if entry.plan == chosen else ""
@@ -137,7 +141,9 @@ def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan |
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], limit: float) -> str:
+def _none_fits(
+    ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], limit: float, job: Job
+) -> str:
     if fitting:
         return (
             f"only plans that change the picture fit into {gigabytes(limit)}, such as {fitting[0].plan.degrees} with "
@@ -146,15 +152,20 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
     if not ranking:
         return "no plan goes with these devices and this job: set degrees to 0 (automatic), or choose other devices."
     least = min(ranking, key=lambda entry: entry.breakdown.memory)
-    need, weights = gigabytes(least.breakdown.memory), gigabytes(least.breakdown.weights)
-    way_out = "use more devices, smaller weights (fp8, GGUF) or a smaller job"
+    need, weights = least.breakdown.memory, least.breakdown.weights
+    ways_out = []
     if instead:
         other = instead[0]
-        sharded = " with weights sharded" if other.plan.weights == "sharded" else ""
-        way_out = f"use {other.plan.degrees}{sharded}, which needs {gigabytes(other.breakdown.memory)}"
+        how = "" if other.plan.weights == "replicated" else f" with weights {other.plan.weights}"
+        ways_out.append(f"use {other.plan.degrees}{how}, which needs {gigabytes(other.breakdown.memory)}")
+    in_fp8 = need - weights * (1 - 1 / max(1, job.weight_element))
+    if in_fp8 < need and in_fp8 <= limit:
+        ways_out.append(f"try weight_dtype fp8_e4m3fn ({gigabytes(in_fp8)})")
+    if not ways_out:
+        ways_out = ["use more devices, smaller weights (fp8, GGUF) or a smaller job"]
     return (
-        f"the leanest plan, {least.plan.degrees}, needs {need} for each worker ({weights} of it weights) and "
-        f"{gigabytes(limit)} are there: {way_out}."
+        f"Not enough memory: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} for each worker "
+        f"({gigabytes(weights)} of it weights), and {gigabytes(limit)} are free: {', or '.join(ways_out)}."
     )
 
 
@@ -197,7 +208,7 @@ def _main_loss(breakdown: Cost) -> str:
         "waits for its ring": breakdown.ring,
         "waits for the pipeline": breakdown.pipeline + breakdown.fill,
         "waits for the other CFG branch": breakdown.cfg,
-        "waits for weights to be gathered": breakdown.gather,
+        "waits for weights": breakdown.gather,
         "is the host starting operations": breakdown.launch,
     }
     reason = max(spent, key=lambda name: spent[name])

@@ -118,10 +118,12 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
     starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
     held = max(model.weights(first, count) for first, count in zip(starts, plan.stages, strict=True))
     weights, gathered = float(held + model.other_weights), 0.0
+    two = float(min(2 * max(model.double_weights, model.single_weights), held))
     if plan.weights == "sharded":
-        largest = max(model.double_weights, model.single_weights)
-        gathered = 2 * min(largest, weights)  # the block in use and the one being gathered
-        weights /= plan.world_size
+        gathered = two  # the block in use and the one being gathered
+        weights = held / plan.world_size + model.other_weights
+    elif plan.weights == "streamed":
+        weights = two + model.other_weights  # the rest is in host memory, as far as it has no room here
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
     inner = plan.ring * plan.ulysses
@@ -141,7 +143,7 @@ def connections(plan: ResolvedPlan) -> int:
 
 
 def rows_connections(plan: ResolvedPlan) -> int:
-    """Those that decoding adds, which finds the card as the denoise has left it."""
+    """Those that decoding and sharded weights add; decoding finds the card as the denoise has left it."""
     return plan.world_size - 1 if plan.transport == "nccl" else 0
 
 
@@ -215,7 +217,7 @@ class _Estimate:
             ring=part("ring"),
             pipeline=(step - busy[slowest]) * steady,
             cfg=cfg,
-            gather=0,
+            gather=part("gather"),
             launch=part("launch"),
             fill=fill,
             memory=memory,
@@ -241,7 +243,7 @@ class _Estimate:
         ulysses = self._ulysses(layout)
         ring = self._ring(layout, attention, patched)
         own = matmul + attention + memory
-        gather = self._gather(own + ulysses + ring, blocks)
+        gather = self._gather(own + ulysses + ring, stage)
         host = device.launch * soft.launch * self._launches(self.stage_starts[stage], blocks)
         seen = blocks * (own + ulysses + ring) + gather
         return _Pass(blocks * own, blocks * ulysses, blocks * ring, gather, max(0.0, host - seen))
@@ -313,14 +315,29 @@ class _Estimate:
         flows = ((rank, plan.rank_at(place._replace(cfg=1 - place.cfg)), size) for rank, place in self._places())
         return transfer_seconds(flows, self.profile.levels)
 
-    def _gather(self, block_seconds: float, blocks: int) -> float:
-        """Seconds of gathering sharded weights that do not hide behind the block before."""
-        world = self.plan.world_size
-        if self.plan.weights != "sharded" or world == 1:
+    def _gather(self, block_seconds: float, stage: int) -> float:
+        """Seconds of fetching weights, from other ranks or from the host, that do not hide behind the block before."""
+        plan, blocks = self.plan, self.plan.stages[stage]
+        held = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
+        if plan.weights == "streamed":
+            return self._stream(held, blocks * block_seconds, blocks)
+        world = plan.world_size
+        if plan.weights != "sharded" or world == 1:
             return 0.0
-        size = self.model.weights(0, blocks) / blocks * self.job.weight_element * (world - 1) / world
+        size = held / blocks * (world - 1) / world
         taken = transfer_seconds(((rank, (rank + 1) % world, size) for rank in range(world)), self.profile.levels)
         return taken + (blocks - 1) * (taken - self.profile.overlap * min(taken, block_seconds))
+
+    def _stream(self, held: float, seconds: float, blocks: int) -> float:
+        """Seconds of copying the blocks that do not stay, beyond those of computing all of them."""
+        device = self.profile.device
+        _, least = self._memory()
+        largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
+        room = device.memory - least
+        if room + 2 * largest >= held:
+            return 0.0
+        copied = held - max(0.0, room)
+        return max(largest / device.host_bandwidth * (room < largest), copied / device.host_bandwidth - seconds)
 
     def _memory(self) -> tuple[float, float]:
         """Bytes of weights and of everything on the fullest rank."""

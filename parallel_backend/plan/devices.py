@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import Refused
+from ..errors import PlanRefused
 from .plan import MAX_WORLD_SIZE
 
 AUTOMATIC_AMONG = "auto:"
@@ -13,7 +13,9 @@ LONGEST_SHOWN = 60
 
 
 def named_devices(text: str, gpus: int) -> tuple[str, ...]:
-    """One device a worker; "auto" is every GPU, or one CPU worker where there is none, and "auto:0,2" those of the GPUs.
+    """One device a worker; "auto" and "all" are every GPU, or one CPU worker where there is none; "0-2" is "0,1,2".
+
+    "auto:0,2" are those of the GPUs that automatic devices come to.
 
     Raises:
         Refused: the text is not understood or names a GPU that is not there.
@@ -21,30 +23,47 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
     if text.strip().startswith("tcp://"):  # workers elsewhere: Backend.located has asked them
         return tuple(text.strip().split(","))
     wish = text.strip().lower()
-    if wish == "auto":
+    if wish in ("auto", "all"):
         return tuple(f"cuda:{index}" for index in range(gpus)) or ("cpu",)
     if wish.startswith("cpu"):
         count = wish.removeprefix("cpu").removeprefix(":") or "1"
         if not count.isdecimal() or not 1 <= _number(count) <= MAX_WORLD_SIZE:
-            raise Refused(f"devices {_short(text)!r}: write cpu:N with N from 1 to {MAX_WORLD_SIZE}, such as cpu:2.")
+            raise PlanRefused(
+                f"devices {_short(text)!r}: write cpu:N with N from 1 to {MAX_WORLD_SIZE}, such as cpu:2."
+            )
         return ("cpu",) * _number(count)
-    names = [
-        part.strip().removeprefix("cuda:") for part in wish.removeprefix(AUTOMATIC_AMONG).split(",") if part.strip()
-    ]
-    if not names or not all(name.isdecimal() for name in names):
-        raise Refused(
-            f'devices {_short(text)!r} is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".'
-        )
-    missing = sorted({_number(name) for name in names if _number(name) >= gpus})
+    parts = [part.strip() for part in wish.removeprefix(AUTOMATIC_AMONG).split(",") if part.strip()]
+    indices = [index for part in parts for index in _indices(part, text)]
+    if not indices:
+        raise _not_understood(text)
+    missing = sorted({index for index in indices if index >= gpus})
     if missing:
         instead = ",".join(str(index) for index in range(gpus)) if gpus else "cpu:2"
-        raise Refused(
+        raise PlanRefused(
             f"devices {_short(text)!r} asks for GPU {', '.join(map(str, missing))}, but {visible(gpus)}: "
             f"use {instead} (ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
         )
-    if len(names) > MAX_WORLD_SIZE:
-        raise Refused(f"devices lists {len(names)} workers; at most {MAX_WORLD_SIZE} are supported: list fewer.")
-    return tuple(f"cuda:{int(name)}" for name in names)
+    if len(indices) > MAX_WORLD_SIZE:
+        raise PlanRefused(
+            f"devices {_short(text)!r} lists {len(indices)} workers; at most {MAX_WORLD_SIZE} are supported: list fewer."
+        )
+    return tuple(f"cuda:{index}" for index in indices)
+
+
+def _indices(part: str, text: str) -> range:
+    """What "1", "cuda:1" or "0-2" names; of a range too long for any plan, what is over the limit at most."""
+    first, dash, last = part.removeprefix("cuda:").partition("-")
+    ends = [end.strip().removeprefix("cuda:") for end in ((first, last) if dash else (first, first))]
+    if not all(end.isdecimal() for end in ends) or _number(ends[0]) > _number(ends[1]):
+        raise _not_understood(text)
+    start = _number(ends[0])
+    return range(start, min(_number(ends[1]), start + MAX_WORLD_SIZE) + 1)
+
+
+def _not_understood(text: str) -> PlanRefused:
+    return PlanRefused(
+        f'devices {_short(text)!r} is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
+    )
 
 
 def _number(digits: str) -> int:

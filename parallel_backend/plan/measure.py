@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .profiles import EAGER, PCIE_OVERLAP, Device, Level, Profile
+from .known_machines import EAGER, PCIE_OVERLAP
+from .profiles import Device, Level, Profile
 
 BUDGET = 0.2
 """Seconds spent on one measurement, at most (one run may take longer)."""
@@ -40,7 +41,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Each is that of the slowest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of one rank in
     an all-to-all of all ranks, `link_latency` the seconds of an empty one. `connection` is bytes that a communicator takes
-    of a GPU for each other rank of it (NCCL: from some 25 MB over PCIe to 0.4 GB over NVLink).
+    of a GPU for each other rank of it (NCCL: from some 25 MB over PCIe to 0.4 GB over NVLink). `host_bandwidth` is bytes/s from
+    pinned host memory.
     """
 
     matmul: float
@@ -51,6 +53,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_bandwidth: float
     link_latency: float
     connection: float
+    host_bandwidth: float
 
 
 class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +91,7 @@ def measure(device: torch.device, ranks: Ranks, connection: float) -> Machine:
     matrix = torch.randn(side, side, device=device, dtype=dtype)
     heads = torch.randn(1, 8, tokens, 64, device=device, dtype=dtype)
     large = torch.zeros(1 << (26 if gpu else 22), device=device)
+    host = torch.zeros(large.shape, pin_memory=gpu)
     small = torch.zeros(1, device=device)
     bandwidth, latency = _link(device, ranks)
     rates = {
@@ -95,6 +99,7 @@ def measure(device: torch.device, ranks: Ranks, connection: float) -> Machine:
         "attention": 4 * heads.shape[1] * tokens**2 * 64 / _seconds(lambda: _attend(heads), device),
         "bandwidth": 2 * large.nbytes / _seconds(lambda: large.add_(1), device),
         "link_bandwidth": bandwidth,
+        "host_bandwidth": large.nbytes / _seconds(lambda: large.copy_(host, non_blocking=True), device),
     }
     times = {"launch": MODEL_OPERATION * _host_seconds(lambda: small.add_(1), device), "link_latency": latency}
     times["connection"] = connection
@@ -117,6 +122,14 @@ def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | 
     except OSError:  # a read-only home: measure again next time
         pass
     return measured
+
+
+def forget_all(folder: Path | None = None) -> None:
+    """Forget all that was measured, so that it is measured anew when it is needed."""
+    folder = cache_folder() if folder is None else folder
+    for kind in (Machine, BlockTimes):
+        for path in folder.glob(f"{kind.__name__.lower()}-*.json"):
+            path.unlink(missing_ok=True)
 
 
 def machine_key(devices: Sequence[str]) -> str:
@@ -148,6 +161,7 @@ def measured_profile(machine: Machine, memory: float, gpus: bool) -> Profile:
             machine.launch,
             KERNEL_BYTES if gpus else 0.0,
             machine.connection,
+            machine.host_bandwidth,
         ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,

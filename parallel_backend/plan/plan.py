@@ -13,16 +13,17 @@ AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
 
 MAX_WORLD_SIZE = 64
 
-WEIGHTS = ("replicated", "sharded")
+WEIGHTS = ("replicated", "sharded", "streamed")
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wish for how to spread one denoise; a degree of 0 means "choose for me".
 
-    `devices` is "auto" (every visible GPU), a list of GPU indices ("0,1"; "0,0" puts two workers on one GPU),
-    "cpu:N" for N workers on the CPU, or "tcp://HOST:PORT" for workers on other machines. `patches` 0 means as many as
-    pipeline stages. `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" to cut them by
-    measured time. `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free.
+    `devices` is "auto" (the visible GPUs that are worth using together), "all", a list of GPU indices ("0,1"; "0-3"; "0,0"
+    puts two workers on one GPU), "cpu:N" for N workers on the CPU, or "tcp://HOST:PORT" for workers on other machines.
+    `pipefusion` 0 also chooses among plans that change the picture. `patches` 0 means as many as pipeline stages.
+    `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" to cut them by measured time.
+    `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free.
     """
 
     devices: str = "auto"
@@ -30,7 +31,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipefusion: int = 1
     ulysses: int = 0
     ring: int = 0
-    data: int = 1
+    data: int = 0
     patches: int = 0
     warmup_steps: int = 1
     stages: str = ""
@@ -113,7 +114,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text = several if self.world_size > 1 else f"1 worker ({where})"
         if self.patches > 1:
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
-        return text + (", weights sharded" if self.weights == "sharded" else "")
+        return text + ("" if self.weights == "replicated" else f", weights {self.weights}")
 
 
 def share_a_gpu(devices: Sequence[str]) -> bool:

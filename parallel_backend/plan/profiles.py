@@ -1,20 +1,11 @@
-"""What the cost model is told: the shapes of models, how fast devices and links are, and how the software drives them.
-
-Figures marked "fitted" come from the one- and two-GPU rows of xDiT's published measurements
-(`benchmarks/plan_predictions.py --fit` finds them again); the others are data sheets times a usual efficiency.
-"""
+"""What the cost model is told: the shape of a model, how fast devices and links are, and how the software drives them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ..errors import Refused
 from .plan import ModelLimits
-
-GIGA = 1e9
-TERA = 1e12
-MICRO = 1e-6
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,8 @@ class Device:
 
     `matmul` and `attention` in FLOP/s (bf16), `bandwidth` in bytes/s, `memory` in bytes, `launch` in seconds of host
     time for each operation started from diffusers' modules, `context` in bytes that a worker needs besides the model,
-    `connection` in bytes for each pair of GPUs of a communicator, where `context` does not have them.
+    `connection` in bytes for each pair of GPUs of a communicator, where `context` does not have them, `host_bandwidth` in
+    bytes/s from pinned host memory while all of the machine's copy.
     """
 
     matmul: float
@@ -101,6 +93,7 @@ class Device:
     launch: float
     context: float = CONTEXT_BYTES
     connection: float = 0.0
+    host_bandwidth: float = 20e9
 
 
 @dataclass(frozen=True)
@@ -151,151 +144,3 @@ class Profile:
     levels: tuple[Level, ...]
     overlap: float
     software: Software
-
-
-# Operations counted by a dispatch mode over this project's FLUX blocks, and read off `attention/parallel.py`. Their host
-# time was measured on one CPU core with tiny tensors: 0.7 of the same under diffusers' modules.
-EAGER = Software(
-    double=95,
-    single=48,
-    all_to_all=4,
-    ring_call=4,
-    ring_block=8,
-    ring_transfer=3,
-    all_to_alls=2,
-    passes=157,
-    merge_bytes=50,
-    hop=99 * MICRO,
-    launch=0.7,
-)
-
-# The same for diffusers' FLUX blocks under xDiT: counted by a dispatch mode; its attention read off its source. Its merge
-# of partial attentions is TorchScript and counts as one.
-XDIT_EAGER = replace(EAGER, double=94, single=49, ring_call=8, ring_block=3, ring_transfer=6, all_to_alls=4, launch=1.0)
-
-# torch.compile fuses what is between matmuls, attention and collectives, and starts it without Python: 7 µs each.
-XDIT_COMPILED = replace(XDIT_EAGER, double=30, single=12, passes=8, merge_bytes=30, launch=0.2)
-
-H100 = Device(matmul=546 * TERA, attention=409 * TERA, bandwidth=2.8 * TERA, memory=80 * GIGA, launch=36 * MICRO)
-A100 = Device(matmul=213 * TERA, attention=160 * TERA, bandwidth=1.7 * TERA, memory=80 * GIGA, launch=36 * MICRO)
-L40 = Device(matmul=166 * TERA, attention=150 * TERA, bandwidth=0.7 * TERA, memory=48 * GIGA, launch=36 * MICRO)
-RTX_4090 = Device(matmul=150 * TERA, attention=140 * TERA, bandwidth=0.85 * TERA, memory=24 * GIGA, launch=36 * MICRO)
-
-NVLINK4 = Level(8, 300 * GIGA, 52 * MICRO)
-NVLINK3 = Level(8, 200 * GIGA, 52 * MICRO)
-INFINIBAND = Level(1024, 8 * 22 * GIGA, 60 * MICRO)  # a 200 Gbit port for each GPU of a node
-
-# Two GPUs share a root port, two pairs a socket; the port of a socket is the link to the other one.
-PCIE4 = (
-    Level(2, 9.4 * GIGA, 60 * MICRO),
-    Level(4, 9.4 * GIGA, 60 * MICRO),
-    Level(8, 9.4 * GIGA, 70 * MICRO),
-)
-
-# Without peer-to-peer everything is copied through host memory: half the speed, longer start.
-HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
-
-PCIE_OVERLAP = 0.63  # fitted
-
-ETHERNET_100 = Level(1024, 11 * GIGA, 80 * MICRO)  # one 100 Gbit port a node, shared by its GPUs
-ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
-
-
-def _profiles() -> dict[str, Profile]:
-    found = (
-        Profile("h100-nvlink", H100, (NVLINK4, INFINIBAND), 1.0, EAGER),
-        Profile("a100-nvlink", A100, (NVLINK3, INFINIBAND), 1.0, EAGER),
-        Profile("l40-pcie", L40, (*PCIE4, ETHERNET_100), PCIE_OVERLAP, EAGER),
-        Profile("4090-no-p2p", RTX_4090, (*HOST_COPY, ETHERNET_10), PCIE_OVERLAP, EAGER),
-        Profile("2x8-100gbit", A100, (NVLINK3, ETHERNET_100), 1.0, EAGER),
-        Profile("2x8-10gbit", A100, (NVLINK3, ETHERNET_10), 1.0, EAGER),
-    )
-    return {profile.name: profile for profile in found}
-
-
-def _models() -> dict[str, ModelShape]:
-    square = 3072**2
-    flux = ModelShape(
-        name="flux-dev",
-        hidden=3072,
-        heads=24,
-        double_blocks=19,
-        single_blocks=38,
-        double_weights=36 * square,
-        single_weights=15 * square,
-        other_weights=70_000_000,
-        token_weights=12 * square,
-        channels=64,
-    )
-    cog = ModelShape(
-        name="cogvideox-5b",
-        hidden=3072,
-        heads=48,
-        double_blocks=0,
-        single_blocks=42,
-        double_weights=0,
-        single_weights=12 * square + 12 * 512 * 3072,
-        other_weights=40_000_000,
-        token_weights=12 * square,
-        channels=64,
-        latent_frames=1,
-        text=226,
-        guided=True,
-    )
-    found = (
-        flux,
-        replace(flux, name="flux-schnell", text=256),
-        replace(
-            cog,
-            name="cogvideox-2b",
-            hidden=1920,
-            heads=30,
-            single_blocks=30,
-            single_weights=12 * 1920**2 + 12 * 512 * 1920,
-            token_weights=12 * 1920**2,
-        ),
-        cog,
-        replace(cog, name="cogvideox1.5-5b", latent_frames=2, channels=128),
-        ModelShape(
-            name="pixart-alpha",
-            hidden=1152,
-            heads=16,
-            double_blocks=0,
-            single_blocks=28,
-            double_weights=0,
-            single_weights=16 * 1152**2,
-            other_weights=15_000_000,
-            token_weights=14 * 1152**2,  # the cross-attention's keys and values are made of the text alone
-            channels=32,
-            text=120,
-            joint_text=False,
-            guided=True,
-        ),
-    )
-    return {model.name: model for model in found}
-
-
-def profile(name: str) -> Profile:
-    """A hardware profile by name. Raises Refused for an unknown one."""
-    known = _profiles()
-    if name not in known:
-        raise Refused(f"the hardware profile {name!r} is unknown: use {', '.join(known)}.")
-    return known[name]
-
-
-def profile_names() -> list[str]:
-    """Names that `profile` knows."""
-    return list(_profiles())
-
-
-def model_shape(name: str) -> ModelShape:
-    """A model's shape by name, as in its public configuration. Raises Refused for an unknown one."""
-    known = _models()
-    if name not in known:
-        raise Refused(f"the model {name!r} is unknown: use {', '.join(known)}.")
-    return known[name]
-
-
-def model_names() -> list[str]:
-    """Names that `model_shape` knows."""
-    return list(_models())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..errors import Refused
+from ..errors import PlanRefused
 from ..layout import cut, length
 from .devices import AUTOMATIC_AMONG, named_devices, visible
 from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload, share_a_gpu
@@ -30,7 +30,7 @@ def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workl
     _check_fields(plan, gpus, limits, workload)
     found = candidates(plan, gpus, limits, workload)
     if not found:
-        raise Refused(_why_none(plan, gpus, limits, workload))
+        raise PlanRefused(_why_none(plan, gpus, limits, workload))
     return found
 
 
@@ -106,8 +106,8 @@ def is_automatic(plan: ParallelPlan) -> bool:
 
 
 def _fixed(plan: ParallelPlan) -> bool:
-    """Whether the degrees say how many devices are wanted; an automatic cfg beside them counts as 1."""
-    return all(getattr(plan, axis) for axis in AXES if axis != "cfg")
+    """Whether the degrees say how many devices are wanted; automatic cfg and data beside them count as 1."""
+    return all(getattr(plan, axis) for axis in AXES if axis not in ("cfg", "data"))
 
 
 def _preference(plan: ResolvedPlan) -> tuple[int, ...]:
@@ -135,52 +135,52 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
     """Refuse what is wrong by itself, whatever the other degrees are."""
     for axis in AXES:
         if getattr(plan, axis) < 0:
-            raise Refused(f"{axis} {getattr(plan, axis)} is no degree: use 0 for automatic, or 1 and more.")
+            raise PlanRefused(f"{axis} {getattr(plan, axis)} is negative: use 0 (automatic), or 1 and more.")
     if plan.weights not in WEIGHTS:
-        raise Refused(f"weights {plan.weights!r} is unknown: use {' or '.join(WEIGHTS)}.")
+        raise PlanRefused(f"weights {plan.weights!r} is unknown: use {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     if plan.weights == "sharded" and share_a_gpu(planned_devices(plan, gpus)):
-        raise Refused(
+        raise PlanRefused(
             f"weights sharded needs a GPU for each worker, and devices {plan.devices!r} puts several on one: use weights "
             "replicated, or name each GPU once."
         )
     if not 0 <= plan.memory_limit < math.inf:
-        raise Refused(
+        raise PlanRefused(
             f"memory_limit {plan.memory_limit} is no amount: use gigabytes a device, or 0 for all that is free."
         )
     if plan.patches < 0 or plan.warmup_steps < 0:
-        raise Refused(
+        raise PlanRefused(
             f"patches {plan.patches} and warmup_steps {plan.warmup_steps} cannot be negative: use 0 (automatic) or more."
         )
     if plan.cfg > 2:
-        raise Refused(f"cfg {plan.cfg} is too many, there are a positive and a negative side: use cfg 2 or 1.")
+        raise PlanRefused(f"cfg {plan.cfg} is too many, there are a positive and a negative side: use cfg 2 or 1.")
     if plan.cfg == 2 and not workload.two_sided:
-        raise Refused(
+        raise PlanRefused(
             "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): "
             "set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
         )
     if plan.ulysses > limits.heads:
-        raise Refused(
+        raise PlanRefused(
             f"ulysses {plan.ulysses} is more than the model's {limits.heads} attention heads: "
             f"{_instead(plan, gpus, limits, workload)}."
         )
     if plan.pipefusion > limits.blocks:
-        raise Refused(
+        raise PlanRefused(
             f"pipefusion {plan.pipefusion} is more than the model's {limits.blocks} blocks: "
             f"{_instead(plan, gpus, limits, workload)}."
         )
     if plan.weights == "sharded" and plan.pipefusion > 1:
-        raise Refused(
+        raise PlanRefused(
             f"weights sharded does not go with pipefusion {plan.pipefusion}, which splits the weights already: "
             "use weights replicated, or pipefusion 1."
         )
     if plan.data > workload.batch:
-        raise Refused(
+        raise PlanRefused(
             f"data {plan.data} is more than the batch of {workload.batch}: use data {workload.batch} or a larger batch."
         )
     patches = plan.patches or plan.pipefusion
     if patches > workload.token_rows:
-        raise Refused(
-            f"{patches} patches are more than the picture's {workload.token_rows} rows of tokens: "
+        raise PlanRefused(
+            f"patches {patches} is more than the picture's {workload.token_rows} rows of tokens: "
             f"use patches {workload.token_rows} at most, or a taller picture."
         )
     if plan.stages:
@@ -192,10 +192,12 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
     even = ",".join(str(length(run)) for run in cut(limits.blocks, stages))
     parts = plan.stages.split(",")
     if not all(part.strip().isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
-        raise Refused(f'stages {plan.stages!r} is not understood: write blocks a stage such as "{even}", or nothing.')
+        raise PlanRefused(
+            f'stages {plan.stages!r} is not understood: write blocks a stage such as "{even}", or nothing.'
+        )
     sizes = [int(part) for part in parts]
     if len(sizes) != stages or sum(sizes) != limits.blocks:
-        raise Refused(
+        raise PlanRefused(
             f"stages {plan.stages!r} gives {len(sizes)} stages with {sum(sizes)} blocks, and pipefusion {stages} "
             f'needs {stages} with {limits.blocks}: write "{even}", or nothing.'
         )
@@ -205,19 +207,20 @@ def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Work
     """The refusal of degrees that do not come to the number of workers."""
     world = len(named_devices(plan.devices, gpus))
     given = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
-    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
     product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
+    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
+    asked += f" = {product}" if len(given) > 1 else ""
     instead = _instead(plan, gpus, limits, workload)
     if is_automatic(plan) and product > world:
         trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
-        return f"{asked} needs {product} devices and {visible(gpus)}: {instead}{trial}."
-    workers = f"{world} workers" if world != 1 else "1 worker"
+        return f"{asked}, but {visible(gpus)}: {instead}{trial}."
+    workers = f"there are {world} workers" if world != 1 else "there is 1 worker"
     if world % product == 0 and plan.ring and not plan.ulysses:
         return (
-            f"{asked} on {workers} leaves ulysses {world // product}, more than the model's {limits.heads} attention "
-            f"heads: {instead}."
+            f"{asked}, and {workers}: that leaves ulysses {world // product}, more than the model's {limits.heads} attention "
+            f"heads; {instead}."
         )
-    return f"{asked} does not come to the {workers} of devices {plan.devices!r}: {instead}, or choose other devices."
+    return f"{asked}, but {workers} (devices {plan.devices!r}): {instead}, or choose other devices."
 
 
 def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:

@@ -24,19 +24,24 @@ def roomier(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
             "use more devices, a smaller picture or fewer frames, or tiles, which are approximate (VAE Decode (Tiled), VAE "
             "Encode (Tiled), approximate_tiles of CogVideoX Parallel Decode)"
         )
-    if plan.weights != "sharded":
-        world, stages = plan.world_size, plan.pipefusion
+    world, stages = plan.world_size, plan.pipefusion
+    if plan.weights == "replicated":
         if stages == 1 and world > 1 and not share_a_gpu(plan.devices) and part - part // world >= missing:
             return _instead("weights sharded", part // world, part)
         for degree in (stages * factor for factor in (2, 4, 8, 16, 32)):
-            if degree <= sum(plan.stages) and part - part * stages // degree >= missing:
-                devices = f" on {degree} devices" if world % degree else ""
-                return _instead(f"pipefusion {degree}{devices}", part * stages // degree, part)
+            if degree <= sum(plan.stages) and not world % degree and part - part * stages // degree >= missing:
+                return _instead(f"pipefusion {degree}", part * stages // degree, part)
+    window = -(-2 * part // max(plan.stages))  # blocks may differ in size
+    if plan.weights != "streamed" and part - window >= missing:
+        return _instead("weights streamed", window, part, "about ")
     return "use more devices, an fp8 weight_dtype, a smaller picture or a smaller batch"
 
 
-def _instead(change: str, after: int, before: int) -> str:
-    return f"use {change} in Parallel Plan, which holds {gigabytes(after)} a worker instead of {gigabytes(before)}"
+def _instead(change: str, after: int, before: int, about: str = "") -> str:
+    """`after` and `before` are bytes of weights."""
+    return (
+        f"use {change} in Parallel Plan, which holds {about}{gigabytes(after)} a worker instead of {gigabytes(before)}"
+    )
 
 
 def gigabytes(count: float) -> str:

@@ -100,6 +100,11 @@ def needs_all_rows(adapter: Adapter, values: Values, size: Sequence[int]) -> boo
     return mixes or has_column_norms(adapter, values, size)
 
 
+def needs_whole_rows(adapter: Adapter) -> bool:
+    """Whether values of a row cannot be computed without the others of the row."""
+    return adapter.kind == "glora" or "dora_scale" in adapter.tensors
+
+
 def has_column_norms(adapter: Adapter, values: Values, size: Sequence[int]) -> bool:
     """Whether it is DoRA whose norms are those of columns, which span all rows."""
     scale = adapter.tensors.get("dora_scale")
@@ -186,7 +191,7 @@ def _change(
         changed *= norms / (found + torch.finfo(weight.dtype).eps)
         weight += adapter.strength * (changed - weight)
     else:
-        weight.add_(difference, alpha=adapter.strength * alpha)
+        weight += (adapter.strength * alpha) * difference  # not one fused step, whose last bit is not ComfyUI's
     return column_norms
 
 

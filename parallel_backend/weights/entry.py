@@ -20,6 +20,7 @@ class Entry:
 
     `shape` is that of its values. `scale`, if there is one, is the tensor that they are multiplied by: of one value, or
     of one for each row. With `parts` it is no tensor of a file but these runs of rows of such, joined along dim 0.
+    Where it is `kept`, its values are part of a quantised weight and stay in its type.
     """
 
     storage: Storage
@@ -28,6 +29,7 @@ class Entry:
     file: Path
     scale: Entry | None = None
     parts: tuple[Run, ...] = ()
+    kept: bool = False
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
         """Its rows `start` to `stop` as rows of tensors of the file."""

@@ -34,7 +34,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
-    scales, values = blocks[:, :16], _shifted(blocks[:, 16:80], 32, (0, 2, 4, 6)) & 3
+    scales, values = blocks[:, :16], _shifted(blocks[:, 16:80], 32, 2) & 3
     scale = _half(blocks, 80) * (scales & 15).float()
     least = _half(blocks, 82) * (scales >> 4).float()
     return _scaled(scale, values.float(), 16, least)
@@ -42,11 +42,11 @@ def _q2_k(blocks: Tensor) -> Tensor:
 
 def _q3_k(blocks: Tensor) -> Tensor:
     packed = blocks[:, 96:108]
-    low = _shifted(packed[:, :8], 8, (0, 4)) & 15
-    high = _shifted(packed[:, 8:], 4, (0, 2, 4, 6)) & 3
+    low = _shifted(packed[:, :8], 8, 4) & 15
+    high = _shifted(packed[:, 8:], 4, 2) & 3
     scales = (low | high << 4).float() - 32
-    values = (_shifted(blocks[:, 32:96], 32, (0, 2, 4, 6)) & 3).float()
-    absent = (_shifted(blocks[:, :32], 32, range(8)) & 1) ^ 1
+    values = (_shifted(blocks[:, 32:96], 32, 2) & 3).float()
+    absent = (_shifted(blocks[:, :32], 32, 1) & 1) ^ 1
     return _scaled(_half(blocks, 108) * scales, values - 4 * absent.float(), 16)
 
 
@@ -57,13 +57,13 @@ def _q4_k(blocks: Tensor) -> Tensor:
 
 def _q5_k(blocks: Tensor) -> Tensor:
     scale, least = _six_bit_scales(blocks)
-    high = _shifted(blocks[:, 16:48], 32, range(8)) & 1
+    high = _shifted(blocks[:, 16:48], 32, 1) & 1
     return _scaled(scale, (_nibbles(blocks[:, 48:], 32) | high << 4).float(), 32, least)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     low = _nibbles(blocks[:, :128], 64)
-    high = _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6)) & 3
+    high = _shifted(blocks[:, 128:192], 32, 2) & 3
     scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
     return _scaled(scale, (low | high << 4).float() - 32, 16)
 
@@ -73,14 +73,17 @@ def _half(blocks: Tensor, start: int) -> Tensor:
     return blocks[:, start : start + 2].view(torch.float16).float()
 
 
-def _shifted(data: Tensor, run: int, shifts: tuple[int, ...] | range) -> Tensor:
-    """Each run of bytes once for each shift, shifted right by it: `[n, bytes * shifts]`."""
-    by = torch.tensor(list(shifts), dtype=torch.uint8, device=data.device)
+def _shifted(data: Tensor, run: int, bits: int) -> Tensor:
+    """Each run of bytes once for each number of bits that a byte has, shifted right to it: `[n, bytes * 8 / bits]`.
+
+    How far is counted on the device: a tensor made of a list would have the host wait for it.
+    """
+    by = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
     return (data.unflatten(1, (-1, 1, run)) >> by[:, None]).flatten(1)
 
 
 def _nibbles(data: Tensor, run: int) -> Tensor:
-    return _shifted(data, run, (0, 4)) & 15
+    return _shifted(data, run, 4) & 15
 
 
 def _five_bits(high: Tensor, low: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import Refused
@@ -57,11 +57,6 @@ def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
         except ValueError as error:
             raise Refused(f"{checkpoint.path.name} has damaged tensors ({name}: {error}); download it again.") from None
     return replace(checkpoint, entries=entries)
-
-
-def renamed(keys: KeyMap, rename: Callable[[str], str]) -> KeyMap:
-    """The same map for other names of the file's tensors."""
-    return {name: tuple(replace(piece, name=rename(piece.name)) for piece in pieces) for name, pieces in keys.items()}
 
 
 def tensor_sizes(keys: KeyMap) -> dict[str, tuple[int, ...]]:

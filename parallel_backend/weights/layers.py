@@ -11,9 +11,6 @@ from torch.nn import functional as F
 
 from .storage import Storage
 
-CARRIER = torch.bfloat16
-"""What the bytes of quantised weights are viewed as: a float type, which FSDP and gloo both take. Never computed with."""
-
 
 class CastLinear(nn.Linear):
     """A linear layer whose weight and bias are cast to the input's dtype.
@@ -35,7 +32,7 @@ class CastLinear(nn.Linear):
 class PackedLinear(CastLinear):
     """A linear layer whose weight stays quantised.
 
-    `weight` holds the stored bytes of its rows, viewed as CARRIER `[out_features, bytes / 2]`. `weight_scale` is None or
+    `weight` holds the stored bytes of its rows `[out_features, bytes]` (uint8). `weight_scale` is None or
     `[out_features, 1]` (fp32), a factor for each row. Rows are independent of each other, so a fused tensor's rows or a
     shard's are packed like a whole weight's.
     """
@@ -54,13 +51,8 @@ class PackedLinear(CastLinear):
 
     def expand(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The values of a weight that is packed as this layer's."""
-        values = self.storage.expand(weight.view(torch.uint8), dtype)
+        values = self.storage.expand(weight, dtype)
         return values if scale is None else values * scale.to(dtype)
-
-
-def rms_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """An RMSNorm module applied with its weight cast to the input's dtype."""
-    return F.rms_norm(x, norm.weight.shape, norm.weight.to(x.dtype), norm.eps)
 
 
 def use_cast_linears(module: nn.Module) -> None:
@@ -81,8 +73,8 @@ def pack(linear: nn.Linear, storage: Storage, scaled: bool) -> None:
     assert isinstance(linear, PackedLinear)
     linear.storage = storage
     linear.register_module("change", None)
-    width = storage.row_bytes(linear.in_features) // CARRIER.itemsize
-    linear.weight = _parameter(torch.empty(linear.out_features, width, dtype=CARRIER, device="meta"))
+    width = storage.row_bytes(linear.in_features)
+    linear.weight = _parameter(torch.empty(linear.out_features, width, dtype=torch.uint8, device="meta"))
     scale = torch.empty(linear.out_features, 1, dtype=torch.float32, device="meta")
     linear.register_parameter("weight_scale", _parameter(scale) if scaled else None)
 

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from .entry import Checkpoint, Entry
 from .keymap import KeyMap, Piece
 from .layers import PackedLinear
 from .reading import Neighbours, Want, Watch, read_wanted
+from .requantised import Parts
 from .storage import FLOAT8
+from .store import Run, Store
 
 
 @torch.no_grad()
 def load_weights(
     module: nn.Module,
+    store: Store,
     checkpoint: Checkpoint,
     keys: KeyMap,
     dtype: torch.dtype,
@@ -30,7 +32,8 @@ def load_weights(
     """Fill every parameter of a materialised module, or only those named. A collective of all ranks.
 
     Args:
-        module: shaped by `shape_parameters`; its parameters, or its shards of them, are on their device.
+        module: shaped by `shape_parameters`.
+        store: where it is; this rank fills its runs.
         checkpoint: its headers, names without prefix.
         keys: which rows of which tensors make each parameter.
         dtype, exact: as given to `shape_parameters`.
@@ -47,77 +50,64 @@ def load_weights(
             if only is not None and full_name not in only:
                 continue
             source = f"{name}.weight" if scale else full_name
-            local, held = local_rows(parameter)
-            for entry, rows, into in _rows(checkpoint, keys[source], held, local):
+            run, width = store.run(full_name), parameter.numel() // parameter.shape[0]
+            rounded = dtype in FLOAT8 and full_name not in exact and not isinstance(child, Parts)
+            through = dtype if rounded else None
+            if isinstance(child, PackedLinear) and key == "weight":
+                run, through = Run(run.values.view(child.storage.dtype or torch.uint8), run.start), None
+            for entry, first, into in _pieces(checkpoint, keys[source], run, width):
                 if scale:
                     assert entry.scale is not None
-                    wants.append(_scale(entry.scale, rows, into, files))
-                elif isinstance(child, PackedLinear) and key == "weight":
-                    kind = child.storage.dtype
-                    wants.append(wanted_rows(entry, rows, into.view(kind or torch.uint8), None, files))
+                    wants.append(_scale(entry.scale, first, into, files))
                 else:
-                    through = dtype if dtype in FLOAT8 and full_name not in exact else None
-                    wants.append(wanted_rows(entry, rows, into, through, files))
+                    wants.append(wanted(entry, first, into, through, files))
     read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 
-def _rows(
-    checkpoint: Checkpoint, pieces: tuple[Piece, ...], held: slice, local: Tensor
-) -> Iterator[tuple[Entry, slice, Tensor]]:
-    """Of the rows that are held: which rows of which of the file's tensors they are, and where they go."""
+def _pieces(
+    checkpoint: Checkpoint, pieces: tuple[Piece, ...], run: Run, width: int
+) -> Iterator[tuple[Entry, int, Tensor]]:
+    """Of a run of a parameter with rows of `width`: from which element of which of the file's tensors on it comes, and where
+    it goes."""
     offset = 0
     for piece in pieces:
         for entry, start, stop in checkpoint.entries[piece.name].runs(piece.start, piece.stop):
-            begin, end = max(offset, held.start), min(offset + stop - start, held.stop)
-            if begin < end:
-                rows = slice(start + begin - offset, start + end - offset)
-                yield entry, rows, local[begin - held.start : end - held.start]
-            offset += stop - start
+            end = offset + (stop - start) * width
+            first, last = max(offset, run.start), min(end, run.stop)
+            if first < last:
+                yield entry, start * width + first - offset, run.values[first - run.start : last - run.start]
+            offset = end
 
 
-def wanted_rows(
-    entry: Entry, rows: slice, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
-) -> Want:
-    """Rows of a tensor: blocks byte by byte into uint8, values converted, `through` a type that rounds them if given."""
-    flat = into.view(-1)
+def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]) -> Want:
+    """As many elements of a tensor as `into`, which is flat, has, from the `first` on.
+
+    Of blocks, whose elements are bytes, byte by byte; values are converted, `through` a type that rounds them if given.
+    """
     kind = entry.dtype or torch.uint8
-    start = entry.offset + rows.start * entry.row_bytes
+    start = entry.offset + first * kind.itemsize
 
     def put(offset: int, data: Tensor) -> None:
         values = _aligned(data, kind).view(kind)
-        first = offset // kind.itemsize
-        target = flat[first : first + values.numel()]
+        begin = offset // kind.itemsize
+        target = into[begin : begin + values.numel()]
         target.copy_(values if through is None else values.to(target.device).to(through))
 
-    return Want(files[entry.file], start, start + (rows.stop - rows.start) * entry.row_bytes, put)
+    return Want(files[entry.file], start, start + into.numel() * kind.itemsize, put)
 
 
-def _scale(entry: Entry, rows: slice, into: Tensor, files: Mapping[Path, int]) -> Want:
+def _scale(entry: Entry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:
     """The factors of rows, of which the file has one for all or one for each."""
     assert entry.dtype is not None
-    one = entry.nbytes == entry.dtype.itemsize
+    if entry.nbytes != entry.dtype.itemsize:
+        return wanted(entry, first, into, None, files)
     kind = entry.dtype
-    start = entry.offset + (0 if one else rows.start * kind.itemsize)
-    flat = into.view(-1)
 
     def put(offset: int, data: Tensor) -> None:
-        values = _aligned(data, kind).view(kind)
-        first = offset // kind.itemsize
-        (flat if one else flat[first : first + values.numel()]).copy_(values)
+        into.copy_(_aligned(data, kind).view(kind))
 
-    return Want(files[entry.file], start, start + kind.itemsize * (1 if one else rows.stop - rows.start), put)
+    return Want(files[entry.file], entry.offset, entry.offset + kind.itemsize, put)
 
 
 def _aligned(data: Tensor, kind: torch.dtype) -> Tensor:
     return data.clone() if data.storage_offset() % kind.itemsize else data
-
-
-def local_rows(parameter: nn.Parameter) -> tuple[Tensor, slice]:
-    """What this rank holds of a parameter and which rows that is: all, or an FSDP shard (cut as torch.chunk does)."""
-    if not isinstance(parameter.data, DTensor):
-        return parameter.data, slice(0, parameter.shape[0])
-    local = parameter.data.to_local()
-    mesh = parameter.data.device_mesh
-    chunk = -(-parameter.shape[0] // mesh.size())
-    start = min(mesh.get_local_rank() * chunk, parameter.shape[0])
-    return local, slice(start, start + local.shape[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -11,8 +12,12 @@ from torch import nn
 from ..errors import Refused
 from .entry import Checkpoint, Entry
 from .keymap import KeyMap, Piece
-from .layers import CARRIER, pack
+from .layers import pack
+from .requantised import Parts
 from .storage import FLOAT8, PLAIN, Storage
+
+WIDE = torch.bfloat16
+"""What vectors are held in where fp8 is wished for: it is wide enough for every fp8 value."""
 
 
 def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
@@ -21,16 +26,13 @@ def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
     A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only rounded (see `shape`).
     """
     swap = entry.dtype in FLOAT8 and entry.scale is None and dtype in FLOAT8
-    return entry.storage if entry.storage.quantised and not swap else PLAIN[dtype]
+    return entry.storage if entry.kept or (entry.storage.quantised and not swap) else PLAIN[dtype]
 
 
 def can_be_held(entry: Entry) -> bool:
-    """Whether there is a way: what is quantised is a matrix of whole CARRIER values; others may be plain fp8."""
+    """Whether there is a way: what is held quantised is a matrix; others may be plain fp8."""
     dims = len(entry.shape)
-    in_fp8 = entry.dtype in FLOAT8 and (dims == 2 or (dims > 2 and entry.scale is not None))
-    if entry.dtype is None or in_fp8:
-        return dims == 2 and entry.row_bytes % CARRIER.itemsize == 0
-    return True
+    return dims == 2 or not (entry.dtype is None or (dims > 2 and entry.scale is not None))
 
 
 def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
@@ -38,8 +40,8 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     total = 0
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
-        if len(entry.shape) != 2 and storage.quantised:
-            storage = PLAIN[CARRIER]
+        if len(entry.shape) != 2 and storage.quantised and not entry.kept:
+            storage = PLAIN[WIDE]
         scales = 4 * entry.shape[0] if entry.scale else 0
         total += math.prod(entry.shape) // storage.values * storage.nbytes + scales
     return total
@@ -57,22 +59,28 @@ def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, name
 
 
 def shape_parameters(
-    module: nn.Module, checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, exact: Collection[str] = ()
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    keys: KeyMap,
+    dtype: torch.dtype,
+    exact: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
     """Give the parameters of a module on the meta device the types they are held in.
 
-    Linear layers whose weight is held quantised become PackedLinear. Other parameters become `dtype`, or CARRIER, which
-    is wide enough for every fp8 value, where `dtype` is fp8; those named in `exact` are fp32.
+    Linear layers whose weight is held quantised become PackedLinear. Other parameters become `dtype`, or WIDE where
+    `dtype` is fp8; those named in `exact` have the type named there. Parts of quantised weights have their types.
 
     Raises:
         Refused: a tensor that no linear layer multiplies by is stored in blocks.
     """
     for name, child in list(module.named_modules()):
+        if isinstance(child, Parts):
+            continue
         for key in [key for key, _ in child.named_parameters(recurse=False)]:
             parameter = child.get_parameter(key)
             full_name = f"{name}.{key}" if name else key
             if full_name in exact:
-                child.register_parameter(key, nn.Parameter(parameter.to(torch.float32), requires_grad=False))
+                child.register_parameter(key, nn.Parameter(parameter.to(exact[full_name]), requires_grad=False))
                 continue
             pieces = keys[full_name]
             entry = _first_entry(checkpoint, pieces)
@@ -85,7 +93,7 @@ def shape_parameters(
                     f"{checkpoint.path.name} holds {pieces[0].name} as {storage.name}, which is "
                     "supported for matrices only: choose another file."
                 )
-            held = CARRIER if storage.quantised else storage.dtype
+            held = WIDE if storage.quantised else storage.dtype
             child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))
 
 

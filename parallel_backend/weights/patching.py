@@ -8,18 +8,27 @@ they are (see `adapted`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from .adapted import Adapted, AdaptedRows
-from .adapters import NONE, Adapter, AdapterSet, Values, apply, has_column_norms, needs_all_rows
+from .adapters import (
+    NONE,
+    Adapter,
+    AdapterSet,
+    Values,
+    apply,
+    has_column_norms,
+    needs_all_rows,
+    needs_whole_rows,
+)
 from .keymap import KeyMap, Piece, tensor_sizes
 from .layers import PackedLinear
-from .loader import local_rows
+from .requantised import PARTS, QuantisedLayer, quantised_layers
+from .store import Run, Store
 
 CHUNK_VALUES = 1 << 22
 """Values changed at a time, so that the fp32 copies stay small."""
@@ -50,6 +59,8 @@ class Patching:
     """The weights of one loaded module and the adapters in them.
 
     Args:
+        store: where they are.
+        device: where they are computed with.
         keys: the module's key map, in the names that adapters use.
         reload: fills the named parameters from the file again; called on all ranks alike.
     """
@@ -57,11 +68,15 @@ class Patching:
     def __init__(
         self,
         module: nn.Module,
+        store: Store,
+        device: torch.device,
         keys: KeyMap,
         reload: Callable[[Collection[str]], None],
         keep: Keep,
     ) -> None:
         self._module = module
+        self._store = store
+        self._device = device
         self._reload = reload
         self._where = keep
         self._originals: dict[str, Tensor] = {}
@@ -71,6 +86,10 @@ class Patching:
         self._packed = {
             f"{name}.weight": child for name, child in module.named_modules() if isinstance(child, PackedLinear)
         }
+        self._layers: dict[str, tuple[QuantisedLayer, dict[str, str]]] = {}
+        for name, layer in quantised_layers(module):
+            parts = {part: f"{name}.{PARTS}.{part}" for part, _ in layer.parts.named_parameters()}
+            self._layers[f"{name}.weight"] = layer, parts
         held = {name for name, _ in module.named_parameters()}
         for name, pieces in keys.items():
             offset = 0
@@ -85,46 +104,49 @@ class Patching:
         if adapters.id == self._merged.id:
             return
         before, after = self._merged.recipe, adapters.recipe
-        names = self._closed({name for name in self._placed if before.get(name) != after.get(name)})
-        parameters = dict(self._module.named_parameters())
-        self._restore(self._parameters_of(name for name in names if name in before), parameters)
+        known = [*self._placed, *self._layers]
+        names = self._closed({name for name in known if before.get(name) != after.get(name)})
+        self._restore(self._parameters_of(name for name in names if name in before))
         now = [name for name in names if name in after]
         for parameter in self._parameters_of(now):
-            self._keep(parameter, local_rows(parameters[parameter])[0])
+            self._keep(parameter)
         expanding: dict[str, list[AdaptedRows]] = {}
         values: dict[str, Tensor] = {}
         for name in now:
-            device = local_rows(parameters[self._placed[name][0].parameter])[0].device
             ids = {id for adapter in after[name] for id in adapter.tensors.values()}
-            mine = {id: adapters.tensors[id].to(device) for id in ids}
-            if self._placed[name][0].parameter in self._packed:
+            mine = {id: adapters.tensors[id].to(self._device) for id in ids}
+            if name in self._layers:
+                self._quantise_anew(name, after[name], mine)
+            elif self._placed[name][0].parameter in self._packed:
                 values |= mine
-                norms = self._column_norms(name, after[name], mine, parameters)
+                norms = self._column_norms(name, after[name], mine)
                 for placed in self._placed[name]:
                     rows = slice(placed.piece.start, placed.piece.stop)
                     run = AdaptedRows(placed.offset, rows, self._sizes[name], after[name], norms)
                     expanding.setdefault(placed.parameter, []).append(run)
             else:
-                self._change(name, after[name], mine, parameters)
+                self._change(name, after[name], mine)
         for parameter, runs in expanding.items():
             self._packed[parameter].change = Adapted(runs, values)
         self._merged = adapters
 
     def _parameters_of(self, names: Iterable[str]) -> list[str]:
-        return list(dict.fromkeys(placed.parameter for name in names for placed in self._placed[name]))
+        found: dict[str, None] = {}
+        for name in names:
+            placed = [placed.parameter for placed in self._placed.get(name, ())]
+            found |= dict.fromkeys(self._layers[name][1].values() if name in self._layers else placed)
+        return list(found)
 
     def _closed(self, names: set[str]) -> list[str]:
         """The tensors that share a parameter, directly or not, with one of these; in the key map's order."""
         while True:
-            touched = {placed.parameter for name in names for placed in self._placed[name]}
-            more = {
-                name for name, places in self._placed.items() if any(placed.parameter in touched for placed in places)
-            }
+            touched = set(self._parameters_of(names))
+            more = {name for name in self._sizes if not touched.isdisjoint(self._parameters_of([name]))}
             if more == names:
-                return [name for name in self._placed if name in names]
+                return [name for name in self._sizes if name in names]
             names = more
 
-    def _restore(self, names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> None:
+    def _restore(self, names: Sequence[str]) -> None:
         lost = [name for name in names if name not in self._originals and name not in self._packed]
         if not self._where.agree(not lost):
             self._reload(lost)
@@ -132,65 +154,95 @@ class Patching:
             if name in self._packed:
                 self._packed[name].change = None
             elif name in self._originals:
-                local_rows(parameters[name])[0].copy_(self._originals.pop(name))
+                self._store.run(name).values.copy_(self._originals.pop(name))
 
-    def _keep(self, name: str, weight: Tensor) -> None:
-        if name not in self._packed and self._where.room(weight.nbytes):
-            self._originals[name] = weight.to("cpu", copy=True)
+    def _keep(self, name: str) -> None:
+        values = self._store.run(name).values
+        if name not in self._packed and self._where.room(values.nbytes):
+            self._originals[name] = values.to("cpu", copy=True)
 
-    def _change(
-        self, name: str, recipe: Sequence[Adapter], values: Values, parameters: Mapping[str, nn.Parameter]
-    ) -> None:
+    def _change(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
         size = self._sizes[name]
+        places = [(placed, self._store.run(placed.parameter)) for placed in self._placed[name]]
         whole = None
-        if any(needs_all_rows(adapter, values, size) for adapter in recipe):
-            whole = self._whole(name, parameters)
+        torn = self._store.shared and any(map(needs_whole_rows, recipe))
+        if torn or any(needs_all_rows(adapter, values, size) for adapter in recipe):
+            whole = self._whole(name)
             apply(recipe, values, whole, slice(0, size[0]), size)
-        for placed in self._placed[name]:
-            for local, rows in _held(placed, parameters[placed.parameter]):
-                weight = local.float() if whole is None else whole[rows]
+        for placed, run in places:
+            for first, last in _chunks(placed, run):
+                rows = slice(placed.piece.start + first - placed.offset, placed.piece.start + last - placed.offset)
                 if whole is None:
-                    apply(recipe, values, weight, rows, size)
-                local.copy_(weight)
+                    part = _rows(run, first, last, placed.piece.row_shape, self._device)
+                    apply(recipe, values, part, rows, size)
+                else:
+                    part = whole[rows]
+                _put_rows(part, run, first)
 
-    def _column_norms(
-        self, name: str, recipe: Sequence[Adapter], values: Values, parameters: Mapping[str, nn.Parameter]
-    ) -> dict[int, Tensor]:
+    def _quantise_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
+        """Expand a whole weight, change it and quantise it as ComfyUI does. A collective where ranks share the weights."""
+        layer, places = self._layers[name]
+        parts = {part: self._store.full(place).to(self._device) for part, place in places.items()}
+        weight = layer.values(parts)
+        size = self._sizes[name]
+        apply(recipe, values, weight, slice(0, size[0]), size)
+        for part, changed in layer.quantised(parts, weight, name).items():
+            run = self._store.run(places[part])
+            run.values.copy_(changed[run.start : run.stop])
+
+    def _column_norms(self, name: str, recipe: Sequence[Adapter], values: Values) -> dict[int, Tensor]:
         """What DoRA needs to know of all rows, also those of other layers and ranks."""
         norms: dict[int, Tensor] = {}
         size = self._sizes[name]
         if any(has_column_norms(adapter, values, size) for adapter in recipe):
-            apply(recipe, values, self._whole(name, parameters), slice(0, size[0]), size, norms)
+            apply(recipe, values, self._whole(name), slice(0, size[0]), size, norms)
         return norms
 
-    def _whole(self, name: str, parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        """All rows of a file's tensor, fp32. A collective where the weights are sharded."""
+    def _whole(self, name: str) -> Tensor:
+        """All rows of a file's tensor, fp32. A collective where ranks share the weights."""
         places = self._placed[name]
         assert sum(placed.piece.stop - placed.piece.start for placed in places) == self._sizes[name][0], (
             f"{name} is in pieces"
         )
         rows = {}
         for placed in places:
-            full = _full(parameters[placed.parameter])
+            full = self._store.full(placed.parameter).to(self._device)
             packed = self._packed.get(placed.parameter)
             if packed is not None:
-                scale = None if packed.weight_scale is None else _full(packed.weight_scale)
+                scale = None
+                if packed.weight_scale is not None:
+                    scale = self._store.full(f"{placed.parameter}_scale").to(self._device)
                 full = packed.expand(full, scale, torch.float32)
             rows[placed.piece.start] = full[placed.offset :][: placed.piece.stop - placed.piece.start].float()
         return torch.cat([rows[start] for start in sorted(rows)])
 
 
-def _full(parameter: nn.Parameter) -> Tensor:
-    return parameter.data.full_tensor() if isinstance(parameter.data, DTensor) else parameter.data
+def _width(shape: Sequence[int]) -> int:
+    return max(1, math.prod(shape))
 
 
-def _held(placed: PlacedPiece, parameter: nn.Parameter) -> Iterator[tuple[Tensor, slice]]:
-    """This rank's rows of a placed piece, chunk by chunk, and which rows of the file's tensor they are."""
-    local, wanted = local_rows(parameter)
-    begin = max(placed.offset, wanted.start)
-    end = min(placed.offset + placed.piece.stop - placed.piece.start, wanted.stop)
-    step = max(1, CHUNK_VALUES // max(1, math.prod(placed.piece.row_shape)))
+def _chunks(placed: PlacedPiece, run: Run) -> Iterator[tuple[int, int]]:
+    """The parameter's rows of a placed piece of which the run has values, some at a time."""
+    width = _width(placed.piece.row_shape)
+    begin = max(placed.offset, run.start // width)
+    end = min(placed.offset + placed.piece.stop - placed.piece.start, -(-run.stop // width))
+    step = max(1, CHUNK_VALUES // width)
     for first in range(begin, end, step):
-        last = min(first + step, end)
-        start = placed.piece.start + first - placed.offset
-        yield local[first - wanted.start : last - wanted.start], slice(start, start + last - first)
+        yield first, min(first + step, end)
+
+
+def _rows(run: Run, first: int, last: int, row_shape: Sequence[int], device: torch.device) -> Tensor:
+    """Rows of a parameter in fp32; what the run does not have of the outer ones is zero."""
+    width = _width(row_shape)
+    rows = torch.zeros((last - first) * width, device=device)
+    begin, end = max(run.start, first * width), min(run.stop, last * width)
+    rows[begin - first * width : end - first * width] = run.values[begin - run.start : end - run.start]
+    return rows.view(last - first, *row_shape)
+
+
+def _put_rows(rows: Tensor, run: Run, first: int) -> None:
+    """Write what the run has of these rows, of which the parameter's `first` is the first."""
+    flat = rows.reshape(-1)
+    offset = first * (flat.numel() // rows.shape[0])
+    begin, end = max(run.start, offset), min(run.stop, offset + flat.numel())
+    run.values[begin - run.start : end - run.start] = flat[begin - offset : end - offset]

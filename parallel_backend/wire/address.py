@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import Refused
+from ..errors import PlanRefused
 
 SCHEME = "tcp://"
 
@@ -27,7 +27,7 @@ class Address:
         host = host.removeprefix("[").removesuffix("]")
         is_port = port.isdecimal() and len(port) <= len("65535") and 0 < int(port) < 65536
         if not host or any(c.isspace() or c in "/," for c in host) or not is_port:
-            raise Refused(
+            raise PlanRefused(
                 f"{text!r} is no address: write {SCHEME}HOST:PORT, such as {SCHEME}10.0.0.1:29600, with the address of "
                 "one network interface of the machine that rank 0 runs on."
             )

@@ -8,7 +8,7 @@ from ..diffusion import ModelSpec, Prompt, Sampling, Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -167,10 +167,11 @@ class Adapters(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Give back the device memory that a model's weights take."""
+    """Give back the memory that a model's weights take on a device; on all of them where `device` is empty."""
 
     request: int
     model: ModelSpec
+    device: str
 
 
 class Cancel(Message, frozen=True):
@@ -270,6 +271,21 @@ class HeldModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nbytes: int
 
 
+class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a request's `seconds` went on one rank, all counted from when it had the request.
+
+    `waiting` has the microseconds that it waited for others in each bin of `width` seconds, by kind of traffic; bins of
+    nothing at the end are left out. `phases` are those it went through and when each began, `steps` when each step of the
+    denoise did.
+    """
+
+    seconds: float
+    width: float
+    waiting: dict[str, list[int]]
+    phases: list[tuple[str, float]]
+    steps: list[float]
+
+
 class Report(Message, frozen=True):
     """What a request cost on one rank: seconds, bytes sent by kind, bytes held at the end and at the peak.
 
@@ -289,6 +305,7 @@ class Report(Message, frozen=True):
     held: list[HeldModel]
     on_host: int
     restored: int
+    times: Times
 
 
 class Done(Message, frozen=True):

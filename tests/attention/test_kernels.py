@@ -72,4 +72,4 @@ def test_the_installed_wheel_is_chosen_if_and_only_if_it_works():
     except RuntimeError:
         works = False
     kernel = choose_kernel("auto", GPU, torch.bfloat16, 64, flash_fault(GPU))
-    assert (kernel.name == "flash") == works
+    assert (kernel.name == "flash") == (works and choose_kernel("sdpa", GPU, torch.bfloat16, 64).name != "cudnn")

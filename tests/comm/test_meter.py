@@ -30,6 +30,7 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
     meter, other = Meter(device=device), torch.cuda.Stream(device)
     torch.cuda._sleep(1)  # its kernel is loaded
     torch.cuda.synchronize(device)
+    meter.reset()
     started = time.perf_counter()
     with torch.cuda.stream(other):
         torch.cuda._sleep(200_000_000)  # as NCCL would be busy
@@ -37,3 +38,9 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
         torch.cuda.current_stream(device).wait_stream(other)
     on_host = time.perf_counter() - started
     assert meter.waiting() > 2 * on_host
+    waited, timeline = meter.waiting(), meter.timeline
+    assert sum(timeline.waiting["ulysses"]) == pytest.approx(waited)
+    since = round((started - timeline.begun) / timeline.width)
+    assert (
+        sum(timeline.waiting["ulysses"][: max(0, since - 1)]) == 0
+    )  # it is where it was, not where the host was asked

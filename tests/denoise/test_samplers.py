@@ -285,11 +285,11 @@ def test_names_are_comfyuis(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("uni_pc", {}, "'uni_pc' is not carried; these are: cogvideox_ddim, "),
+        ("uni_pc", {}, "'uni_pc' is not supported; these are: cogvideox_ddim, "),
         (
             "euler",
             {"s_churn": 1.0},
-            "'euler' is not carried with the option 's_churn'; its options are: none.",
+            "'euler' is not supported with the option 's_churn'; its options are: none.",
         ),
         ("er_sde", {"noise_scaler": torch.exp}, "'noise_scaler'; its options are: max_stage, s_noise."),
         ("dpmpp_2m_sde", {"solver_type": "euler"}, "must be midpoint or heun, not 'euler'"),
@@ -297,7 +297,7 @@ def test_names_are_comfyuis(name: str) -> None:
         ("er_sde", {"max_stage": 2.5}, "must be of type int, not 2.5"),
     ],
 )
-def test_what_is_not_carried_is_refused_at_once(name: str, options: dict[str, Any], message: str) -> None:
+def test_what_is_not_supported_is_refused_at_once(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         check(name, options)
     with pytest.raises(ValueError, match=re.escape(message)):

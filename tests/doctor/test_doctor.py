@@ -31,6 +31,7 @@ FAST = Machine(
     link_bandwidth=2e10,
     link_latency=2e-5,
     connection=3e8,
+    host_bandwidth=2e10,
 )
 
 GOOD = Observations(

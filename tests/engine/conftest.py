@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt, Value
 from parallel_backend.host import Backend
 from parallel_backend.host.exchange import Answer
-from parallel_backend.models.flux import reference_tokens
+from parallel_backend.models.comfyui.conditioning import flatten
+from parallel_backend.models.comfyui.importing import FOLDER
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.digest import file_digest
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
@@ -78,10 +80,12 @@ def spec_of(family: str, path: Path) -> ModelSpec:
 
 
 class Runner:
-    """Runs jobs on worker processes and keeps the last run's reports."""
+    """Runs jobs on worker processes, which find ComfyUI where COMFYUI_PATH says, and keeps the last run's reports."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._environment = pytest.MonkeyPatch()
+        self._environment.setenv(FOLDER, os.environ["COMFYUI_PATH"])
         self.answer: Answer | None = None
 
     def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
@@ -135,18 +139,23 @@ class Runner:
             if job.guidance is not None:
                 names["guidance"] = f"prompt.{side}.guidance"
                 tensors[names["guidance"]] = torch.tensor([job.guidance])
+            values: dict[str, Value] = {}
             if job.references:
-                placed = reference_tokens(job.reference_latents, "index", job.noise.shape)
-                names |= {name: f"prompt.{side}.{name}" for name in placed}
-                tensors |= {names[name]: tensor for name, tensor in placed.items()}
+                latents: dict[str, Tensor] = {}
+                flatten("ref_latents", list(job.reference_latents), latents, values)
+                names |= {name: f"prompt.{side}.{name}" for name in latents}
+                tensors |= {names[name]: latent for name, latent in latents.items()}
+                values["ref_latents_method"] = "index"
+            whole = Prompt(names, values=values)
             end = job.positive_ends if side == "positive" else None
-            sides.append([Prompt(names)] if end is None else [Prompt(names, end=end), Prompt(names, strength=0.5)])
+            changed = msgspec.structs.replace
+            sides.append([whole] if end is None else [changed(whole, end=end), changed(whole, strength=0.5)])
         self.answer = self.backend.sample(
             tensors,
             step_done,
             on_loading,
             lambda: cancel_at in seen or interrupted(),
-            model=spec_of("flux", job.path),
+            model=spec_of("comfyui", job.path),
             plan=plan,
             compute_dtype="float32",
             sampler=job.sampler,
@@ -178,6 +187,7 @@ class Runner:
     def close(self) -> None:
         """End the workers and what starts them."""
         self.backend.close()
+        self._environment.undo()
 
 
 @pytest.fixture(scope="session")

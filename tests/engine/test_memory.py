@@ -39,7 +39,7 @@ def worker(rank: int) -> psutil.Process:
     ("workers", "limit", "advice", "kept"),
     [
         (2, 0.10, "Use weights sharded in Parallel Plan", {"ulysses": 2, "weights": "sharded"}),
-        (1, 0.06, "Use pipefusion 2 on 2 devices in Parallel Plan", {"pipefusion": 2, "blocks": 3}),
+        (1, 0.06, "Use weights streamed in Parallel Plan", {"weights": "streamed"}),
     ],
     ids=["2 workers", "1 worker"],
 )
@@ -53,8 +53,8 @@ def test_a_part_over_the_limit_is_one_error_with_a_plan_that_fits(run, models, w
     share = limit / workers
     words = (
         rf"Worker [01] of {workers} \(cpu\) ran out of memory while making room for the model: it asked for {whole / 1e6:.3g} MB "
-        rf"with {share * 1e3:.3g} MB free, and held no weights\. {advice}, which holds (\d+)\.?\d* MB a worker instead of "
-        rf"{whole / 1e6:.3g} MB\. {AFTERWARDS}"
+        rf"with {share * 1e3:.3g} MB free, and held no weights\. {advice}, which holds (?:about )?(\d+)\.?\d* MB a worker "
+        rf"instead of {whole / 1e6:.3g} MB\. {AFTERWARDS}"
     )
     assert re.fullmatch(words, str(caught.value))
     fitting = cpu_plan(**kept)

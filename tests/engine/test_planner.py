@@ -21,10 +21,13 @@ from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job
 from parallel_backend.plan.measure import Machine
 from parallel_backend.weights.checkpoint import read_header
+from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Runner
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH
 
-FLUX = FAMILIES["flux"]
+FLUX = FAMILIES["comfyui"]
+
+comfy_on_path()
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +40,7 @@ def question(path: Path, tokens: int = 64, text: int = 21, two_sided: bool = Tru
     _, config = FLUX.inspect(read_header(path))
     shape = FLUX.shape(config)
     status = path.stat()
-    spec = ModelSpec("flux", str(path), status.st_mtime_ns, status.st_size, "float32")
+    spec = ModelSpec("comfyui", str(path), status.st_mtime_ns, status.st_size, "float32")
     job = Job(tokens, text, two_sided=two_sided, element=4, weight_element=4)
     return Question(ParallelPlan(**wish), 0, spec, shape, Workload(1, two_sided, 8), job)  # type: ignore[arg-type]
 
@@ -109,5 +112,5 @@ def test_stages_are_cut_by_measured_block_times(backend, models, cache, workers)
 def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models, cache, workers) -> None:
     gigabytes = 4e-9 * question(models[4]).shape.parameters
     asked = question(models[4], devices="cpu:2", memory_limit=2 * 0.9 * gigabytes)  # two workers on one device
-    with pytest.raises(Refused, match=r"needs [\d.]+ [GM]B .* are there: use .*(pipefusion 2|weights sharded)"):
+    with pytest.raises(Refused, match=r"needs [\d.]+ [GM]B .* are free: use .*(pipefusion 2|weights sharded)"):
         choose(backend, asked)

@@ -260,8 +260,8 @@ def test_calls_of_both_sides_are_computed_side_by_side(
         {"x": job.noise, "timestep": torch.ones(job.batch), "context": context, "y": pooled}
         for context, pooled in job.prompts
     ]
-    apart = [run.forward("flux", job.path, [call], cpu_plan()) for call in calls]
-    together = run.forward("flux", job.path, calls, plan)
+    apart = [run.forward("comfyui", job.path, [call], cpu_plan()) for call in calls]
+    together = run.forward("comfyui", job.path, calls, plan)
     assert relative_error(together, torch.cat(apart)) <= TOLERANCE
     assert run.answer is not None
     sent = {report.rank: report.sent.get("cfg", 0) for report in run.answer.reports}

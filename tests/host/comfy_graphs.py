@@ -30,6 +30,8 @@ LATENTS = {
     "vace": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),  # it takes no odd latent
     "wan_i2v": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
     "wan22_5b": node("LoadLatent", latent="wan22_5b.latent"),
+    "minimax": node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22),
+    "ltxav": node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0]),
 }
 
 PLANS: list[dict[str, Any]] = [
@@ -105,8 +107,20 @@ def with_reference(graph: Graph, file: str, side: str = "positive") -> Graph:
     }
 
 
+def masked(graph: Graph, width: int, height: int, frames: int, of: str = "latent") -> Graph:
+    """With a mask on a latent that keeps its first frame; both are given in latent pixels."""
+    size = {"width": width, "height": height}
+    graph = insert_after(graph, of, "SetLatentNoiseMask", "samples", mask=["mask", 0])
+    return graph | {
+        "first": node("EmptyImage", **size, batch_size=1, color=0),
+        "others": node("EmptyImage", **size, batch_size=frames - 1, color=0xFFFFFF),
+        "frames": node("ImageBatch", image1=["first", 0], image2=["others", 0]),
+        "mask": node("ImageToMask", image=["frames", 0], channel="red"),
+    }
+
+
 def step_by_step(graph: Graph) -> Graph:
-    """With a sampler that the workers' loop does not carry."""
+    """With a sampler that the workers' loop does not support."""
     return graph | {"sampler": node("KSampler", **graph["sampler"]["inputs"] | {"sampler_name": "dpm_fast"})}
 
 

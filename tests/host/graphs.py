@@ -115,7 +115,7 @@ def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[R
 
 
 _WAY = re.compile(
-    r"Parallel: (?:\w+ in the workers on |one forward per model call on .*, because the workers' loop does not carry (.+))"
+    r"Parallel: (?:\w+ in the workers on |one forward per model call on .*, because the workers' loop does not support (.+))"
 )
 
 

@@ -26,6 +26,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "ulysses": {"devices": "cpu:2"},
     "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
     "sharded": {"devices": "cpu:2", "weights": "sharded"},
+    "streamed": {"devices": "cpu:2", "weights": "streamed"},
 }
 GGUF = (Type.Q8_0, Type.Q4_K)
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
@@ -47,20 +48,9 @@ def _files(comfyui: ComfyUI) -> None:
         for kind in GGUF:
             path = folder / f"{name}-{kind.name}.gguf"
             quantise(path, folder / f"{name}-{kind.name}-values.safetensors", kind, tensors)
-        for form in ("fp8", "marks"):
-            values = expanded(load_file(folder / f"{name}-{form}.safetensors"))
-            save_file(values, folder / f"{name}-{form}-values.safetensors")
+        values = {key: tensor.float() for key, tensor in load_file(folder / f"{name}-fp8.safetensors").items()}
+        save_file(values, folder / f"{name}-fp8-values.safetensors")
         save_lora(comfyui.base_dir / "models" / "loras" / f"{name}-lora.safetensors", LORA[name], tensors)
-
-
-def expanded(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The values of an fp8 file in fp32."""
-    one = torch.tensor(1.0)
-    return {
-        name: tensor.float() * stored.get(f"{name}_scale", one)
-        for name, tensor in stored.items()
-        if not name.endswith(("_scale", ".comfy_quant"))
-    }
 
 
 # -- files
@@ -91,7 +81,8 @@ def check(latent_of: LatentOf, graph: Graph, plan: dict[str, Any], file: str | N
             ("fp16", "flux2", "sharded", False),
             ("fp16", "wan", "stages", False),
             ("fp8", "flux2", "sharded", True),
-            ("fp8", "wan", "ulysses", True),
+            ("fp8", "wan", "ulysses", False),
+            ("fp8", "wan", "streamed", True),
             ("fp8", "wan", "stages", False),
             ("old", "flux2", "ulysses", False),
             ("old", "wan", "sharded", False),
@@ -113,6 +104,7 @@ def test_types_of_files(latent_of: LatentOf, form: str, name: str, plan: str) ->
         pytest.param(Type.Q8_0, "wan", "sharded", marks=thorough),
         pytest.param(Type.Q4_K, "flux2", "sharded", marks=thorough),
         (Type.Q4_K, "wan", "stages"),
+        pytest.param(Type.Q4_K, "wan", "streamed", marks=thorough),
     ],
 )
 def test_gguf_files(latent_of: LatentOf, kind: Type, name: str, plan: str) -> None:
@@ -180,9 +172,9 @@ def with_lora(graph: Graph, name: str, strength: float) -> Graph:
     )
 
 
-@product(plan=PLANS, name=NAMES, model=["", "fp8", "marks", "Q4_K"])
+@product(plan=PLANS, name=NAMES, model=["", "fp8", "Q4_K"])
 def test_lora(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) -> None:
-    """On weights of every kind; on quantised ones as on the stock loader with their values in fp32."""
+    """On weights of every kind; on plain fp8 and GGUF as on the stock loader with their values in fp32."""
     graph = of_file(name, f"{model}-values") if model else graph_of(name, steps=2)
     stock = with_lora(graph, name, 0.8)
     assert relative_error(latent_of(stock), latent_of(graph)) > DIFFERENT

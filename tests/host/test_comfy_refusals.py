@@ -8,25 +8,15 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import (
-    FLUX1,
-    TOKENS,
-    graph_of,
-    save_families,
-    spread,
-)
-from tests.host.graphs import controlled, insert_after_model, node
+from tests.host.comfy_graphs import graph_of, save_families, spread
+from tests.host.graphs import insert_after_model, node
 from tests.host.test_families import refused
 from tests.tiny_comfy import save_tiny
-from tests.tiny_controlnet import save_xlabs
-from tests.tiny_flux import save_conditioning
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "flux2", "wan")
-    for side, tokens in TOKENS.items():
-        save_conditioning(comfyui.input_dir / f"{FLUX1}-{side}.safetensors", tokens)
 
 
 def test_a_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
@@ -42,16 +32,12 @@ def test_text_of_another_encoder_is_refused(comfyui: ComfyUI) -> None:
     assert "takes [batch, tokens, 4096]" in refused(comfyui, spread(graph))
 
 
-def test_controlnet_is_refused(comfyui: ComfyUI) -> None:
-    save_xlabs(comfyui.base_dir / "models" / "controlnet" / "tiny-families.safetensors")
-    graph = graph_of(FLUX1) | {
-        "net": node("ControlNetLoader", control_net_name="tiny-families.safetensors"),
-        "image": node("EmptyImage", width=80, height=48, batch_size=1, color=0x4080C0),
-        "latent": node("EmptyLatentImage", width=80, height=48, batch_size=1),
-    }
-    assert refused(comfyui, spread(controlled(graph), strict=False)) == (
-        "ControlNet cannot be used with a parallel FluxSchnell MODEL yet: remove it, or use Load Parallel FLUX for FLUX.1 "
-        "and Load Diffusion Model for other models."
+def test_a_loader_of_one_family_refuses_the_others(comfyui: ComfyUI) -> None:
+    graph = spread(graph_of("wan"))
+    graph["model"]["class_type"] = "LoadParallelFlux"
+    assert refused(comfyui, graph) == (
+        "wan.safetensors is a WAN21_T2V model and this loader takes Flux, Flux2, FluxInpaint, FluxSchnell: use Load Parallel "
+        "Diffusion Model."
     )
 
 

@@ -18,6 +18,7 @@ from tests.host.comfy_graphs import (
     TOLERANCE,
     LatentOf,
     graph_of,
+    masked,
     save_families,
     save_latent,
     spread,
@@ -25,7 +26,7 @@ from tests.host.comfy_graphs import (
     with_tensors,
 )
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import Graph, insert_after, insert_after_model, node, queue_logged, ways
+from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
 from tests.selection import thorough
 from tests.tiny_comfy import TINY, save_tiny
 from tests.tiny_models import draw
@@ -35,18 +36,6 @@ from tests.tiny_models import draw
 def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "wan", "vace", "wan_i2v", "wan22_5b")
     save_latent(comfyui, "wan22_5b", 1, *TINY["wan22_5b"].latent)
-
-
-def masked(graph: Graph, width: int, height: int, frames: int) -> Graph:
-    """With a mask on the latent that keeps its first frame; both are given in latent pixels."""
-    size = {"width": width, "height": height}
-    graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
-    return graph | {
-        "first": node("EmptyImage", **size, batch_size=1, color=0),
-        "others": node("EmptyImage", **size, batch_size=frames - 1, color=0xFFFFFF),
-        "frames": node("ImageBatch", image1=["first", 0], image2=["others", 0]),
-        "mask": node("ImageToMask", image=["frames", 0], channel="red"),
-    }
 
 
 @pytest.mark.parametrize("plan", [PLANS[1], *(pytest.param(PLANS[i], marks=thorough) for i in (0, 2))])

@@ -20,6 +20,9 @@ from tests.tiny_controlnet import save_xlabs
 from tests.tiny_lora import save_adapter
 
 TOLERANCE = 1e-5
+REFUSALS = ("Refused", "PlanRefused")
+"""What the errors are called by which this pack says no."""
+
 OTHER_PACKS = "custom_nodes."
 """Where the nodes come from that are not ComfyUI's."""
 
@@ -56,7 +59,7 @@ def outcome(server: ComfyUI, plain: Run, stock: Run, own: Run) -> tuple[str, str
         stock: with the stock loader.
         own: with Load Parallel FLUX.
     """
-    refused = own.error is not None and own.error.exception_type.endswith(".Refused")
+    refused = own.error is not None and own.error.exception_type in REFUSALS
     if stock.error is not None:
         alike = refused or (own.error is not None and own.error.exception_message == stock.error.exception_message)
         message = f"{stock.error.node_type}: {stock.error.exception_message}"

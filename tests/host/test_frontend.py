@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.host.graphs import parallel
+from tests.host.graphs import Graph, insert_after_model, parallel
+from tests.host.test_refusals import CONDITIONINGS, MODEL_NODES, PLANS, WAY_OUT, on_one_worker, small
 
 (PACK,) = PACKS
 NODES = (
@@ -29,6 +32,7 @@ NODES = (
     "SaveConditioning",
 )
 TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
+SPRITES = "Sprites without a GPU"
 LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadParallelVAE"}
 OPTIONAL = 7
 """The shape in which the page draws an input that may stay unconnected."""
@@ -120,13 +124,79 @@ def test_template_opens_whole(page: Page, name: str) -> None:
     assert nodes.keys() & LOADERS
     assert all(nodes.values()), nodes
     expect(page.get_by_text("Missing node")).to_have_count(0)
-    if name == "sprites_parallel":  # its files are here; FLUX.1 dev's are not
+    if name == SPRITES:  # its files are here; FLUX.1 dev's are not
         expect(page.get_by_test_id("error-overlay")).to_have_count(0)
     unconnected = page.evaluate(
         f"{every}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
         ".map(i => `${n.type} ${i.name}`))"
     )
     assert unconnected == []
+
+
+BOXES = """() => {
+    const {scale} = app.canvas.ds;
+    return app.canvas.graph.nodes.map(node => {
+        const element = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${node.id}"]`);
+        if (!element) return [node.type, ...node.boundingRect];
+        const {left, top, width, height} = element.getBoundingClientRect();
+        return [node.type, left / scale, top / scale, width / scale, height / scale];
+    });
+}"""
+"""Each node's kind, left, top, width and height in the graph's units, title and all, as drawn."""
+
+SETTLED = """boxes => {
+    const now = JSON.stringify(eval(boxes)());
+    const drawn = !LiteGraph.vueNodesMode
+        || document.querySelectorAll("[data-node-id]").length >= app.canvas.graph.nodes.length;
+    const settled = drawn && window.before === now;
+    window.before = now;
+    return settled;
+}"""
+
+
+@pytest.fixture(params=[False, True], ids=["old canvas", "Nodes 2.0"])
+def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The page with one of the two ways in which ComfyUI draws nodes; the old canvas afterwards."""
+    setting = "value => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', value)"
+    page.evaluate(setting, request.param)
+    page.wait_for_function("wanted => !!LiteGraph.vueNodesMode === wanted", arg=request.param)
+    yield
+    page.evaluate(setting, False)
+
+
+@pytest.mark.usefixtures("renderer")
+def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page) -> None:
+    """At 1600 x 1000: text is not left out for the zoom, as it is where letters of 14 pixels would have less than 8."""
+    wrong = {}
+    for name in TEMPLATES:
+        page.evaluate(
+            """async ([url, name]) => {
+                const graph = await (await fetch(url)).json();
+                await app.loadGraphData(graph, true, true, name, {openSource: "template"});
+            }""",
+            [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
+        )
+        page.wait_for_function("count => app.canvas.graph.nodes.length === count", arg=len(template(name)["nodes"]))
+        page.wait_for_function(SETTLED, arg=BOXES, polling=100)
+        scale, boxes = page.evaluate("app.canvas.ds.scale"), page.evaluate(BOXES)
+        if 14 * scale < 8:
+            wrong[f"{name}: letters"] = 14 * scale
+        for one, other in itertools.combinations(boxes, 2):
+            if overlap(one, other):
+                wrong[f"{name}: {one[0]} and {other[0]}"] = overlap(one, other)
+    assert wrong == {}
+
+
+def overlap(one: list[Any], other: list[Any]) -> float:
+    """The smaller side, in the graph's units, of what two boxes share; rounding is none."""
+    width, height = (min(one[i] + one[i + 2], other[i] + other[i + 2]) - max(one[i], other[i]) for i in (1, 2))
+    return max(0.0, round(min(width, height)))
+
+
+def template(name: str) -> dict[str, Any]:
+    """A template's graph."""
+    found: dict[str, Any] = json.loads((REPO / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def test_missing_node_would_be_seen(page: Page) -> None:
@@ -137,13 +207,13 @@ def test_missing_node_would_be_seen(page: Page) -> None:
             graph.nodes.find(n => n.type === "ParallelPlan").type = "NoSuchNode";
             await app.loadGraphData(graph, true, true, "broken");
         }""",
-        f"/api/workflow_templates/{PACK}/sprites_parallel.json",
+        f"/api/workflow_templates/{PACK}/{SPRITES}.json",
     )
     expect(page.get_by_text("Missing node").first).to_be_visible()
 
 
 def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:
-    open_template(page, "sprites_parallel")
+    open_template(page, SPRITES)
     page.evaluate(
         """() => {
             const plan = app.graph.nodes.find(n => n.type === "ParallelPlan");
@@ -168,6 +238,17 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
 
     history = comfyui.history(prompt_id)
     assert history["status"]["status_str"] == "success"
+    sampler = page.evaluate(
+        """() => {
+            const node = app.graph.nodes.find(n => n.type === "ParallelSampler");
+            const texts = node.widgets.map(w => w.value).filter(value => /s a step on/.test(value));
+            return {id: node.id, texts, badges: node.badges.map(b => typeof b === "function" ? b() : b).map(b => b.text)};
+        }"""
+    )
+    outcome = history["prompt"][3]["parallel"][str(sampler["id"])]
+    (text,) = sampler["texts"]  # it stays on the node
+    assert outcome["plan"] in text
+    assert ("⚠ could be faster" in sampler["badges"]) == bool(outcome["warnings"])
     (saved,) = [image for output in history["outputs"].values() for image in output.get("images", ())]
     with Image.open(comfyui.output_dir / saved["subfolder"] / saved["filename"]) as file:
         picture = file.convert("RGB")
@@ -195,6 +276,12 @@ def open_search(page: Page) -> Locator:
 def close_search(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(page.get_by_placeholder("Add a node...")).to_have_count(0)
+
+
+def test_blueprints_are_offered(comfyui: ComfyUI) -> None:
+    entries = comfyui.get("/global_subgraphs").values()
+    ours = {entry["name"] for entry in entries if entry["info"]["node_pack"] == f"custom_nodes.{PACK}"}
+    assert ours == {path.stem for path in (REPO / "subgraphs").glob("*.json")}
 
 
 def test_pack_has_these_nodes(info: Info) -> None:
@@ -233,6 +320,19 @@ def test_everything_has_a_tooltip(info: Info, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
+def test_everything_has_chinese_words(info: Info, name: str) -> None:
+    node, chinese = (
+        info[name],
+        json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))[name],
+    )
+    inputs = [*node["input"].get("required", {}), *node["input"].get("optional", {})]
+    assert list(chinese["inputs"]) == inputs
+    assert list(chinese.get("outputs", {})) == [str(index) for index in range(len(node["output"]))]
+    slots = [*chinese["inputs"].values(), *chinese.get("outputs", {}).values()]
+    assert all(each["name"] and each["tooltip"] for each in slots)
+
+
+@pytest.mark.parametrize("name", NODES)
 def test_node_help(page: Page, info: Info, name: str) -> None:
     page.evaluate(
         """name => {
@@ -249,3 +349,74 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
     node = info[name]
     for slot in (*node["input"].get("required", {}), *node["input"].get("optional", {}), *node["output_name"]):
         expect(text.get_by_role("listitem").locator("code").get_by_text(slot, exact=True).first).to_be_visible()
+
+
+# -- what a run tells
+
+
+def refused_graphs(comfyui: ComfyUI) -> Iterator[tuple[Graph, str, str]]:
+    """Graphs that are refused, by loaders, plans, samplers and for what they are given; how each sentence begins and ends."""
+    for plan, sentence in PLANS.values():
+        yield parallel(small(), **plan), sentence, sentence
+    for kind, inputs, what in MODEL_NODES.values():
+        if "lora_name" not in inputs:
+            yield insert_after_model(on_one_worker(small()), kind, **inputs), f"{what} cannot be ", WAY_OUT
+    for number, (write, sentence) in enumerate(CONDITIONINGS.values()):
+        write(comfyui.input_dir / f"wrong-{number}.safetensors")
+        yield on_one_worker(small(positive=f"wrong-{number}")), sentence, sentence
+
+
+def test_every_refusal_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI) -> None:
+    graphs = list(refused_graphs(comfyui))
+    page.evaluate(
+        """async graphs => {
+            window.errors = [];
+            app.api.addEventListener("execution_error", event => errors.push(event.detail.exception_type));
+            for (const output of graphs) await app.api.queuePrompt(0, {output, workflow: {}});
+        }""",
+        [graph for graph, *_ in graphs],
+    )
+    page.wait_for_function("count => errors.length === count", arg=len(graphs), timeout=120_000)
+    assert set(page.evaluate("errors")) == {"Refused", "PlanRefused"}
+    shown = page.locator(".p-toast-detail")
+    expect(shown).to_have_count(len(graphs))
+    for text, (_, begins, ends) in zip(shown.all_inner_texts(), graphs, strict=True):
+        assert text.startswith(begins) and text.endswith(ends)
+    dismiss(page)
+
+
+def dismiss(page: Page) -> None:
+    """Take all messages off the screen."""
+    page.evaluate("app.extensionManager.toast.removeAll()")
+    expect(page.locator(".p-toast-detail")).to_have_count(0)
+
+
+MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(
+    n => [n.type, (n.widgets ?? []).filter(w => w.label?.startsWith("⚠")).map(w => w.name)])"""
+
+
+def test_a_refused_plan_is_marked_at_its_fields_until_the_next_run(page: Page) -> None:
+    page.evaluate(
+        "async url => app.loadGraphData(await (await fetch(url)).json(), true, true, 'refused')",
+        f"/api/workflow_templates/{PACK}/{SPRITES}.json",
+    )
+    set_fields = """fields => app.graph.nodes.find(n => n.type === "ParallelPlan").widgets.forEach(
+        w => w.value = fields[w.name] ?? w.value)"""
+    for values, named in (
+        ({"devices": "cpu:2", "ulysses": 3}, ["ulysses", "ring"]),
+        ({"ulysses": 0, "weights": "sharded", "pipefusion": 2}, ["pipefusion", "weights"]),
+    ):
+        page.evaluate(set_fields, values)
+        page.get_by_test_id("queue-button").click()
+        expect(page.locator(".p-toast-detail")).to_have_count(1)
+        page.wait_for_function(f"({MARKED})().length")
+        ((kind, marked),) = page.evaluate(MARKED)
+        assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # and not the loader, which failed
+        dismiss(page)
+
+
+def test_marks_and_texts_are_drawn_in_nodes_2(page: Page) -> None:
+    """Of the test before: the marks are still there, in the other renderer too."""
+    page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
+    expect(page.get_by_text("⚠ pipefusion").first).to_be_visible()
+    page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")

@@ -226,7 +226,7 @@ LOOP: dict[str, Graph] = {
         basic(), "UNetSelfAttentionMultiply", q=1.2, k=1.1, v=0.9, out=0.8
     ),
 }
-"""What the workers' loop carries."""
+"""What the workers' loop supports."""
 
 QUICK_SPLIT = (
     "KSampler",
@@ -323,7 +323,7 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     ),
     "SamplerER_SDE": (
         custom(select=node("SamplerER_SDE", solver_type="Reverse-time SDE", max_stage=2, eta=0.5, s_noise=0.9)),
-        "this setting: The sampler 'er_sde' is not carried with the option 'noise_scaler'; "
+        "this setting: The sampler 'er_sde' is not supported with the option 'noise_scaler'; "
         "its options are: max_stage, s_noise.",
     ),
 }
@@ -423,7 +423,7 @@ def test_parallel_sampler_refuses_what_would_run_step_by_step(comfyui, graph, re
     assert run.status == "error"
     assert run.error is not None
     assert run.error.exception_message == (
-        f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
+        f"Parallel Sampler does not support {reason}: the stock KSampler works on the same MODEL, one forward at a time."
     )
     assert len(ways(log)) == ("first" in graph), "only the KSampler before it has run"
 

@@ -96,7 +96,7 @@ def test_parallel_sampler_refuses_it(comfyui, kind):
     run = comfyui.queue(parallel(graph, sampler=True))
     assert run.status == "error"
     assert run.error.exception_message == (
-        f"Parallel Sampler does not carry {reason}: the stock KSampler works on the same MODEL, one forward at a time."
+        f"Parallel Sampler does not support {reason}: the stock KSampler works on the same MODEL, one forward at a time."
     )
 
 

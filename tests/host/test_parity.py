@@ -269,7 +269,7 @@ def test_further_schedulers(error, sampler, scheduler):
     assert error(small(sampler=sampler, scheduler=scheduler), ULYSSES_2) <= TOLERANCE
 
 
-def test_every_sampler_carried_is_one_of_ksamplers(comfyui):
+def test_every_supported_sampler_is_one_of_ksamplers(comfyui):
     (known, *_) = comfyui.object_info("KSampler")["input"]["required"]["sampler_name"]
     assert set(known) >= {*SAMPLERS, *USUAL_SAMPLERS}
 

@@ -178,7 +178,7 @@ def test_guidance_that_replaces_blocks_in_the_middle_of_a_step_is_refused(
     message = run.error.exception_message
     assert_one_sentence(message)
     if sampler:
-        assert message.startswith("Parallel Sampler does not carry the model option sampler_")
+        assert message.startswith("Parallel Sampler does not support the model option sampler_")
     else:
         assert message.startswith("replaced attention or blocks (")
         assert message.endswith(WAY_OUT)
@@ -294,7 +294,7 @@ def test_a_controlnet_of_another_model_is_refused(comfyui, refusal, assert_still
     )
     control["sampler"]["class_type"] = "ParallelSampler"
     assert refusal(control) == (
-        "Parallel Sampler does not carry ControlNet: the stock KSampler works on the same MODEL, one forward at a time."
+        "Parallel Sampler does not support ControlNet: the stock KSampler works on the same MODEL, one forward at a time."
     )
 
 
@@ -303,8 +303,8 @@ def test_a_reference_picture_of_another_vae_is_refused(refusal, sampler):
     graph = on_one_worker(small(sampler=sampler))
     graph = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["latent", 0])
     assert refusal(graph) == (
-        "a reference latent has the shape [1, 4, 8, 8] and FLUX takes [batch, 16, height, width]: encode the reference "
-        "picture with a FLUX VAE."
+        "a reference latent has the shape [1, 4, 8, 8] and FluxSchnell takes 16 channels: encode the reference picture with "
+        "the VAE that belongs to this model."
     )
 
 
@@ -331,7 +331,7 @@ from pack.parallel_backend.errors import Refused
 from pack.parallel_backend.host import Backend
 from pack.parallel_backend.plan import ParallelPlan
 
-model = load_model(Backend(), "flux", file, "default", ParallelPlan(devices="cpu:2"))
+model = load_model(Backend(), "comfyui", file, "default", ParallelPlan(devices="cpu:2"))
 
 def denoise(model, sampler="euler", **given):
     prompt = [[torch.zeros(1, 5, 64), {"pooled_output": torch.zeros(1, 32), **given}]]
@@ -343,8 +343,7 @@ def redux(strength):
     text = [[torch.zeros(1, 5, 64), {}]]
     return nodes.StyleModelApply().apply_stylemodel(text, style, None, strength, "attn_bias")[0][0][1]
 
-mask = "an attention mask over text and picture"
-of_another_model = {"context": torch.zeros(1, 5, 64), "ofs": torch.zeros(1)}
+mask = "attention_mask in the conditioning"
 actions = {
     "MultiGPU CFG Split": lambda: model.deepclone_multigpu(new_load_device=torch.device("meta")),
     "Wrapping weights": lambda: model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight),
@@ -353,7 +352,6 @@ actions = {
     mask: lambda: denoise(model, **redux(0.5)),
     f"{mask} (step by step)": lambda: denoise(model, "uni_pc", **redux(0.0)),
     f"{mask} (Parallel Sampler)": lambda: denoise(model.strict(), **redux(0.5)),
-    "ofs in the conditioning": lambda: model.remote.check(torch.zeros(1, 16, 8, 8), of_another_model),
 }
 said = {}
 for name, action in actions.items():
@@ -383,10 +381,9 @@ def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
         "Wrapping weights",
         "Replacing diffusion_model.img_in",
         "an attention override",
-        "an attention mask over text and picture",
-        "an attention mask over text and picture (step by step)",
-        "an attention mask over text and picture (Parallel Sampler)",
-        "ofs in the conditioning",
+        "attention_mask in the conditioning",
+        "attention_mask in the conditioning (step by step)",
+        "attention_mask in the conditioning (Parallel Sampler)",
     ],
 )
 def test_what_needs_gpus_or_other_packs_or_large_files_is_refused_too(said_in_process, what):
@@ -400,11 +397,8 @@ SCHNELL = flux_tensors(heads=1, double_blocks=1, single_blocks=1)
 SCHNELL_FILE = save(SCHNELL)
 HEADER = 8 + int.from_bytes(SCHNELL_FILE[:8], "little")
 NO_MODEL = "is neither a safetensors nor a GGUF file: download it again, or choose another file."
-INCOMPLETE = "choose a complete FLUX.1 file."
-NO_FLUX = (
-    "has no FLUX.1 tensors (double_blocks.0.img_attn.qkv.weight and so on, or diffusers' names): choose a FLUX.1 "
-    "checkpoint."
-)
+INCOMPLETE = "choose a complete FluxSchnell file."
+UNKNOWN = "is no diffusion model that ComfyUI knows under these tensor names: choose another file."
 
 
 def without(name: str) -> bytes:
@@ -449,17 +443,17 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "a header with an unknown type": (
         with_header(b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'),
-        "holds a as F4, a type not supported (F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, I8, U8, BOOL are): "
+        "holds a as F4, a type not supported (F64, F32, F16, BF16, F8_E4M3, F8_E5M2, F8_E8M0, I64, I32, I16, I8, U8, BOOL are): "
         "choose another file.",
     ),
-    "no tensors": (save({}), NO_FLUX),
+    "no tensors": (save({}), UNKNOWN),
     "Stable Diffusion": (
         save({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(8, 4, 3, 3)}),
-        NO_FLUX,
+        UNKNOWN,
     ),
     "diffusers' names": (
         save({"x_embedder.weight": torch.zeros(8, 64), "transformer_blocks.0.attn.to_q.weight": torch.zeros(8, 8)}),
-        NO_FLUX,
+        "lacks rows of the tensor x_embedder.bias: choose a complete file.",
     ),
     "FLUX.2, damaged": (
         with_tensor("double_stream_modulation_img.lin.weight", torch.zeros(768, 128)),
@@ -467,7 +461,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "no img_in": (
         without("img_in.weight"),
-        f"lacks the FLUX.1 tensor 'img_in.weight': {INCOMPLETE}",
+        UNKNOWN,
     ),
     "no attention": (
         without("single_blocks.0.linear1.weight"),
@@ -475,7 +469,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "no norm": (
         without("double_blocks.0.txt_attn.norm.key_norm.scale"),
-        f"lacks the tensor double_blocks.0.txt_attn.norm.key_norm.scale: {INCOMPLETE}",
+        f"lacks the tensor double_blocks.0.txt_attn.norm.key_norm.weight: {INCOMPLETE}",
     ),
     "too few rows": (
         with_tensor(QKV, torch.zeros(383, 128)),
@@ -491,11 +485,11 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "a matrix as a scalar": (
         with_tensor("txt_in.weight", torch.zeros(())),
-        "holds txt_in.weight with the shape [], which no model of this kind has: choose another file.",
+        "has tensors of which ComfyUI can make no model (IndexError: tuple index out of range): choose a complete file.",
     ),
     "features that are no multiple of a head": (
         with_tensor("img_in.weight", torch.zeros(100, 64)),
-        "does not fit a model of 100 features",
+        f"holds img_in.weight with the shape [100, 64], which does not fit a model of 128 features: {INCOMPLETE}",
     ),
     "int8": (
         with_tensor(QKV, torch.zeros(384, 128, dtype=torch.int8)),
@@ -545,11 +539,11 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a fruit": (
         {"devices": "banana"},
-        'devices \'banana\' is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".',
+        'devices \'banana\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
     ),
     "nothing": (
         {"devices": ""},
-        'devices \'\' is not understood: write "auto", GPU indices such as "0,1", or "cpu:2".',
+        'devices \'\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
     ),
     "no CPU worker": ({"devices": "cpu:0"}, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
     "too many CPU workers": (
@@ -558,12 +552,12 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an odd ulysses": (
         {"devices": "cpu:2", "ulysses": 3},
-        "ulysses 3 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, or 0 (automatic) for all "
+        "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
         "of them, or choose other devices.",
     ),
     "too many workers": (
         {"devices": "cpu:2", "ulysses": 2, "ring": 2},
-        "ring 2 x ulysses 2 does not come to the 2 workers of devices 'cpu:2': use ring 1 x ulysses 2, or 0 (automatic) for all "
+        "ring 2 x ulysses 2 = 4, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
         "of them, or choose other devices.",
     ),
     "more workers than heads": (
@@ -572,13 +566,13 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
         "(automatic) for all of them.",
     ),
     "a ring that leaves more workers than heads": (
-        {"devices": "cpu:8", "ring": 1},
-        "ring 1 on 8 workers leaves ulysses 8, more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
-        "(automatic) for all of them.",
+        {"devices": "cpu:8", "ring": 1, "data": 1},
+        "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; use ring 2 x "
+        "ulysses 4, or 0 (automatic) for all of them.",
     ),
     "automatic devices without GPUs": (
         {"devices": "auto", "ulysses": 4, "ring": 1},
-        "ulysses 4 needs 4 devices and no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
+        "ulysses 4, but no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
         "or write cpu:4 into devices to try it without GPUs.",
     ),
     "more stages than blocks": (
@@ -595,7 +589,7 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more patches than rows": (
         {"devices": "cpu:2", "pipefusion": 2, "patches": 9},
-        "9 patches are more than the picture's 4 rows of tokens: use patches 4 at most, or a taller picture.",
+        "patches 9 is more than the picture's 4 rows of tokens: use patches 4 at most, or a taller picture.",
     ),
     "more groups than pictures": (
         {"devices": "cpu:2", "data": 2},
@@ -654,8 +648,8 @@ def from_file(comfyui: ComfyUI, tensor: torch.Tensor, **settings: Any) -> Graph:
     return graph
 
 
-TAKES = f"and FLUX takes [batch, {CHANNELS}, height, width]: use EmptySD3LatentImage, or encode with a FLUX VAE."
-EMPTY = "with nothing in it: use a width and height of at least 16 pixels."
+TAKES = f"and FluxSchnell takes [batch, {CHANNELS}, height, width]: use the empty latent or the VAE that belongs to this model."
+EMPTY = "with nothing in it: use a larger size."
 LATENTS: dict[str, tuple[torch.Tensor, str]] = {
     "no width": (latent(1, CHANNELS, 8, 0), f"the latent has the shape [1, 16, 8, 0], {EMPTY}"),
     "no height": (latent(1, CHANNELS, 0, 8), f"the latent has the shape [1, 16, 0, 8], {EMPTY}"),
@@ -685,22 +679,21 @@ def nan_in(name: str) -> Callable[[Path], Any]:
     return lambda path: save_file(tensors, path)
 
 
-ENCODERS = "use the text encoders that belong to the model (for FLUX.1: t5xxl and clip_l)."
+ENCODER = "FluxSchnell takes [batch, tokens, 64]: use the text encoder that belongs to this model."
 PRECISION = "look at the node it comes from (a text encoder or VAE in too low a precision does that)."
 CONDITIONINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "narrow text": (
         conditioning(width=32),
-        f"the conditioning's text is 32 wide and this model takes 64: {ENCODERS}",
+        f"the conditioning's text is of the shape [1, 5, 32] and {ENCODER}",
     ),
-    "wide text": (conditioning(width=96), f"the conditioning's text is 96 wide and this model takes 64: {ENCODERS}"),
+    "wide text": (conditioning(width=96), f"the conditioning's text is of the shape [1, 5, 96] and {ENCODER}"),
     "narrow pooled text": (
         conditioning(pooled_width=16),
-        f"the conditioning's pooled text is 16 wide and this model takes 32: {ENCODERS}",
+        "the conditioning's pooled text is 16 wide and FluxSchnell takes 32: use the text encoders that belong to this model.",
     ),
     "no tokens": (
         conditioning(tokens=0),
-        "the conditioning's text has the shape [1, 0, 64] and [batch, tokens, 64] with at least one token is needed: "
-        "encode a prompt.",
+        "the conditioning's text has the shape [1, 0, 64] and at least one token is needed: encode a prompt.",
     ),
     "NaN in the text": (
         nan_in("cond"),

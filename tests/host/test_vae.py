@@ -155,7 +155,7 @@ def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
     (file,) = server.files(run, "save")
     with av.open(str(file)) as container:
         assert len([frame.width for frame in container.decode(video=0)]) == 9
-    counted = [p.value for p in run.progress if p.node == "pixels" and p.max == 9]  # loading is told in another unit
+    counted = [p.value for p in run.progress if p.node == "pixels"]
     assert counted in ([4, 8, 9], [4, 9])  # ComfyUI leaves out what follows within a tenth of a second
 
 

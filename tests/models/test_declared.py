@@ -9,7 +9,7 @@ import torch
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, _shape, load_buffers
+from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.family import Stage
@@ -76,7 +76,7 @@ def test_all_that_a_model_has_is_loaded_or_made(name: str, monkeypatch: pytest.M
     """Workers make a model on the meta device and load its parameters: nothing else may be left there."""
     monkeypatch.setitem(SETTINGS, "device", "meta")
     model = {**CASES, **IMAGES}[name]().model
-    load_buffers(model)
+    load_buffers(model, ())
     assert [key for key, buffer in model.named_buffers() if buffer.is_meta] == []
     assert {key for key, tensor in model.state_dict().items() if tensor.is_meta} == dict(
         model.named_parameters()
@@ -88,7 +88,7 @@ def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
     """As many as plans are told of kinds, and the model still runs."""
     case = IMAGES[name]()
     blocks = blocks_of(case.model, case.declaration)
-    shape = _shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
+    shape = plan_shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
     kinds = [count for count in (shape.double_blocks, shape.single_blocks) if count]
     _keep_two_of_each(case.model, case.declaration)
     assert blocks_of(case.model, case.declaration)[-1].unit + 1 == 2 * len(kinds)

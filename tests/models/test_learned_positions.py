@@ -32,7 +32,7 @@ def test_tokens_have_the_positions_of_diffusers(tmp_path: Path, frames: int) -> 
 
     noise, image = (draw(1, 16, frames, HEIGHT, WIDTH, seed=seed) for seed in (1, 2))
     conditioning = {"context": draw(1, TEXT, TEXT_WIDTH, seed=3), "concat": image}
-    family.check(config, noise, conditioning)
+    family.check(config, noise, conditioning, {})
     expected = theirs.patch_embed(conditioning["context"], torch.cat([noise, image], dim=1).transpose(1, 2))[0]
     rows, columns = HEIGHT // 2, WIDTH // 2
     by_rows = expected[TEXT:].view(frames, rows, columns, -1).transpose(0, 1).flatten(0, 2)
@@ -54,4 +54,4 @@ def test_another_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         Refused, match=r"the latent is 80 x 60 and CogVideoX-5b image to video takes 90 x 60 only \(720 x"
     ):
-        family.check(config, latent, {"context": torch.zeros(1, TEXT, TEXT_WIDTH), "concat": latent})
+        family.check(config, latent, {"context": torch.zeros(1, TEXT, TEXT_WIDTH), "concat": latent}, {})

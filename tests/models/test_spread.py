@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
@@ -22,17 +23,19 @@ from parallel_backend.models.spread.declaration import Declaration
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.holding import Replicated
+from parallel_backend.weights.holding import Holding, Replicated
 from tests.models.tiny_classes import CASES as CLASSES
-from tests.models.tiny_classes import Case
+from tests.models.tiny_classes import Case, packed
 from tests.models.tiny_images import IMAGES
+from tests.models.tiny_sound import SOUND_CASES
 from tests.models.tiny_videos import VIDEO_CASES
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.selection import thorough
+from tests.tiny_models import draw
 
 TOLERANCE = 1e-5
-CASES = {**CLASSES, **IMAGES, **VIDEO_CASES}
+CASES = {**CLASSES, **IMAGES, **VIDEO_CASES, **SOUND_CASES}
 CPU = torch.device("cpu")
 
 PLANS = [
@@ -64,30 +67,35 @@ class Rank:
     """One rank's part of a case."""
 
     def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
-        self._case = case
+        self.case = case
+        self._plan = plan
         self._mesh = build_mesh(plan, CPU, Meter())
         ends = list(accumulate(plan.stages))
         stage = self._mesh.pipefusion.rank
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
         self._model = SpreadModel(copy.deepcopy(case.model), declaration or case.declaration, part)
-        self.forward = SpreadForward(self._model, self._mesh, plan, Replicated(), lambda: None)
-        self.picture = Picture(
-            tuple(case.x.shape), as_patch_size(case.declaration.patch_size(case.model), case.x.ndim - 2)
-        )
+        self.module, self.blocks = self._model.module, self._model.blocks
+        self.hold(Replicated())
+        shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
+        self.picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
 
-    @torch.no_grad()
+    def hold(self, holding: Holding) -> None:
+        """Make the blocks' weights usable in another way."""
+        self.forward = SpreadForward(self._model, self._mesh, self._plan, holding, lambda: None)
+
+    @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
         """The output for the whole, or for a patch; on the last stage."""
-        case = self._case
+        case = self.case
 
         def compute(x: Tensor, options: Any) -> Tensor:
-            out: Tensor = self._model.entrance(
-                x, case.timestep, transformer_options=dict(options), **case.arguments | changed
+            out = self._model.entrance(
+                case.unpacked(x), case.timestep, transformer_options=dict(options), **case.arguments | changed
             )
-            return out
+            return packed(out)
 
         latent = case.x.clone() if self._mesh.first else None
-        out = self.forward.run("key", self.picture, latent, case.x.dtype, CPU, patch, compute)
+        out = self.forward.run("key", self.picture, case.x.shape, latent, case.x.dtype, CPU, patch, compute)
         self._mesh.pipefusion.finish_sending()
         return out
 
@@ -105,9 +113,12 @@ def worst(results: list[list[Tensor]], expected: Tensor) -> float:
 @pytest.mark.parametrize("degrees", PLANS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_split_gives_the_models_own_result(name: str, degrees: dict[str, int], case: Any) -> None:
-    """The whole call, and then each patch from a cache that holds the same call: nothing is stale."""
+    """The whole call, and then each patch from a cache that holds the same call: nothing is stale.
+
+    A video that is packed with its sound passes the stages whole.
+    """
     found, expected = case(name)
-    plan = plan_for(found, **degrees)
+    plan = plan_for(found, **degrees | ({"patches": 1} if len(found.shapes) > 1 else {}))
 
     def on_rank(number: int) -> list[Tensor]:
         rank = Rank(found, plan)
@@ -134,8 +145,21 @@ def test_one_rank_computes_the_same_bits(name: str, case: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_later_step_of_a_run_is_as_exact(name: str, case: Any) -> None:
+    """What is kept for a run, such as positions, hangs neither on the latent nor on the time."""
+    found, _ = case(name)
+    later = replace(found, x=found.x * 0.7, timestep=tree_map(lambda timestep: timestep * 0.5, found.timestep))
+    rank = run_alone(found, found.declaration)
+    rank.run()
+    rank.case = later
+    with torch.no_grad():
+        expected = later.stock()
+    assert worst([[rank.run()]], expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_streams_are_gathered_once(name: str, case: Any) -> None:
-    """At the end; what a model does between its blocks needs no other rank."""
+    """At the end, each latent by itself; what a model does between its blocks needs no other rank."""
     found, _ = case(name)
     plan = plan_for(found, ulysses=2)
 
@@ -144,7 +168,28 @@ def test_streams_are_gathered_once(name: str, case: Any) -> None:
         rank.run()
         return rank.forward.gathers
 
-    assert run_ranks(2, gathers) == [1, 1]
+    assert run_ranks(2, gathers) == [found.gathers] * 2
+
+
+@pytest.mark.parametrize("name", ["flux, references", "chroma"])
+def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(name: str, case: Any) -> None:
+    """After the first double block and the second single one, on two stages."""
+    found, plain = case(name)
+    picture = Picture(tuple(found.x.shape), (2, 2))
+    heads, head_dim = found.declaration.heads_of(found.model)
+    first, second = (draw(1, picture.tokens, heads * head_dim, seed=seed) for seed in (6, 7))
+    control = {"input": [first], "output": [None, second]}
+    expected = replace(found, arguments={**found.arguments, "control": control}).stock()
+    assert worst([[plain]], expected) > 1e-2
+    plan = plan_for(found, pipefusion=2, ring=2)
+
+    def on_rank(_: int) -> list[Tensor]:
+        rank = Rank(found, plan)
+        out = rank.run(control=control)
+        assert rank.forward.gathers == (out is not None)
+        return [] if out is None else [out]
+
+    assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(5, marks=thorough)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.tiny_models import draw, randomise
 comfy_on_path()
 
 import comfy.ops  # noqa: E402
+import comfy.utils  # noqa: E402
 from comfy.ldm.chroma.model import Chroma  # noqa: E402
 from comfy.ldm.flux.model import Flux  # noqa: E402
 from comfy.ldm.lumina.model import NextDiT  # noqa: E402
@@ -32,7 +33,10 @@ SETTINGS = {"dtype": torch.float32, "device": "cpu", "operations": comfy.ops.dis
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what declares it, one call (`x`, `timestep` and the arguments of its forward) and what ComfyUI calls it."""
+    """A model, what declares it, one call (`x`, `timestep` and the arguments of its forward) and what ComfyUI calls it.
+
+    With `shapes` the model is given several latents, which are packed in `x`. `gathers` is how many of them are spread.
+    """
 
     model: Any
     declaration: Declaration
@@ -40,16 +44,36 @@ class Case:
     timestep: Tensor
     arguments: Mapping[str, Any]
     kind: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    gathers: int = 1
+
+    def unpacked(self, x: Tensor) -> Any:
+        """A latent as the model takes it."""
+        return comfy.utils.unpack_latents(x, self.shapes) if self.shapes else x
 
     def stock(self) -> Tensor:
         """What ComfyUI's own forward gives."""
-        out: Tensor = self.model(self.x.clone(), self.timestep, transformer_options={}, **self.arguments)
-        return out
+        return packed(
+            self.model(self.unpacked(self.x.clone()), self.timestep, transformer_options={}, **self.arguments)
+        )
 
 
-def case(kind: str, model: Any, x: Tensor, arguments: Mapping[str, Any], timestep: Tensor | None = None) -> Case:
-    time = torch.full((x.shape[0],), 0.6) if timestep is None else timestep
-    return Case(randomise(model, seed=len(kind)), DECLARATIONS[kind], x, time, arguments, kind)
+def packed(out: Any) -> Tensor:
+    """A model's output as one tensor."""
+    return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]  # type: ignore[no-any-return]
+
+
+def case(
+    kind: str,
+    model: Any,
+    x: Tensor | Sequence[Tensor],
+    arguments: Mapping[str, Any],
+    timestep: Any = None,
+) -> Case:
+    shapes = () if isinstance(x, Tensor) else tuple(tuple(each.shape) for each in x)
+    latent = packed(x[0] if len(shapes) == 1 else x)
+    time = torch.full((latent.shape[0],), 0.6) if timestep is None else timestep
+    return Case(randomise(model, seed=len(kind)), DECLARATIONS[kind], latent, time, arguments, kind, shapes)
 
 
 def text(tokens: int = 7, batch: int = 1) -> Tensor:

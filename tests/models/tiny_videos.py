@@ -12,6 +12,7 @@ from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
 from tests.tiny_models import draw
 
 # isort: split
+from comfy.ldm.anima.model import Anima, LLMAdapter
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.genmo.joint_model.asymm_models_joint import AsymmDiTJoint
 from comfy.ldm.hunyuan_video.model import HunyuanVideo
@@ -71,6 +72,15 @@ def _cosmos(kind: str, channels: int, timestep: Tensor | None = None, height: in
     )  # fmt: skip
     x = draw(1, channels, frames, height, 10, seed=1)
     return case(kind, model, x, {"context": text(), "fps": None}, timestep)
+
+
+def _anima() -> Case:
+    """With an adapter of its text that is smaller than its class makes it."""
+    model = _cosmos("CosmosT2IPredict2", 16, frames=1).model
+    model.__class__ = Anima
+    model.llm_adapter = LLMAdapter(TEXT, TEXT, 64, num_layers=1, num_heads=2, **SETTINGS)
+    given = {"t5xxl_ids": torch.arange(5)[None], "t5xxl_weights": draw(1, 5, 1, seed=6)}
+    return case("Anima", model, draw(1, 16, 1, 7, 10, seed=1), {"context": text(), "fps": None, **given})
 
 
 def _camera(kind: str, given: Mapping[str, Any], model_type: str) -> Case:
@@ -133,6 +143,7 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     "kandinsky 5, first frame": lambda: _kandinsky({"time_dim_replace": draw(1, 16, 1, 6, 10, seed=4)}),
     "cosmos-predict2": lambda: _cosmos("CosmosT2IPredict2", 16, frames=1),
     "cosmos-predict2, a timestep a frame": lambda: _cosmos("CosmosI2VPredict2", 17, torch.tensor([[0.0, 0.6, 0.6]])),
+    "anima": _anima,
     "wan, camera": lambda: _camera("WAN21_Camera", {"clip_fea": draw(1, 5, 1280, seed=4)}, "camera"),
     "wan 2.2, camera": lambda: _camera("WAN22_Camera", {}, "camera_2.2"),
     "mochi, padded text": _mochi,

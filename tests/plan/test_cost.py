@@ -13,10 +13,11 @@ import pytest
 
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
-from parallel_backend.plan.__main__ import main, memory, size
-from parallel_backend.plan.choose import best, is_stale, rank, table
+from parallel_backend.plan.choose import best, is_approximate, rank, table
 from parallel_backend.plan.cost import Job, cost, ring_bytes, transfer_seconds, ulysses_bytes
-from parallel_backend.plan.profiles import Level, Profile, model_names, model_shape, profile, profile_names
+from parallel_backend.plan.known_machines import profile, profile_names
+from parallel_backend.plan.known_models import model_names, model_shape
+from parallel_backend.plan.profiles import Level, Profile
 
 ROOT = Path(__file__).resolve().parents[2]
 FLUX = model_shape("flux-dev")
@@ -50,7 +51,7 @@ def test_bytes_follow_the_formulas() -> None:
 
 @pytest.mark.parametrize(("axis", "formula"), [("ulysses", ulysses_bytes), ("ring", ring_bytes)])
 def test_even_plans_take_as_long_as_their_bytes(axis: str, formula: object) -> None:
-    machine = profile("h100-nvlink")
+    machine = profile("h100")
     free = replace(machine.software, hop=0.0)
     slow = replace(machine, levels=(Level(8, 1e9, 0.0),), overlap=0.0, software=free)
     seconds = getattr(cost(plan(**{axis: 4}), FLUX, JOB, slow), axis)
@@ -85,13 +86,13 @@ def test_more_of_anything_is_never_slower(name: str) -> None:
     for each in plans(8, two_sided=True):
         now = cost(each, FLUX, job, machine).seconds
         assert all(cost(each, FLUX, job, other).seconds <= now * (1 + 1e-9) for other in better), each.describe()
-        assert (
-            cost(each, FLUX, replace(job, image_tokens=5000), machine).seconds >= now
+        assert cost(each, FLUX, replace(job, image_tokens=5000), machine).seconds >= now * (
+            1 - 1e-9
         )  # equal where the host is slower
 
 
 def test_uneven_cuts_cost_what_the_slowest_rank_costs() -> None:
-    machine = faster_links(profile("h100-nvlink"), 1e9)
+    machine = faster_links(profile("h100"), 1e9)
     fast = replace(machine, device=replace(machine.device, launch=0.0))
     cog = model_shape("cogvideox-2b")
     job = Job(image_tokens=4096, text_tokens=0)
@@ -106,7 +107,7 @@ def test_uneven_cuts_cost_what_the_slowest_rank_costs() -> None:
 
 
 def test_a_pipeline_in_patches_is_idle_only_while_it_fills() -> None:
-    machine = faster_links(profile("h100-nvlink"), 1e9)
+    machine = faster_links(profile("h100"), 1e9)
     machine = replace(
         machine,
         device=replace(machine.device, launch=0.0),
@@ -122,8 +123,34 @@ def test_a_pipeline_in_patches_is_idle_only_while_it_fills() -> None:
     assert piped.fill * job.steps == pytest.approx(alone.device + 3 / 4 * alone.device / 4)
 
 
+def with_memory(base: Profile, memory: float) -> Profile:
+    return replace(base, device=replace(base.device, memory=memory))
+
+
+def test_streamed_weights_take_what_is_there_and_are_copied_behind_compute() -> None:
+    streamed, machine = plan(ulysses=2, weights="streamed"), profile("4090")
+    largest, others = 2 * FLUX.double_weights, 2 * FLUX.other_weights
+    found = [cost(streamed, FLUX, JOB, with_memory(machine, memory)) for memory in (3e9, 6e9, 40e9)]
+    assert {cost.weights for cost in found} == {2 * largest + others}
+    assert found[0].gather > found[1].gather > found[2].gather == 0
+    copied = 2 * FLUX.weights(0, FLUX.blocks) / machine.device.host_bandwidth
+    compute = found[0].device + found[0].ulysses
+    nearly_none = cost(streamed, FLUX, JOB, with_memory(machine, found[0].memory))
+    assert nearly_none.gather == pytest.approx(max(largest / machine.device.host_bandwidth, copied - compute))
+
+
+def test_streamed_weights_are_proposed_where_nothing_else_fits() -> None:
+    machine = with_memory(profile("4090"), 6e9)
+    kinds = ({"pipefusion": 0}, {"weights": "sharded"}, {"weights": "streamed"})
+    others = [found for kind in kinds for found in plans(2, **{"pipefusion": 1, **kind})]
+    with pytest.raises(Refused, match=r"6\.00 GB are free: use .* 2 with weights streamed, which needs [\d.]+ GB[.,]"):
+        best(plans(2, pipefusion=1), FLUX, JOB, machine, others=others)
+    with pytest.raises(Refused, match=r"use (pipefusion 2|.* 2 with weights sharded), which needs"):
+        best(plans(2, pipefusion=1), FLUX, JOB, with_memory(machine, 20e9), others=others)
+
+
 def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None:
-    machine = profile("h100-nvlink")
+    machine = profile("h100")
     sharded, whole = plan(ulysses=8, weights="sharded"), plan(ulysses=8)
     job = Job(image_tokens=16384, text_tokens=512)
     fast, slow = cost(sharded, FLUX, job, machine), cost(sharded, FLUX, job, faster_links(machine, 0.01))
@@ -132,7 +159,7 @@ def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None
 
 
 def test_cfg_over_ranks_halves_the_batch_for_one_exchange() -> None:
-    machine = profile("h100-nvlink")
+    machine = profile("h100")
     both = cost(plan(), FLUX, replace(JOB, two_sided=True), machine)
     split = cost(plan(cfg=2), FLUX, replace(JOB, two_sided=True), machine)
     assert split.device == pytest.approx(both.device / 2)
@@ -158,47 +185,47 @@ def test_tokens_of_pictures_and_videos() -> None:
 
 def test_a_refusal_for_memory_names_the_numbers() -> None:
     with pytest.raises(
-        Refused, match=r"needs \d+\.\d+ GB for each worker \(23\.\d+ GB of it weights\) and 16\.00 GB are there"
+        Refused, match=r"needs \d+\.\d+ GB for each worker \(23\.\d+ GB of it weights\), and 16\.00 GB are free"
     ):
-        best(plans(4, pipefusion=1), FLUX, JOB, profile("h100-nvlink"), 16e9)
+        best(plans(4, pipefusion=1), FLUX, JOB, profile("h100"), 16e9)
     with pytest.raises(Refused, match=r"only plans that change the picture fit into 16\.00 GB, such as pipefusion 4"):
-        best(plans(4), FLUX, JOB, profile("h100-nvlink"), 16e9)
-    assert best(plans(4), FLUX, JOB, profile("h100-nvlink"), 16e9, stale=True).plan.pipefusion == 4
+        best(plans(4), FLUX, JOB, profile("h100"), 16e9)
+    assert best(plans(4), FLUX, JOB, profile("h100"), 16e9, approximate=True).plan.pipefusion == 4
     with pytest.raises(Refused, match="no plan goes"):
-        best([], FLUX, JOB, profile("h100-nvlink"))
+        best([], FLUX, JOB, profile("h100"))
 
 
 def test_plans_that_change_the_picture_are_ranked_but_not_chosen() -> None:
-    machine = profile("l40-pcie")
+    machine = profile("l40")
     choice = best(plans(8), FLUX, JOB, machine)
-    assert is_stale(choice.ranking[0].plan) and not is_stale(choice.plan)
+    assert is_approximate(choice.ranking[0].plan) and not is_approximate(choice.plan)
     assert "changes the picture, so it must be asked for" in choice.why
-    assert best(plans(8), FLUX, JOB, machine, stale=True).plan == choice.ranking[0].plan
+    assert best(plans(8), FLUX, JOB, machine, approximate=True).plan == choice.ranking[0].plan
     patches_alone = plans(1, patches=4)
-    assert all(is_stale(each) for each in patches_alone)
+    assert all(is_approximate(each) for each in patches_alone)
 
 
 def test_it_says_when_one_device_is_faster() -> None:
-    slow = faster_links(profile("4090-no-p2p"), 0.05)
+    slow = faster_links(profile("4090"), 0.05)
     choice = best(plans(2, pipefusion=1), FLUX, JOB, slow, 48e9)
     assert choice.single.seconds < choice.ranking[0].seconds
     assert choice.why.startswith("One device is faster: ")
     assert "is waiting for its" in choice.why
-    fine = best(plans(2, pipefusion=1), FLUX, JOB, profile("h100-nvlink"))
+    fine = best(plans(2, pipefusion=1), FLUX, JOB, profile("h100"))
     assert "x as fast as one device" in fine.why
-    cannot = best(plans(8, pipefusion=1, weights="sharded"), FLUX, JOB, profile("4090-no-p2p"))
+    cannot = best(plans(8, pipefusion=1, weights="sharded"), FLUX, JOB, profile("4090"))
     assert "one device cannot hold the job" in cannot.why
 
 
 def test_ulysses_wins_inside_a_node_and_crosses_slow_networks_last() -> None:
-    inside = best(plans(8), FLUX, JOB, profile("h100-nvlink"))
+    inside = best(plans(8), FLUX, JOB, profile("h100"))
     assert inside.plan.ulysses == 8
-    across = best(plans(16, two_sided=True), FLUX, replace(JOB, two_sided=True), profile("2x8-10gbit"))
+    across = best(plans(16, two_sided=True), FLUX, replace(JOB, two_sided=True), profile("a100-10gbit"))
     assert across.plan.cfg == 2
 
 
 def test_the_ranking_is_a_table() -> None:
-    ranking = rank(plans(4), FLUX, JOB, profile("l40-pcie"), 20e9)
+    ranking = rank(plans(4), FLUX, JOB, profile("l40"), 20e9)
     fits = [entry.breakdown.memory <= 20e9 for entry in ranking]
     assert fits == sorted(fits, reverse=True)
     text = table(ranking, 20e9, ranking[0].plan)
@@ -210,33 +237,8 @@ def test_the_ranking_is_a_table() -> None:
     assert not any(line.endswith(" ") for line in lines)
 
 
-@pytest.mark.parametrize("name", profile_names())
-def test_command_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "flux-dev", "--profile", name, "--devices", "4", "--memory", "48GB", "--cfg", "2.0"]) == 0
-    out = capsys.readouterr().out
-    assert f"4 x {name}, 48.0 GB each" in out and "two branches" in out
-    assert "\nChosen: " in out
-
-
-@pytest.mark.parametrize("name", model_names())
-def test_command_line_knows_the_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", name, "--size", "720x480x49", "--devices", "2", "--profile", "h100-nvlink"]) == 0
-    assert "Chosen: " in capsys.readouterr().out
-
-
-def test_command_line_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--memory", "8GB", "--devices", "2"]) == 2
-    assert "8.00 GB" in capsys.readouterr().err
-    assert main(["--memory", "24GiB", "--devices", "8", "--weights", "sharded"]) == 0
-    for wrong in (["--size", "1024"], ["--memory", "lots"], ["--devices", "0"]):
-        with pytest.raises(SystemExit):
-            main(wrong)
-    assert memory("1.5 GiB") == 1.5 * 2**30
-    assert (size("640x480").frames, size("640x480x9").frames) == (1, 9)
-
-
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(Refused, match="h100-nvlink"):
+    with pytest.raises(Refused, match="h100"):
         profile("tpu")
     with pytest.raises(Refused, match="flux-dev"):
         model_shape("sdxl")

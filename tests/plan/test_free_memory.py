@@ -12,8 +12,8 @@ from parallel_backend.errors import Refused
 from parallel_backend.host.planner import SLACK, Planner, Question
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job, connections, cost, rows_connections
+from parallel_backend.plan.known_models import model_shape
 from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, Machine, measured_profile
-from parallel_backend.plan.profiles import model_shape
 from tests.plans import cpu_plan
 
 FLUX = model_shape("flux-dev")
@@ -24,11 +24,13 @@ TOTAL = 25.3e9
 TAKEN = 1.4e9
 """By a desktop and ComfyUI's context."""
 
-CARD = Machine(1e14, 1e14, 1e12, 1e-5, ranks=2, link_bandwidth=1e10, link_latency=2e-5, connection=3e7)
+CARD = Machine(
+    1e14, 1e14, 1e12, 1e-5, ranks=2, link_bandwidth=1e10, link_latency=2e-5, connection=3e7, host_bandwidth=2e10
+)
 
 
 def question(**wish: object) -> Question:
-    spec = ModelSpec("flux", "flux.safetensors", 1, 2, "bfloat16")
+    spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
     return Question(ParallelPlan(**wish), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
 
 
@@ -36,7 +38,7 @@ def choose(planner: Planner, free: float, asked: Question) -> ResolvedPlan:
     def blocks(plan: ResolvedPlan) -> BlockTimes:
         raise AssertionError("no stages here")
 
-    return planner.choose(asked, lambda plan: free, lambda plan: CARD, blocks)
+    return planner.choose(asked, lambda plan: free, lambda plan: CARD, blocks).choice.plan
 
 
 def gpu_plan(**degrees: int) -> ResolvedPlan:
@@ -46,14 +48,14 @@ def gpu_plan(**degrees: int) -> ResolvedPlan:
 
 def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_not_one_that_is_in_use():
     assert choose(Planner(), TOTAL, question()).ulysses == 2
-    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and 23\.90 GB are there: use pipefusion 2, which"):
+    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and 23\.90 GB are free: use pipefusion 2, which"):
         choose(Planner(), TOTAL - TAKEN, question())
 
 
 def test_what_is_free_is_asked_for_each_time():
     planner, asked = Planner(), question()
     choose(planner, TOTAL, asked)
-    with pytest.raises(Refused, match=r"23\.90 GB are there"):
+    with pytest.raises(Refused, match=r"23\.90 GB are free"):
         choose(planner, TOTAL - TAKEN, asked)
     assert choose(planner, TOTAL, asked).ulysses == 2
 
@@ -73,7 +75,7 @@ def test_the_same_plan_is_not_told_twice(caplog):
 
 
 def test_what_the_user_allows_is_less_than_what_is_free():
-    with pytest.raises(Refused, match=r"20\.00 GB are there"):
+    with pytest.raises(Refused, match=r"20\.00 GB are free"):
         choose(Planner(), TOTAL, question(memory_limit=20.0))
 
 

@@ -13,7 +13,9 @@ from parallel_backend.plan.measure import BlockTimes, Machine, cached, machine_k
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
-MACHINE = Machine(1e12, 1e12, 1e11, 1e-5, ranks=2, link_bandwidth=1e9, link_latency=1e-4, connection=3e8)
+MACHINE = Machine(
+    1e12, 1e12, 1e11, 1e-5, ranks=2, link_bandwidth=1e9, link_latency=1e-4, connection=3e8, host_bandwidth=2e10
+)
 
 
 def test_all_ranks_get_the_same_measurements() -> None:

@@ -23,6 +23,17 @@ def test_workers_on_one_gpu_do_not_shard() -> None:
     assert roomier(shared, 400_000_000, 0, 10**8).startswith("use pipefusion 2 in")
 
 
+def test_blocks_stream_where_nothing_else_fits_these_devices() -> None:
+    alone = cpu_plan(blocks=10)
+    assert roomier(alone, 400_000_000, 0, 10**8).startswith(
+        "use weights streamed in Parallel Plan, which holds about 80 MB a worker instead of 400 MB"
+    )
+    tight = cpu_plan(ulysses=2, blocks=10)
+    assert roomier(tight, 400_000_000, 0, 300_000_000).startswith("use weights streamed")
+    streamed = cpu_plan(blocks=10, weights="streamed")
+    assert roomier(streamed, 80_000_000, 0, 10**7).startswith("use more devices, an fp8 weight_dtype")
+
+
 def test_other_models_make_way_first() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
     assert "so that other models make way (9.00 GB of them)" in roomier(plan, 400_000_000, 9_000_000_000, 10**9)

@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.family import Stage
-from parallel_backend.models.flux import FluxFamily
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
-from parallel_backend.weights.loader import load_weights, wanted_rows
+from parallel_backend.weights.loader import load_weights, wanted
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.weights.reading import CHUNK_BYTES, Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.store import Whole
+from tests.comfy_oracle import comfy_on_path
 from tests.tiny_flux import flux_tensors, save_flux
+
+comfy_on_path()
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A stage of a FLUX file, loaded by one rank; parameters that are not filled stay NaN."""
-    family = FluxFamily()
+    family = ComfyFamily()
     part, config = family.inspect(read_header(path))
     keys = family.keys(config)
     module = family.build(config, stage).module
@@ -37,17 +41,18 @@ def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torc
         parameter.fill_(float("nan"))
     everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
     watch = Watch(lambda: False, lambda *_: None, [].append if counted is None else counted.append)
-    load_weights(module, part, keys, dtype, Neighbours(everyone, (0,)), watch)
+    load_weights(module, Whole(module), part, keys, dtype, Neighbours(everyone, (0,)), watch)
     return module
 
 
-def read(checkpoint: Checkpoint, wanted: dict[str, slice]) -> tuple[dict[str, Tensor], list[int]]:
+def read(checkpoint: Checkpoint, rows_of: dict[str, slice]) -> tuple[dict[str, Tensor], list[int]]:
     """Rows of tensors, and how many bytes each read had."""
     found, counted, wants = {}, [], []
-    for name, rows in wanted.items():
+    for name, rows in rows_of.items():
         entry = checkpoint.entries[name]
         found[name] = torch.empty(rows.stop - rows.start, *entry.shape[1:], dtype=entry.dtype)
-        wants.append(wanted_rows(entry, rows, found[name], None, {entry.file: 0}))
+        width = found[name][0].numel()
+        wants.append(wanted(entry, rows.start * width, found[name].view(-1), None, {entry.file: 0}))
     everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
     read_wanted(
         checkpoint.files, wants, Neighbours(everyone, (0,)), Watch(lambda: False, lambda *_: None, counted.append)
@@ -58,9 +63,9 @@ def read(checkpoint: Checkpoint, wanted: dict[str, slice]) -> tuple[dict[str, Te
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(6, 5), "b": torch.randn(4, 3).bfloat16(), "c": torch.arange(7)}
     save_file(tensors, tmp_path / "x.safetensors")
-    wanted = {"a": slice(1, 4), "b": slice(0, 4), "c": slice(6, 7)}
-    found, counted = read(read_header(tmp_path / "x.safetensors"), wanted)
-    for name, rows in wanted.items():
+    chosen = {"a": slice(1, 4), "b": slice(0, 4), "c": slice(6, 7)}
+    found, counted = read(read_header(tmp_path / "x.safetensors"), chosen)
+    for name, rows in chosen.items():
         assert torch.equal(found[name], tensors[name][rows])
     assert sum(counted) == 3 * 5 * 4 + 4 * 3 * 2 + 8
 
@@ -78,7 +83,7 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
     tmp_path: Path, guidance: bool
 ) -> None:
     path = save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3, guidance=guidance)
-    family = FluxFamily()
+    family = ComfyFamily()
     part, config = family.inspect(read_header(path))
     keys = family.keys(config)
     used = sorted((piece.name, piece.start, piece.stop) for pieces in keys.values() for piece in pieces)
@@ -99,14 +104,16 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
 
 def test_a_stage_reads_only_its_blocks(tmp_path: Path) -> None:
     path = save_flux(tmp_path / "flux.safetensors", heads=2, double_blocks=2, single_blocks=3)
-    part, _ = FluxFamily().inspect(read_header(path))
+    part, _ = ComfyFamily().inspect(read_header(path))
     read = []
     for stage in (Stage(0, 2, 5), Stage(2, 4, 5), Stage(4, 5, 5)):
         counted: list[int] = []
         held = sum(parameter.nbytes for parameter in load(path, stage, counted).parameters())
         assert sum(counted) == held
         read.append(held)
-    shared = sum(e.nbytes for name, e in part.entries.items() if name.startswith(("time_in", "vector_in")))
+    shared = sum(
+        e.nbytes for name, e in part.entries.items() if name.startswith(("time_in", "vector_in", "img_in", "txt_in"))
+    )
     assert sum(read) == sum(entry.nbytes for entry in part.entries.values()) + 2 * shared
 
 

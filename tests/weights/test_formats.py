@@ -23,16 +23,18 @@ from safetensors.torch import load_file, save_file
 from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.family import Stage
-from parallel_backend.models.flux import FluxFamily
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.packing import held_bytes, shape_parameters
 from parallel_backend.weights.storage import PLAIN
+from tests.comfy_oracle import comfy_on_path
 from tests.tiny_cogvideox import save_cogvideox
 from tests.tiny_flux import flux_tensors, save_flux
-from tests.tiny_formats import HALVES, random_blocks, save_diffusers, save_gguf, save_scaled
+from tests.tiny_formats import HALVES, random_blocks, save_diffusers, save_gguf, save_scaled, write_scaled
 from tests.tiny_models import save_model
 from tests.tiny_pixart import pixart
+
+comfy_on_path()
 
 SHAPE = {"heads": 1, "single_blocks": 1}
 CASES = 2100
@@ -43,9 +45,9 @@ ROOM = 256 << 20
 SECONDS = 5.0
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path, family: str = "comfyui") -> str:
     with pytest.raises(Refused) as refused:
-        FluxFamily().inspect(read_header(path))
+        FAMILIES[family].inspect(read_header(path))
     message = str(refused.value)
     assert "\n" not in message
     assert message.endswith(".")
@@ -66,7 +68,7 @@ def test_the_block_types_are_all_supported() -> None:
     assert set(BLOCK_TYPES) == set(HALVES)
 
 
-# -- what is not carried is named, with what is
+# -- what is not supported is named, with what is
 
 
 def test_a_gguf_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
@@ -80,15 +82,15 @@ def test_a_gguf_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["nvfp4", "mxfp8", "int8_tensorwise"])
 @pytest.mark.parametrize("place", ["marks", "metadata"])
 def test_a_quantised_layout_that_is_not_supported_is_named(tmp_path: Path, place: str, form: str) -> None:
-    path, layer = tmp_path / "x.safetensors", "double_blocks.0.img_mlp.0"
-    tensors, settings = flux_tensors(**SHAPE), {"format": form}
+    path, layer = tmp_path / "x.safetensors", "transformer_blocks.0.ff.net.0.proj"
+    tensors, settings = dict(pixart().state_dict()), {"format": form}
     if place == "marks":
         tensors[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(settings).encode()), dtype=torch.uint8)
         save_file(tensors, path)
     else:
         save_file(tensors, path, metadata={"_quantization_metadata": json.dumps({"layers": {layer: settings}})})
-    assert f"as {form}" in refusal(path)
-    assert "(float8_e4m3fn, float8_e5m2 are)" in refusal(path)
+    assert f"as {form}" in refusal(path, "pixart")
+    assert "(float8_e4m3fn, float8_e5m2 are)" in refusal(path, "pixart")
 
 
 def test_a_pickle_is_named(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:
     folder = save_diffusers(tmp_path / "flux", tmp_path / "single.safetensors", heads=2)
     shards = sorted(folder.glob("*.safetensors"))
     assert len(shards) > 1
-    FluxFamily().inspect(read_header(folder))
+    FAMILIES["comfyui"].inspect(read_header(folder))
     shards[1].rename(folder / "elsewhere")
     assert f"flux lacks the file {shards[1].name} that its index names" in refusal(folder)
     (folder / "elsewhere").rename(shards[1])
@@ -148,15 +150,16 @@ def test_a_missing_and_a_misshapen_tensor_of_a_diffusers_file(tmp_path: Path) ->
 
 
 def test_scales_that_do_not_fit(tmp_path: Path) -> None:
-    path = save_scaled(tmp_path / "x.safetensors", "marks", **SHAPE)
+    path = write_scaled(tmp_path / "x.safetensors", pixart().state_dict(), "marks")
     tensors = load_file(path)
-    name = "double_blocks.0.img_mlp.0.weight"
+    layer = "transformer_blocks.0.ff.net.0.proj"
+    name = f"{layer}.weight"
     save_file(tensors | {f"{name}_scale": torch.ones(3)}, path)
-    assert f"the scale of {name} as F32 with the shape [3]" in refusal(path)
-    save_file(tensors | {name: torch.ones(512, 128)}, path)
-    assert f"holds {name} as F32 with a scale" in refusal(path)
-    save_file(tensors | {"double_blocks.0.img_mlp.0.comfy_quant": torch.zeros(9, dtype=torch.uint8)}, path)
-    assert "damaged marks of quantisation" in refusal(path)
+    assert f"the scale of {name} as F32 with the shape [3]" in refusal(path, "pixart")
+    save_file(tensors | {name: torch.ones(tensors[name].shape)}, path)
+    assert f"holds {name} as F32 with a scale" in refusal(path, "pixart")
+    save_file(tensors | {f"{layer}.comfy_quant": torch.zeros(9, dtype=torch.uint8)}, path)
+    assert "damaged marks of quantisation" in refusal(path, "pixart")
 
 
 # -- mutated headers
@@ -248,13 +251,13 @@ def samples(folder: Path) -> list[Sample]:
         return shards
 
     return [
-        sample("flux", save_flux(folder / "plain.safetensors", **SHAPE)),
-        sample("flux", save_scaled(folder / "metadata.safetensors", "metadata", **SHAPE)),
-        sample("flux", save_scaled(folder / "marks.safetensors", "marks", **SHAPE), marked=True),
-        sample("flux", quantised),
+        sample("comfyui", save_flux(folder / "plain.safetensors", **SHAPE)),
+        sample("comfyui", save_scaled(folder / "metadata.safetensors", "metadata", **SHAPE)),
+        sample("comfyui", save_scaled(folder / "marks.safetensors", "marks", **SHAPE), marked=True),
+        sample("comfyui", quantised),
         sample("cogvideox", save_cogvideox(folder / "cogvideox.safetensors", "2b-odd")),
         sample("pixart", save_model(folder / "pixart.safetensors", pixart().state_dict(), str)),
-        Sample("flux", index.read_bytes(), as_index),
+        Sample("comfyui", index.read_bytes(), as_index),
     ]
 
 

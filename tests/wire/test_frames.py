@@ -23,7 +23,7 @@ from tests.plans import cpu_plan
 
 SAMPLE = Sample(
     request=3,
-    model=ModelSpec("flux", "/models/a.safetensors", 1, 2, "float32"),
+    model=ModelSpec("comfyui", "/models/a.safetensors", 1, 2, "float32"),
     plan=cpu_plan(ulysses=2),
     compute_dtype="bfloat16",
     sampler="euler",

@@ -22,7 +22,7 @@ from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
 PLAN = cpu_plan(ulysses=3)
-MODEL = ModelSpec("flux", "a.safetensors", 1, 2, "float32")
+MODEL = ModelSpec("comfyui", "a.safetensors", 1, 2, "float32")
 NEWER = msgspec.structs.replace(MODEL, modified=3)
 
 

@@ -9,17 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
+from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.store import Store, Whole
 from parallel_backend.worker.memory.holder import Holder
 from parallel_backend.worker.memory.rank_memory import Allowance, Memory, OutOfMemory
 from parallel_backend.worker.process.status import Status
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
-A, B, C = (ModelSpec("flux", name, 0, 0, "float32") for name in "abc")
+A, B, C = (ModelSpec("comfyui", name, 0, 0, "float32") for name in "abc")
 ROWS = 8
 ROW = 4 * ROWS * ROWS
 """Bytes of the part of `Rows(1)`."""
@@ -33,15 +35,16 @@ class Rows:
     def __init__(self, rows: int, value: float = 1.0, sharded: bool = False) -> None:
         self.value = value
         self.fills = 0
-        self.module: nn.Module = nn.Linear(ROWS, ROWS * rows, bias=False, device="meta")
+        self.module = nn.Linear(ROWS, ROWS * rows, bias=False, device="meta")
+        self.store: Store = Whole(self.module)
         if sharded:
-            fully_shard(self.module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+            everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
+            self.store = self.sharded = Sharded(self.module, [self.module], everyone)
 
     def fill(self) -> None:
         self.fills += 1
-        self.module.to_empty(device=CPU)
-        for parameter in self.module.parameters():
-            nn.init.constant_(parameter, self.value)
+        self.store.materialise(CPU)
+        self.store.run("weight").values.fill_(self.value)
 
 
 def all_agree(flag: bool) -> bool:
@@ -147,16 +150,34 @@ def test_ranks_with_different_room_hold_and_drop_the_same():
     assert first == second == (({"b": 2}, {}), {}, {})
 
 
+def test_only_the_rank_whose_device_is_asked_for_gives_way():
+    def rank(number: int) -> Any:
+        held = holder()
+        part = held.hold(A, "whole", lambda: Rows(2), PLENTY)
+        held.release(A, here=number == 0)
+        away = on_device(held), on_host(held)
+        held.hold(B, "whole", lambda: Rows(2), Allowance(limit=3 * ROW))  # so that A leaves rank 1 too
+        between = on_device(held), on_host(held)
+        assert held.hold(A, "whole", pytest.fail, PLENTY) is part
+        return away, between, on_device(held), held.restored // ROW, part.fills
+
+    first, second = run_ranks(2, rank)
+    assert (first[0], second[0]) == (({}, {"a": 2}), ({"a": 2}, {}))
+    assert first[1:] == second[1:] == (({"b": 2}, {"a": 2}), {"b": 2, "a": 2}, 2, 1)
+
+
 def test_sharded_weights_count_as_shards_and_come_back_bit_equal():
     def rank(number: int) -> Any:
         held = holder()
         part = held.hold(A, "sharded", lambda: Rows(2, value=0.1, sharded=True), PLENTY)
         x = torch.arange(ROWS, dtype=torch.float32)
         with torch.no_grad():
-            before, sizes = part.module(x), on_device(held)
+            with part.sharded.block(0):
+                before, sizes = part.module(x), on_device(held)
             held.release(A)
             assert held.hold(A, "sharded", pytest.fail, PLENTY) is part
-            return sizes["a"], torch.equal(before, part.module(x)), part.fills
+            with part.sharded.block(0):
+                return sizes["a"], torch.equal(before, part.module(x)), part.fills
 
     assert run_ranks(2, rank) == [(1, True, 1)] * 2
 
@@ -168,7 +189,7 @@ def test_on_a_gpu_a_released_part_gives_its_memory_back_and_returns_bit_equal():
 
     class OnGpu(Rows):
         def fill(self) -> None:
-            self.module.to_empty(device=device)
+            self.store.materialise(device)
             nn.init.uniform_(self.module.weight)
 
     part = held.hold(A, "whole", lambda: OnGpu(1 << 16), PLENTY)

@@ -98,7 +98,7 @@ SAMPLERS: Mapping[str, SamplerDef] = MappingProxyType(
         "cogvideox_dpm": SamplerDef(cogvideox_dpm, own=True),
     }
 )
-"""Every sampler that is carried, by ComfyUI's name for it."""
+"""Every sampler that is supported, by ComfyUI's name for it."""
 
 
 def check(name: str, options: Mapping[str, object] = _NOTHING) -> None:
@@ -107,14 +107,16 @@ def check(name: str, options: Mapping[str, object] = _NOTHING) -> None:
     An option that is None is taken as not given, as it is in ComfyUI's own functions.
     """
     if name not in SAMPLERS:
-        raise Refused(f"The sampler {name!r} is not carried; these are: {', '.join(sorted(SAMPLERS))}.")
+        raise Refused(f"The sampler {name!r} is not supported; these are: {', '.join(sorted(SAMPLERS))}.")
     kinds = SAMPLERS[name].options
     for option, value in options.items():
         if value is None:
             continue
         if option not in kinds:
             takes = ", ".join(sorted(kinds)) or "none"
-            raise Refused(f"The sampler {name!r} is not carried with the option {option!r}; its options are: {takes}.")
+            raise Refused(
+                f"The sampler {name!r} is not supported with the option {option!r}; its options are: {takes}."
+            )
         kind = kinds[option]
         if isinstance(kind, tuple):
             if value not in kind:

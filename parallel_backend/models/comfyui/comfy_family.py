@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
 from ...weights.checkpoint import Checkpoint
 from ...weights.keymap import KeyMap, Piece
-from ...weights.scaled import resolve_scales
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
-from ..spread.blocks import Block, blocks_of
+from ..spread.blocks import Block, blocks_of, control_blocks
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
+from .conditioning import packed_shapes, reference_tokens
+from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .model import ComfyModel
+from .quantised import pieces_of, quantise_layers
 
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
 
-REFERENCES = ("ref_latents", "ref_latent", "context_latents", "vace_context")
-"""Conditioning whose latents become tokens."""
+REFERENCE = "ref_latents"
+"""The conditioning that has latents of the model's own VAE as references."""
+
+METHOD = "ref_latents_method"
+"""The conditioning that says where references are laid."""
 
 MODULATION = ("mod", "adaLN", "modulation")
 """In the names of layers that are applied once a call, not once a token."""
@@ -39,7 +45,8 @@ class ComfyConfig:
     """A model as ComfyUI detects it.
 
     `kind` is the name of its class in comfy.supported_models, `described` an instance of it, `tensors` the file's tensors
-    on the meta device. `blocks` are how many blocks of each group there are if not all: for timing.
+    on the meta device. `part` are the model's own tensors in the file, `marks` the layers that are quantised in it. `keys` are
+    of what ranks hold, `names` of the whole weights that adapters change. `two_of_each` drops all other blocks: for timing.
     """
 
     kind: str
@@ -49,9 +56,16 @@ class ComfyConfig:
     shape: ModelShape
     patch_size: tuple[int, ...]
     latent_channels: int
-    text_width: int
+    text_widths: tuple[int, ...]
+    pooled_width: int
+    sound: tuple[int | None, ...]
+    part: Checkpoint
+    marks: Mapping[str, Tensor]
     keys: KeyMap
+    names: KeyMap
     exact: frozenset[str]
+    control: Mapping[str, range]
+    methods: Sequence[str]
     two_of_each: bool = False
 
     def base(self, dtype: torch.dtype) -> Any:
@@ -71,27 +85,19 @@ class ComfyFamily:
             Refused: ComfyUI does not know the model, or it has no declaration, or lacks tensors.
         """
         import_comfyui()
-        import comfy.model_detection
-
         name = checkpoint.path.name
-        prefix = comfy.model_detection.unet_prefix_from_state_dict(checkpoint.entries)
-        if not any(entry.startswith(prefix) for entry in checkpoint.entries):
-            prefix = ""
-        part = resolve_scales(checkpoint.select(prefix, str), prefix)
-        described = comfy.model_detection.model_config_from_unet(part.meta_tensors(), "", metadata=dict(part.metadata))
-        if described is None:
-            raise Refused(
-                f"{name} is no diffusion model that ComfyUI knows under these tensor names: choose another file."
-            )
+        part, marks, described = detect(checkpoint)
         kind = type(described).__name__
         if kind not in DECLARATIONS:
             raise Refused(
                 f"{name} is a {kind} model, which is not supported yet ({', '.join(DECLARATIONS)} are): use Load Diffusion "
                 "Model."
             )
-        part = _under_comfyui_names(part, described)
         declaration = DECLARATIONS[kind]
-        base = make(described, part.meta_tensors(), UNCONVERTED)
+        try:
+            base = make(described, part.meta_tensors(), UNCONVERTED)
+        except DAMAGE as error:
+            raise unmakable(part, error) from None
         module = base.diffusion_model
         if lacking := declaration.lacking(module):
             raise Refused(f"{name} takes {lacking}, which is not supported yet: use Load Diffusion Model.")
@@ -100,30 +106,45 @@ class ComfyFamily:
             raise Refused(
                 f"{name} is a {kind} model, whose {missing[0]} no file has: update this pack, or use Load Diffusion Model."
             )
-        keys = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
         blocks = blocks_of(module, declaration)
-        channels, dims = base.latent_format.latent_channels, base.latent_format.latent_dimensions
+        channels, dims = declaration.channels(module), base.latent_format.latent_dimensions
+        channels = channels or base.latent_format.latent_channels
+        shape = plan_shape(kind, module, declaration, blocks, channels, dims)
+        exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
+        names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
+        made_of = quantise_layers(module, part, marks, described)
+        plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
+        check_tensors(part, plain, kind, shape.hidden)
+        held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
         config = ComfyConfig(
             kind=kind,
             described=described,
             declaration=declaration,
             tensors=part.meta_tensors(),
-            shape=_shape(kind, module, declaration, blocks, channels, dims),
+            shape=shape,
             patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
-            text_width=declaration.text_width(module),
-            keys=keys,
-            exact=frozenset(key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32),
+            text_widths=_as_tuple(declaration.text_width(module)),
+            pooled_width=declaration.pooled_width(module),
+            sound=declaration.sound(module),
+            part=part,
+            marks=marks,
+            keys=plain | pieces_of(made_of),
+            names=names,
+            exact=frozenset(exact),
+            control=control_blocks(blocks, declaration),
+            methods=declaration.methods(module),
         )
-        check_tensors(part, keys, kind, config.shape.hidden)
-        return part, config
+        return held, config
 
     def shape(self, config: ComfyConfig) -> ModelShape:
         """Counted on the model itself."""
         return config.shape
 
     def token_rows(self, config: ComfyConfig, latent_shape: Sequence[int]) -> int:
-        """Patches are rows of tokens, or frames."""
+        """Patches are rows of tokens, or frames. A video packed with its sound is not cut."""
+        if len(latent_shape) < 2 + len(config.patch_size):
+            return 1
         return Picture(tuple(latent_shape), config.patch_size).most_patches
 
     def image_tokens(self, config: ComfyConfig, latent_shape: Sequence[int]) -> int:
@@ -135,8 +156,10 @@ class ComfyFamily:
         counts = tuple(count for count in (config.shape.double_blocks, config.shape.single_blocks) if count)
         return replace(config, two_of_each=True), counts
 
-    def check(self, config: ComfyConfig, latent: Tensor, conditioning: Conditioning) -> None:
-        """Refuse a latent or text of the wrong kind, with the numbers."""
+    def check(
+        self, config: ComfyConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
+    ) -> None:
+        """Refuse a latent or text of the wrong kind, with the numbers, and what is declared as refused."""
         shape, dims = list(latent.shape), len(config.patch_size)
         if latent.ndim != dims + 2 or latent.shape[1] != config.latent_channels:
             sizes = "height, width" if dims == 2 else "frames, height, width"
@@ -147,52 +170,68 @@ class ComfyFamily:
         if min(shape) < 1:
             raise Refused(f"the latent has the shape {shape}, with nothing in it: use a larger size.")
         text = conditioning.get("context")
-        if text is None or text.ndim != 3 or text.shape[1] == 0 or text.shape[2] != config.text_width:
-            found = "missing" if text is None else f"of the shape {list(text.shape)}"
+        if text is not None and text.ndim == 3 and text.shape[1] == 0:
             raise Refused(
-                f"the conditioning's text is {found} and {config.kind} takes [batch, tokens, {config.text_width}]: use the text "
-                "encoder that belongs to this model."
+                f"the conditioning's text has the shape {list(text.shape)} and at least one token is needed: encode a prompt."
             )
-        for name in config.declaration.refused:
-            if any(given.split(".")[0] == name for given in conditioning):
+        if text is None or text.ndim != 3 or text.shape[2] not in config.text_widths:
+            found = "missing" if text is None else f"of the shape {list(text.shape)}"
+            widths = " or ".join(map(str, config.text_widths))
+            raise Refused(
+                f"the conditioning's text is {found} and {config.kind} takes [batch, tokens, {widths}]: use the text encoder "
+                "that belongs to this model."
+            )
+        pooled = conditioning.get("y")
+        if pooled is not None and pooled.shape[-1] < config.pooled_width:
+            raise Refused(
+                f"the conditioning's pooled text is {pooled.shape[-1]} wide and {config.kind} takes {config.pooled_width}: use "
+                "the text encoders that belong to this model."
+            )
+        for name, tensor in conditioning.items():
+            base = name.split(".")[0]
+            if base == REFERENCE and (tensor.shape[1] != config.latent_channels or min(tensor.shape) < 1):
                 raise Refused(
-                    f"{name} in the conditioning is not supported with a parallel {config.kind} model: remove the node that "
-                    "adds it, or use Load Diffusion Model."
+                    f"a reference latent has the shape {list(tensor.shape)} and {config.kind} takes {config.latent_channels} "
+                    "channels: encode the reference picture with the VAE that belongs to this model."
                 )
+            if base in config.declaration.refused:
+                raise Refused(
+                    f"{base} in the conditioning cannot be used with a parallel {config.kind} MODEL: "
+                    f"{config.declaration.refused[base]}, or use Load Diffusion Model."
+                )
+        method = values.get(METHOD)
+        if method is not None and config.methods and method not in config.methods:
+            raise Refused(
+                f"the reference latents method {method} is not supported ({', '.join(config.methods)} are): set it in "
+                "FluxKontextMultiReferenceLatentMethod."
+            )
+        _check_sound(config, packed_shapes(values))
 
     def keys(self, config: ComfyConfig) -> KeyMap:
         """Each parameter is a tensor of its own name."""
         return config.keys
 
     def comfyui_keys(self, config: ComfyConfig) -> KeyMap:
-        """As `keys`."""
-        return config.keys
+        """As `keys`, but that weights are whole which ranks hold in parts."""
+        return config.names
 
     def beside_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
         """The text, and every latent that is given as a reference."""
-        latents = [tensor for name, tensor in conditioning.items() if name.split(".")[0] in REFERENCES]
-        pictures = (
-            Picture(tuple(latent.shape), config.patch_size)
-            for latent in latents
-            if latent.ndim == 2 + len(config.patch_size)
-        )
-        return conditioning["context"].shape[1] + sum(picture.tokens for picture in pictures)
+        return conditioning["context"].shape[1] + reference_tokens(conditioning, config.patch_size)
 
     def exact(self, config: ComfyConfig) -> frozenset[str]:
         """Those that ComfyUI's class makes fp32 whatever type is chosen."""
         return config.exact
 
     def control_blocks(self, config: ComfyConfig) -> Mapping[str, range]:
-        """No ControlNet is carried. Raises Refused."""
-        raise Refused(
-            f"ControlNet cannot be used with a parallel {config.kind} MODEL yet: remove it, or use Load Parallel FLUX for "
-            "FLUX.1 and Load Diffusion Model for other models."
-        )
+        """As declared."""
+        return config.control
 
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
         config.declaration.compute(base.diffusion_model)
+        quantise_layers(base.diffusion_model, config.part, config.marks, config.described)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
@@ -213,34 +252,21 @@ def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
     described.unet_config["dtype"] = dtype
     described.custom_operations = Operations
     base = described.get_model(dict(tensors), "", device=torch.device("meta"))
-    load_buffers(base.diffusion_model)
+    load_buffers(base.diffusion_model, tensors)
     return base
 
 
-def load_buffers(module: nn.Module) -> None:
-    """Make parameters of the buffers that files have values for, such as SD 3's positions, so that they are loaded too."""
-    for part in module.modules():
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            if buffer.is_meta and name not in part._non_persistent_buffers_set:
-                delattr(part, name)
-                part.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
+    """Make parameters of the buffers that files have values for, so that they are loaded too.
 
-
-def _under_comfyui_names(part: Checkpoint, described: Any) -> Checkpoint:
-    """The file's tensors under the names that ComfyUI's loader gives them.
-
-    Raises:
-        Refused: the loader changes more than names.
+    Such as SD 3's positions, which are on the meta device, and MiniMax-H3's frequencies, which its class makes elsewhere.
     """
-    tensors = part.meta_tensors()
-    sources = {id(tensor): name for name, tensor in tensors.items()}
-    renamed = described.process_unet_state_dict(dict(tensors))
-    changed = [name for name, tensor in renamed.items() if id(tensor) not in sources]
-    if changed:
-        raise Refused(
-            f"{part.path.name} has {changed[0]} in a layout that is not supported: choose a file in ComfyUI's own layout."
-        )
-    return replace(part, entries={name: part.entries[sources[id(tensor)]] for name, tensor in renamed.items()})
+    for prefix, part in module.named_modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            filed = f"{prefix}.{name}".lstrip(".") in tensors or buffer.is_meta
+            if filed and name not in part._non_persistent_buffers_set:
+                delattr(part, name)
+                part.register_parameter(name, nn.Parameter(buffer.to("meta"), requires_grad=False))
 
 
 def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
@@ -267,11 +293,51 @@ def _not_computed(module: nn.Module) -> list[str]:
     return [name for name, buffer in module.named_buffers() if name not in filed and buffer.is_meta and buffer.numel()]
 
 
+def _check_sound(config: ComfyConfig, shapes: Sequence[Sequence[int]]) -> None:
+    """Refuse sound of the wrong kind beside a video, or none where the model takes both.
+
+    Args:
+        shapes: of the latents that are packed in one; none stands for a video alone.
+    """
+    if not shapes and not config.declaration.silent:
+        raise Refused(
+            f"the latent holds a video alone and {config.kind} takes a video and its sound: use the empty latent for both that "
+            "belongs to this model."
+        )
+    if shapes and not _fits(shapes[1:], config.sound):
+        found = " and ".join(str(list(shape)) for shape in shapes[1:])
+        sizes = ", ".join("length" if size is None else str(size) for size in config.sound)
+        takes = f"[batch, {sizes}]" if sizes else "none"
+        raise Refused(
+            f"the latent's sound has the shape {found} and {config.kind} takes {takes}: use the empty latent that belongs to "
+            "this model."
+        )
+    if shapes and shapes[0][0] > 1 and config.declaration.one_at_a_time:
+        raise Refused(
+            f"the latent is a batch of {shapes[0][0]} and {config.kind} makes one video at a time: use batch_size 1, or queue "
+            "the prompt again."
+        )
+
+
+def _fits(shapes: Sequence[Sequence[int]], sound: Sequence[int | None]) -> bool:
+    """Whether a sound's shape is as declared."""
+    ((_, *sizes), *others) = shapes
+    return (
+        not others
+        and len(sizes) == len(sound)
+        and all(wanted in (None, size) for wanted, size in zip(sound, sizes, strict=True))
+    )
+
+
+def _as_tuple(given: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else given
+
+
 def _whole(name: str, parameter: Tensor) -> tuple[Piece, ...]:
     return (Piece(name, 0, parameter.shape[0], tuple(parameter.shape[1:])),)
 
 
-def _shape(
+def plan_shape(
     kind: str, module: nn.Module, declaration: Declaration, blocks: Sequence[Block], channels: int, dims: int
 ) -> ModelShape:
     """What plans go by. Of groups that come one after the other, the first counts as double blocks."""

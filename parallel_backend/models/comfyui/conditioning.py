@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ...diffusion import Value
 from ...errors import Refused
+from ..spread.picture import Picture
+
+REFERENCES = frozenset({"ref_latents", "ref_latent", "context_latents", "vace_context", "cond_video_latents"})
+"""Conditioning whose latents become tokens."""
 
 MAX_DEPTH = 4
 LENGTH = "#"
 """Ends the name under which the length of a list stands."""
+
+OPTIONS = "transformer_options"
+"""Plain values of these options go under this name."""
+
+SHAPES = "latent_shapes"
+"""ComfyUI's name of the shapes of the latents that are packed in one."""
 
 
 def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str, Value], depth: int = 0) -> None:
@@ -44,6 +54,37 @@ def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str,
                 f"{name} in the conditioning holds a {type(given).__name__}, which cannot be sent to the workers: remove the "
                 "node that adds it, or use Load Diffusion Model."
             )
+
+
+def reference_tokens(conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...]) -> int:
+    """Tokens of one batch item's references."""
+    latents = (tensor for name, tensor in conditioning.items() if REFERENCES.intersection(name.split(".")))
+    pictures = (Picture(tuple(latent.shape), patch_size) for latent in latents if latent.ndim == 2 + len(patch_size))
+    return sum(picture.tokens for picture in pictures)
+
+
+def in_dict(name: str, values: Mapping[str, Value]) -> bool:
+    """Whether a flat name is of something in a dict, which ComfyUI neither casts nor repeats to the batch."""
+    root, _, rest = name.partition(".")
+    return bool(rest) and f"{root}.{LENGTH}" not in values
+
+
+def runs_alone(tensors: Mapping[str, object], values: Mapping[str, Value]) -> bool:
+    """Whether a prompt has a dict with it, and so never shares a batch with another."""
+    return any(in_dict(name, values) and not name.startswith(f"{OPTIONS}.") for name in (*tensors, *values))
+
+
+def packed_shapes(values: Mapping[str, Value]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the latents that are packed in one, such as a video's and its sound's; none if there is but one."""
+    found = arguments({}, {name: value for name, value in values.items() if name.partition(".")[0] == SHAPES})
+    shapes = tuple(tuple(shape) for shape in found.get(SHAPES) or ())
+    return shapes if len(shapes) > 1 else ()
+
+
+def picture_shape(latent_shape: Sequence[int], values: Mapping[str, Value]) -> tuple[int, ...]:
+    """The shape of a latent, or of the video packed in it."""
+    shapes = packed_shapes(values)
+    return (latent_shape[0], *shapes[0][1:]) if shapes else tuple(latent_shape)
 
 
 def arguments(tensors: Mapping[str, Tensor], values: Mapping[str, Value]) -> dict[str, Any]:

@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...diffusion import Value
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from ..family import Stage
+from ..family import Conditioning, Stage
 from ..inputs import Inputs
 from ..region import Region
-from ..spread.blocks import SpreadModel
+from ..spread.blocks import SpreadModel, blocks_of, control_blocks
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
+from ..spread.placement import Placement
 from ..spread.run import SpreadForward
-from .conditioning import arguments
+from ..spread.stream import Stream
+from .conditioning import OPTIONS, SHAPES, arguments, picture_shape, reference_tokens
+from .text import ASKED, Texts
 
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
 
 POSITIONS = "rope_options"
 """What comes as conditioning and belongs to transformer_options: how far tokens are moved."""
+
+PICTURE_ENDS = 2
+"""Dimensions of a latent before those of the picture."""
 
 
 class ComfyModel:
@@ -32,46 +39,70 @@ class ComfyModel:
     Args:
         base: ComfyUI's BaseModel on the meta device.
         stage: the units of blocks that this rank holds.
+
+    Attributes:
+        features: the width of a token.
     """
 
     def __init__(self, base: Any, declaration: Declaration, stage: Stage) -> None:
         self.module: nn.Module = base.diffusion_model
+        heads, head_dim = declaration.heads_of(self.module)
+        self.features = heads * head_dim
+        self._control = control_blocks(blocks_of(self.module, declaration), declaration)
         self._base = base
         self._patch_size = declaration.patch_size(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
-        """The latent's part of each patch."""
-        return self.picture(latent_shape).regions(count)
+        """The latent's part of each patch. A video packed with its sound is one patch."""
+        if count == 1:
+            return (Region(PICTURE_ENDS, slice(0, latent_shape[PICTURE_ENDS])),)
+        return self.picture(latent_shape, {}).regions(count)
 
-    def picture(self, latent_shape: Sequence[int]) -> Picture:
+    def picture(self, latent_shape: Sequence[int], values: Mapping[str, Value]) -> Picture:
         """The tokens of a latent."""
-        return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
+        shape = picture_shape(latent_shape, values)
+        return Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
 
     def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> ComfyForward:
         """Its forward under a plan."""
         return ComfyForward(self, SpreadForward(self._spread, mesh, plan, holding, mark))
 
-    def compute(self, latent: Tensor, inputs: Inputs, options: Mapping[str, Any]) -> Tensor:
+    def compute(
+        self, latent: Tensor, inputs: Inputs, options: Mapping[str, Any], texts: Texts, picture_tokens: Placement | None
+    ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
 
         Args:
             latent: as the model is to see it, in the compute dtype.
+            texts: what the model has made of texts beforehand.
+            picture_tokens: where those of the residuals are, if there are any.
         """
+        import comfy.utils
+
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
-        moved = {POSITIONS: given.pop(POSITIONS)} if POSITIONS in given else {}
+        more = {name: given.pop(name) for name in (POSITIONS,) if name in given} | given.pop(OPTIONS, {})
+        asked = given.pop(ASKED, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
-            context = context.clone()
-        timestep = inputs.timestep
+            context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()
+        if picture_tokens is not None:
+            given["control"] = self._control_of(inputs.residuals, picture_tokens)
+        timestep = given.pop("timestep", inputs.timestep)
         if not inputs.processed:
             timestep = self._base.process_timestep(timestep, x=latent, **given)
-        x = latent if concat is None else torch.cat([latent, concat], dim=1)
-        out: Tensor = self._spread.entrance(
-            x, timestep, context=context, transformer_options={**options, **moved}, **given
-        )
-        return out
+        x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
+        if SHAPES in given:
+            x = comfy.utils.unpack_latents(x, given.pop(SHAPES))
+        out = self._spread.entrance(x, timestep, context=context, transformer_options={**options, **more}, **given)
+        return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
+
+    def _control_of(self, residuals: Mapping[int, Tensor], placement: Placement) -> dict[str, list[Stream | None]]:
+        """As a ControlNet gives it; nothing for blocks of other stages."""
+        call = self._spread.now.call
+        streams = {block: Stream(local, placement, 1, call) for block, local in residuals.items()}
+        return {kind: [streams.get(block) for block in blocks] for kind, blocks in self._control.items()}
 
 
 class ComfyForward:
@@ -80,20 +111,32 @@ class ComfyForward:
     def __init__(self, model: ComfyModel, forward: SpreadForward) -> None:
         self._model = model
         self._forward = forward
+        self._texts = Texts()
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of keys and values kept."""
         return self._forward.cache_bytes
 
+    def picture_tokens(
+        self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
+    ) -> Placement:
+        """Where the tokens of the picture are that a ControlNet's output is added to."""
+        picture = self._model.picture(latent_shape, values)
+        return self._forward.picture_tokens(picture, reference_tokens(conditioning, picture.patch_size))
+
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others."""
+        controlled = None
+        if inputs.residuals:
+            controlled = self.picture_tokens(inputs.shape, inputs.conditioning, inputs.values)
         return self._forward.run(
             inputs.key,
-            self._model.picture(inputs.shape),
+            self._model.picture(inputs.shape, inputs.values),
+            inputs.shape,
             latent,
             inputs.dtype,
             inputs.device,
             patch,
-            lambda x, options: self._model.compute(x, inputs, options),
+            lambda x, options: self._model.compute(x, inputs, options, self._texts, controlled),
         )

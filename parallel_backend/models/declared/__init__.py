@@ -16,8 +16,10 @@ from .joyimage import JOYIMAGE
 from .kandinsky5 import KANDINSKY5, KANDINSKY5_IMAGE
 from .krea2 import KREA2
 from .lens import LENS
+from .ltxav import LTXAV
 from .ltxv import LTXV
 from .lumina import LUMINA, Z_IMAGE
+from .minimax_h3 import MINIMAX_H3
 from .mochi import MOCHI
 from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
@@ -48,9 +50,12 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "HunyuanImage21": HUNYUAN_VIDEO,
         "GenmoMochi": MOCHI,
         "LTXV": LTXV,
+        "LTXAV": LTXAV,
+        "MiniMaxH3": MINIMAX_H3,
         "Kandinsky5": KANDINSKY5,
         "CosmosT2IPredict2": COSMOS_PREDICT2,
         "CosmosI2VPredict2": COSMOS_PREDICT2,
+        "Anima": COSMOS_PREDICT2,
         "Lumina2": LUMINA,
         "ZImage": Z_IMAGE,
         "Krea2": KREA2,

@@ -1,4 +1,4 @@
-"""Cosmos-Predict2: blocks of a grid of tokens, a timestep a frame, text attended to."""
+"""Cosmos-Predict2 and Anima: blocks of a grid of tokens, a timestep a frame, text attended to."""
 
 from __future__ import annotations
 

@@ -20,10 +20,17 @@ SINGLE = Group(
     attentions=(Spread(("x",)),),
     returns=("x",),
 )
+CONTROL = {"input": DOUBLE.path, "output": SINGLE.path}
+MASK = {"attention_mask": "in Apply Style Model, which makes one, set strength_type to multiply"}
 
 
 def _heads(model: Any) -> tuple[int, int]:
     return model.num_heads, model.hidden_size // model.num_heads
+
+
+def _methods(model: Any) -> tuple[str, ...]:
+    """Only modulation that is not a block's own can tell references from the picture, which a timestep of zero needs."""
+    return () if model.params.global_modulation else ("offset", "index", "uxo")
 
 
 FLUX = Declaration(
@@ -38,10 +45,18 @@ FLUX = Declaration(
     ),
     heads_of=_heads,
     text_width=lambda model: model.params.context_in_dim,
+    methods=_methods,
+    pooled_width=lambda model: model.params.vec_in_dim or 0,
+    control=CONTROL,
+    refused=MASK,
+    positions=("pe_embedder",),
 )
 CHROMA = Declaration(
     groups=(DOUBLE, SINGLE),
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
     heads_of=_heads,
     text_width=lambda model: model.params.context_in_dim,
+    control=CONTROL,
+    refused=MASK,
+    positions=("pe_embedder",),
 )

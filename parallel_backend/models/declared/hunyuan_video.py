@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..spread.declaration import Pictured, Segments, TextMask
+from ..spread.declaration import Declaration, Pictured, Segments, TextMask
 from . import flux
 
 DOUBLE = replace(
@@ -21,8 +21,11 @@ DOUBLE = replace(
 )
 SINGLE = replace(flux.SINGLE, arguments={**flux.SINGLE.arguments, "attn_mask": TextMask("x")})
 
-HUNYUAN_VIDEO = replace(
-    flux.FLUX,
+HUNYUAN_VIDEO = Declaration(
     groups=(DOUBLE, SINGLE),
+    heads=flux.FLUX.heads,
+    heads_of=flux.FLUX.heads_of,
+    text_width=flux.FLUX.text_width,
+    positions=flux.FLUX.positions,
     lacking=lambda model: "the next step's noise level (MeanFlow)" if model.time_r_in is not None else None,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..spread.declaration import Along, Declaration, Group, Local, Pictured, Same, Spread
+from ..spread.declaration import REMOVE, Along, Declaration, Group, Local, Pictured, Same, Spread
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -30,9 +30,10 @@ KANDINSKY5 = Declaration(
     heads_of=_heads,
     text_width=lambda model: model.text_embeddings.in_layer.in_features,
     joint_text=False,
+    positions=("rope_embedder_3d", "rope_embedder_1d"),
 )
 KANDINSKY5_IMAGE = replace(
     KANDINSKY5,
     patch_size=lambda model: model.patch_size[1:],
-    refused=("time_dim_replace",),  # ComfyUI writes it into the latent
+    refused={"time_dim_replace": REMOVE},  # ComfyUI writes it into the latent
 )

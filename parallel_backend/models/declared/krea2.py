@@ -23,4 +23,5 @@ KREA2 = Declaration(
     text_width=lambda model: model.txtlayers * model.txtdim,
     patch_size=lambda model: model.patch,
     embeddings=(Group("first", streams={"input": Pictured()}, returns=("input",)),),
+    positions=("pe_embedder",),
 )

@@ -35,4 +35,5 @@ LENS = Declaration(
     heads_of=_heads,
     text_width=lambda model: model.txt_in.in_features,
     patch_size=lambda model: 1,
+    positions=("pos_embed",),
 )

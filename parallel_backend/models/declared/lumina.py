@@ -30,6 +30,7 @@ def _declaration(picture: Pictured) -> Declaration:
         heads=(Group("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),
         heads_of=_heads,
         text_width=lambda model: model.cap_embedder[1].in_features,
+        positions=("rope_embedder",),
     )
 
 

@@ -28,4 +28,5 @@ QWEN_IMAGE = Declaration(
         model.transformer_blocks[0].attention_head_dim,
     ),
     text_width=lambda model: model.txt_in.in_features,
+    positions=("pe_embedder",),
 )

@@ -59,5 +59,6 @@ WAN = Declaration(
     heads_of=_heads,
     text_width=lambda model: model.text_embedding[0].in_features,
     joint_text=False,
+    positions=("rope_embedder",),
 )
 WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control)

@@ -12,8 +12,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
+from ...moving import sent_to
 from .call import Call
-from .declaration import Along, Argument, Boundary, ByFrame, Group, Same, Segments, TextLength, TextMask
+from .declaration import (
+    Along,
+    Argument,
+    Boundary,
+    ByFrame,
+    Group,
+    Known,
+    Same,
+    Segments,
+    TextLength,
+    TextMask,
+)
 from .placement import Placement
 from .stream import Stream
 
@@ -42,7 +54,9 @@ class Arguments:
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
-        missing = sorted({*group.streams, *group.arguments} - set(self._signature.parameters))
+        together = {name for names in group.tuples.values() for name in names}
+        named = {*group.streams, *group.arguments} - together | set(group.tuples)
+        missing = sorted(named - set(self._signature.parameters))
         if missing and not self._rest:
             raise Refused(
                 f"ComfyUI's {self._name} has no argument {', '.join(missing)}: this ComfyUI is newer or older than this pack "
@@ -60,6 +74,8 @@ class Arguments:
         values: dict[str, Any] = dict(self._signature.bind(*args, **kwargs).arguments)
         if self._rest is not None:
             values |= values.pop(self._rest, {})
+        for name, names in self._group.tuples.items():
+            values |= zip(names, values.pop(name), strict=True)
         for name, value in values.items():
             declared = name in self._group.streams or name in self._group.arguments or name == OPTIONS
             if not declared and value is not None:
@@ -69,9 +85,11 @@ class Arguments:
     def call(self, forward: Callable[..., Any], local: Mapping[str, Any]) -> Any:
         """What the block's forward gives for these values."""
         named = {name: value for name, value in local.items() if name not in self._unnamed}
+        for name, names in self._group.tuples.items():
+            named[name] = tuple(named.pop(each) for each in names)
         return forward(*(local[name] for name in self._unnamed), **named)
 
-    def kept(self, values: Mapping[str, Any], stream: str, call: Call) -> Tensor | None:
+    def kept(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
         """The positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
             given = values.get(name)
@@ -84,8 +102,7 @@ class Arguments:
                     sum(values[each].shape[1] for each in streams)
                     for streams in (argument.before, (stream,), argument.behind)
                 )
-                visible = functools.partial(self._visible, name, given, before, length, before + length + behind)
-                return call.once(given, stream, visible)
+                return self._visible(name, given, before, length, before + length + behind)
         return None
 
     def _visible(self, name: str, mask: Tensor, start: int, length: int, total: int) -> Tensor:
@@ -110,7 +127,8 @@ class Arguments:
         """
         found = dict(values)
         for name, stream in streams.items():
-            found[name] = stream.handed(stream.local if stream.local.shape[stream.along] else _idle(stream))
+            empty = not stream.local.shape[stream.along] and not stream.placement.everywhere
+            found[name] = stream.handed(_idle(stream) if empty else stream.local)
         placements = {name: stream.placement for name, stream in streams.items()}
         for name, argument in self._group.arguments.items():
             value = values.get(name)
@@ -128,30 +146,32 @@ class Arguments:
         placements: Mapping[str, Placement],
         call: Call,
     ) -> Any:
-        places = {name: positions_of(placement, call.rank) for name, placement in placements.items()}
-        lengths = {name: placement.length for name, placement in placements.items()}
         match argument:
             case Along(streams, dim):
-                total = sum(lengths[stream] for stream in streams)
-                positions = _one_behind_the_other(streams, places, lengths)
+                along_which = [placements[stream] for stream in streams]
+                total = sum(placement.length for placement in along_which)
+                chosen = call.selection(("along", *along_which), lambda: _one_behind_the_other(along_which, call.rank))
 
                 def along(tensor: Tensor) -> Tensor:
                     if tensor.shape[dim] != total:
                         raise self._refused(name, f"has {tensor.shape[dim]} places along its dimension {dim}")
-                    return call.select(tensor, dim, positions)
+                    return chosen(tensor, dim)
 
                 return tree_map_only(Tensor, along, value)
             case Segments(stream):
-                run = places[stream]
+                run = positions_of(placements[stream], call.rank)
                 return [[*(_before(run, edge) for edge in segment[:2]), *segment[2:]] for segment in value]
             case Boundary(stream):
-                return _before(places[stream], value)
+                return _before(positions_of(placements[stream], call.rank), value)
             case ByFrame(stream, dims):
-                return value if value.ndim < dims else _by_frame(value, places[stream], lengths[stream])
+                return value if value.ndim < dims else _by_frame(value, placements[stream], call)
+            case Known(stream, take):
+                places, length = positions_of(placements[stream], call.rank), placements[stream].length
+                return value if len(places) == length else take(value, places, length)
             case TextMask():
                 return None
             case TextLength(stream):
-                return len(places[stream])
+                return len(positions_of(placements[stream], call.rank))
             case Same():
                 if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
                     raise self._refused(name, "is spread over the ranks and was declared the same on all")
@@ -180,19 +200,24 @@ def _before(positions: Tensor, edge: int | None) -> int | None:
     return None if edge is None else int(torch.searchsorted(positions, edge))
 
 
-def _one_behind_the_other(streams: Sequence[str], places: Mapping[str, Tensor], lengths: Mapping[str, int]) -> Tensor:
+def _one_behind_the_other(placements: Sequence[Placement], rank: int) -> Tensor:
     offset, runs = 0, []
-    for stream in streams:
-        runs.append(places[stream] + offset)
-        offset += lengths[stream]
+    for placement in placements:
+        runs.append(positions_of(placement, rank) + offset)
+        offset += placement.length
     return torch.cat(runs)
 
 
-def _by_frame(value: Tensor, positions: Tensor, length: int) -> Tensor:
+def _by_frame(value: Tensor, placement: Placement, call: Call) -> Tensor:
     """Each token's row; a frame's row is repeated as ComfyUI's Wan does it (`repeat_e`)."""
-    frames = value.shape[1]
+    frames, length = value.shape[1], placement.length
+    positions = positions_of(placement, call.rank)
     if frames == 1 or positions.numel() == length:  # the block repeats them as it does alone
         return value
-    each = length // frames
-    rows = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")
-    return value.index_select(1, rows.to(value.device))
+
+    def rows() -> Tensor:
+        each = length // frames
+        each_frame = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")
+        return sent_to(each_frame, value.device)
+
+    return value.index_select(1, call.places.once(("frames", placement, frames), rows))

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ...attention.cache import KVCache
-from ...attention.kernels import choose_kernel
+from ...attention.kernels import Attend, choose_kernel, flash_fault
 from ...attention.parallel import PatchAttention, WholeAttention
+from ...attention.replicated import of_all_keys
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
 from .call import Call
-from .declaration import Attention, Local, Spread
+from .declaration import Attention, Local, Merged, Spread
 from .placement import Placement
 
 Kernel = Callable[..., Tensor]
@@ -57,6 +58,13 @@ class BlockCall:
     placements: dict[str, Placement]
     done: int = 0
 
+    def __post_init__(self) -> None:
+        self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
+
+    def _empty(self, attention: Attention) -> bool:
+        of = "" if isinstance(attention, Spread) else attention.of
+        return bool(of) and self.placements[of].length == 0
+
     def next(self) -> Attention:
         """The attention that is due. Raises Refused if none is."""
         if self.done == len(self.attentions):
@@ -82,7 +90,7 @@ class Caches:
 
     by_attention: dict[tuple[int, int, int], KVCache] = field(default_factory=dict)
 
-    def new(self, key: tuple[int, int, int], slots: Sequence[Tensor]) -> KVCache:
+    def new(self, key: tuple[int, int, int], slots: list[Tensor]) -> KVCache:
         """An empty one for the attention of this block, turn and place."""
         self.by_attention[key] = KVCache(slots)
         return self.by_attention[key]
@@ -131,6 +139,10 @@ class Attentions:
         attention = block.next() if block is not None else Local()
         alone = self._mesh.sequence.size == 1 and self._caches is None
         spread = isinstance(attention, Spread)
+        if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
+            assert block is not None
+            out = self._merged(block, attention, Operands.of(q, k, v, heads, skip_reshape))
+            return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         if not spread or (alone and not self._masked(attention)):
             return kernel(
                 q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
@@ -148,6 +160,17 @@ class Attentions:
     def _idle(self, placement: Placement) -> bool:
         return placement.counts[self._call.rank] == 0
 
+    def _merged(self, block: BlockCall, attention: Merged, given: Operands) -> Tensor:
+        """`[batch, tokens, heads, head_dim]`, the same on all ranks."""
+        queries, keys = block.placements[attention.of].length, block.placements[attention.keys].counts[self._call.rank]
+        if given.q.shape[2] != queries or given.k.shape[2] != max(1, keys):
+            raise Refused(
+                f"ComfyUI's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
+                f"knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
+            )
+        q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
+        return of_all_keys(self._mesh.sequence, self._kernel(q), q, k, v)
+
     def _spread(self, block: BlockCall, attention: Spread, given: Operands) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
         placements = [block.placements[name] for name in attention.streams]
@@ -159,13 +182,8 @@ class Attentions:
                 f"knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
-        split = SequenceSplit(
-            tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True))),
-            q.shape[2],
-            self._mesh.ring.size,
-            self._mesh.ulysses.size,
-        )
-        attend = choose_kernel(self._choice, q.device, q.dtype, q.shape[3]).attend
+        split = self._split(placements, q.shape[2])
+        attend = self._kernel(q)
         key = block.number, block.turn, block.done - 1
         patch = self._call.places.patch
         if patch is None:
@@ -176,6 +194,21 @@ class Attentions:
             out = PatchAttention(self._mesh, split, patch, attend, self._caches.by_attention[key])(key, q, k, v)
         return _with_idle(out, shown, counts)
 
+    def _split(self, placements: Sequence[Placement], heads: int) -> SequenceSplit:
+        def find() -> SequenceSplit:
+            tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
+            return SequenceSplit(tokens, heads, self._mesh.ring.size, self._mesh.ulysses.size)
+
+        return self._call.places.once(("split", heads, *placements), find)
+
+    def _kernel(self, q: Tensor) -> Attend:
+        """Chosen once for a type and width of heads: that asks the file system and the driver."""
+
+        def choose() -> Attend:
+            return choose_kernel(self._choice, q.device, q.dtype, q.shape[3], flash_fault(q.device)).attend
+
+        return self._call.places.once(("kernel", q.dtype, q.shape[3]), choose)
+
     def _slots(self, placements: Sequence[Placement]) -> list[Tensor]:
         """Where each patch's tokens lie among those of this ring rank, as the all-to-all delivers them."""
 
@@ -185,7 +218,7 @@ class Attentions:
             patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
             return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.places.patches)]
 
-        return self._call.once(placements[0], tuple(placements), find)
+        return self._call.places.once(("slots", *placements), find)
 
 
 def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,14 @@ def blocks_of(module: nn.Module, declaration: Declaration) -> list[Block]:
         Block(module.get_submodule(path), groups[path], path, unit, number, ends_unit)
         for number, (unit, path, ends_unit) in enumerate(named)
     ]
+
+
+def control_blocks(blocks: Sequence[Block], declaration: Declaration) -> dict[str, range]:
+    """The units after which each of ComfyUI's lists of a ControlNet's output is added."""
+    units = {
+        kind: [block.unit for block in blocks if block.group.path == path] for kind, path in declaration.control.items()
+    }
+    return {kind: range(run[0], run[-1] + 1) if run else range(0) for kind, run in units.items()}
 
 
 def paths_of(module: nn.Module, group: Group) -> list[str]:
@@ -102,12 +111,14 @@ class SpreadModel:
         for group in declaration.embeddings:
             for path in paths_of(module, group):
                 embedding = module.get_submodule(path)
-                doors[path] = Doorway(_TokenWise(self, group, Arguments(group, embedding), embedding))
+                doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, embedding), embedding))
+        for path in declaration.positions:
+            doors[path] = Doorway(_Once(self, path, module.get_submodule(path)))
         for group in declaration.heads:
             for path in paths_of(module, group):
                 head = module.get_submodule(path)
                 if stage.last:
-                    doors[path] = Doorway(_TokenWise(self, group, Arguments(group, head), head))
+                    doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, head), head))
                 else:
                     doors[path] = Doorway(_stage_over)
                     module.set_submodule(path, nn.Identity())
@@ -157,7 +168,8 @@ class _Through:
         now, block = self._model.now, self._block
         values = self._arguments.bind(args, kwargs)
         streams = {
-            name: now.received(stream) for name, stream in _streams(block.group, self._arguments, values, now).items()
+            name: now.received(stream)
+            for name, stream in _streams(block.path, block.group, self._arguments, values, now).items()
         }
         local = self._arguments.local(values, streams, now.call)
         placements = {name: stream.placement for name, stream in streams.items()}
@@ -187,7 +199,7 @@ class _Past:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now, group = self._model.now, self._block.group
         values = self._arguments.bind(args, kwargs)
-        streams = _streams(group, self._arguments, values, now)
+        streams = _streams(self._block.path, group, self._arguments, values, now)
         if not self._before:
             for name, stream in streams.items():
                 if isinstance(values[name], Stream):  # what is no stream yet, the other stage has made for itself
@@ -199,8 +211,9 @@ class _Past:
 class _TokenWise:
     """The way into what makes tokens, or turns them into the output, one by one."""
 
-    def __init__(self, model: SpreadModel, group: Group, arguments: Arguments, module: nn.Module) -> None:
+    def __init__(self, model: SpreadModel, path: str, group: Group, arguments: Arguments, module: nn.Module) -> None:
         self._model = model
+        self._path = path
         self._group = group
         self._arguments = arguments
         self._module = module
@@ -208,9 +221,22 @@ class _TokenWise:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now = self._model.now
         values = self._arguments.bind(args, kwargs)
-        streams = _streams(self._group, self._arguments, values, now)
+        streams = _streams(self._path, self._group, self._arguments, values, now)
         out = self._arguments.call(self._module.forward, self._arguments.local(values, streams, now.call))
         return _returned(self._group, out, streams)
+
+
+class _Once:
+    """The way into what makes positions, once a run."""
+
+    def __init__(self, model: SpreadModel, path: str, module: nn.Module) -> None:
+        self._model = model
+        self._path = path
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = (args, kwargs)
+        return self._model.now.once_a_run(self._path, given, lambda: self._module.forward(*args, **kwargs))
 
 
 def attentions_of(group: Group, block: nn.Module) -> Sequence[Attention]:
@@ -218,12 +244,15 @@ def attentions_of(group: Group, block: nn.Module) -> Sequence[Attention]:
     return group.attentions(block) if callable(group.attentions) else group.attentions
 
 
-def _streams(group: Group, arguments: Arguments, values: Mapping[str, Any], now: Forward) -> dict[str, Stream]:
+def _streams(
+    path: str, group: Group, arguments: Arguments, values: Mapping[str, Any], now: Forward
+) -> dict[str, Stream]:
     found = {}
     for name, kind in group.streams.items():
         value = values[name]
         if not isinstance(value, Stream):
-            value = now.call.stream(value, kind, arguments.kept(values, name, now.call))
+            find = functools.partial(arguments.kept, values, name)
+            value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find))
         found[name] = value
     return found
 

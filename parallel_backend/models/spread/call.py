@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...comm.communicator import Communicator
 from .declaration import Beside, Pictured, StreamKind
-from .placement import Placement
+from .placement import Placement, Selection
 from .places import Places
 from .stream import HERE, Stream
 
@@ -46,14 +46,16 @@ class Call:
             found = self._made[id(value), key] = value, make()  # with the value, whose id is then no other's
         return found[1]  # type: ignore[no-any-return]
 
-    def stream(self, tensor: Tensor, kind: StreamKind, kept: Tensor | None = None, dim: int = 1) -> Stream:
-        """A tensor that every rank has, cut."""
+    def stream(self, tensor: Tensor, kind: StreamKind, kept: Tensor | None = None, dim: int | None = None) -> Stream:
+        """A tensor that every rank has, cut along `dim`, by default that of its kind."""
+        dim = kind.dim if dim is None else dim
         grid: tuple[int, ...] = ()
         if isinstance(kind, Pictured) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
         placement = self.places.of(tensor.shape[dim], kind, kept)
-        local = self.own(tensor, dim, placement)
-        if local is not tensor:  # so that the whole can be freed
+        chosen = self._own(placement)
+        local = chosen(tensor, dim)
+        if local is not tensor and chosen.index is None:  # so that the whole can be freed
             local = local.clone(memory_format=torch.contiguous_format)
         return Stream(local, placement, dim, self, grid=grid)
 
@@ -63,17 +65,14 @@ class Call:
 
     def own(self, tensor: Tensor, dim: int, placement: Placement) -> Tensor:
         """Of a tensor that every rank has, what goes with this rank's tokens."""
-        return self.select(tensor, dim, placement.ranks[self.rank])
+        return self._own(placement)(tensor, dim)
 
-    def select(self, tensor: Tensor, dim: int, positions: Tensor) -> Tensor:
-        """These positions along a dimension, in place where they are a run."""
-        count = positions.numel()
-        if count == tensor.shape[dim]:
-            return tensor
-        first = int(positions[0]) if count else 0
-        if count == 0 or int(positions[-1]) - first == count - 1:
-            return tensor.narrow(dim, first, count)
-        return tensor.index_select(dim, positions.to(tensor.device))
+    def _own(self, placement: Placement) -> Selection:
+        return self.selection(("own", placement), lambda: placement.ranks[self.rank])
+
+    def selection(self, key: Hashable, positions: Callable[[], Tensor]) -> Selection:
+        """Of positions that follow from places, under a key."""
+        return self.places.once(key, lambda: Selection.of(positions(), self.device))
 
     def whole(self, stream: Stream) -> Tensor:
         """All tokens of a stream; those of other patches are zero. A collective.
@@ -84,13 +83,21 @@ class Call:
         if stream.side != HERE:
             raise StageOver
         assert self.places.patch is None or self.blocks_done, "a patch's tokens were gathered between blocks"
-        self.gathers += 1
         placement, dim = stream.placement, stream.along
+        if placement.everywhere:
+            return stream.shown(stream.local)
+        self.gathers += 1
         if self._sequence.size == 1 and placement.counts[0] == placement.length:
             return stream.shown(stream.local)
-        local = stream.local.movedim(dim, 1)
+        local = stream.local.movedim(dim, 1) if dim else stream.local[None]
         everyone = self._sequence.gather(local.flatten(2), placement.counts)
-        order = torch.cat(placement.ranks).to(everyone.device)
-        whole = everyone.new_zeros(everyone.shape[0], placement.length, everyone.shape[2])
-        whole.index_copy_(1, order, everyone)
-        return stream.shown(whole.view(local.shape[0], placement.length, *local.shape[2:]).movedim(1, dim))
+        order = self.selection(("order", placement), lambda: torch.cat(placement.ranks))
+        whole = everyone
+        if order.index is not None or order.count < placement.length:
+            whole = everyone.new_zeros(everyone.shape[0], placement.length, everyone.shape[2])
+            if order.index is None:
+                whole[:, order.start : order.start + order.count] = everyone
+            else:
+                whole.index_copy_(1, order.index, everyone)
+        whole = whole.view(local.shape[0], placement.length, *local.shape[2:])
+        return stream.shown(whole.movedim(1, dim) if dim else whole[0])

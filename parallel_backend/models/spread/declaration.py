@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
+
+REMOVE = "remove the node that adds it"
+"""How to get rid of most conditioning."""
 
 
 @dataclass(frozen=True)
 class Beside:
     """A stream without tokens of the picture: text. It belongs to the first patch."""
+
+    dim: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
@@ -20,14 +25,22 @@ class Pictured:
 
     `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's.
     `grid` says that the tokens have several dimensions (frames, height, width) in place of one; a block that is given
-    some of them has these along the first.
+    some of them has these along the first. `dim` is the tokens' dimension; 0 where a model has no batch.
     """
 
     start: Callable[[int, int], int] = lambda length, picture: 0
     grid: bool = False
+    dim: int = 1
 
 
-StreamKind: TypeAlias = Beside | Pictured
+@dataclass(frozen=True)
+class Everywhere:
+    """A stream that every rank has whole: sound beside a video, which is short."""
+
+    dim: ClassVar[int] = 1
+
+
+StreamKind: TypeAlias = Beside | Pictured | Everywhere
 
 
 @dataclass(frozen=True)
@@ -83,11 +96,22 @@ class TextLength:
 
 
 @dataclass(frozen=True)
+class Known:
+    """An object of ComfyUI's own that goes along a stream.
+
+    `take(value, positions, length)` makes of it what goes with these positions of a stream of `length`.
+    """
+
+    stream: str
+    take: Callable[[Any, Tensor, int], Any]
+
+
+@dataclass(frozen=True)
 class Same:
     """The same on all ranks: modulation, text that is only attended to, numbers."""
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | TextLength | Same
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | TextLength | Known | Same
 
 
 @dataclass(frozen=True)
@@ -99,25 +123,40 @@ class Spread:
 
 @dataclass(frozen=True)
 class Local:
-    """Attention of this rank's queries to keys that every rank has."""
+    """Attention of this rank's queries to keys that every rank has; it does not come where the stream `of` is empty."""
+
+    of: str = ""
 
 
-Attention: TypeAlias = Spread | Local
+@dataclass(frozen=True)
+class Merged:
+    """Attention of the stream `of`, which every rank has whole, to the keys of all ranks in another one.
+
+    Each rank attends to its own keys; the results are merged in the order of ranks, so that all have the same bits.
+    """
+
+    of: str
+    keys: str
+
+
+Attention: TypeAlias = Spread | Local | Merged
 
 
 @dataclass(frozen=True)
 class Group:
     """Blocks of one kind: a ModuleList, or a single module such as a head.
 
-    `streams` and `arguments` name every argument of the block's forward; one that is not named must be None. `attentions`
-    are the block's calls of attention, in order; a function of the block where they depend on it. `returns` names, for
-    each value returned, the stream whose places it has.
+    `streams` and `arguments` name every argument of the block's forward; one that is not named must be None. `tuples` gives
+    the names of what is given to a block together, as a tuple. `attentions` are the block's calls of attention, in order;
+    a function of the block where they depend on it. `returns` names, for each value returned, the stream whose places it
+    has.
     """
 
     path: str
     streams: Mapping[str, StreamKind]
     returns: tuple[str, ...]
     arguments: Mapping[str, Argument] = field(default_factory=dict)
+    tuples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attentions: Sequence[Attention] | Callable[[nn.Module], Sequence[Attention]] = ()
 
 
@@ -126,22 +165,36 @@ class Declaration:
     """One of ComfyUI's diffusion models.
 
     `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
-    no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives
-    the attention heads and their width, `text_width` that of the text; `joint_text` says whether text is in the sequence.
-    `patch_size` gives the latent values that are one token, `refused` the conditioning that has no place in it, and
-    `lacking` says of a model what the workers cannot give it. `embeddings` make tokens of the picture on every stage:
-    behind them a model may lay text before the picture. `compute` makes what no file has and the class computes on the
-    device where it is built.
+    no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of`
+    gives the attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width`
+    the least of pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that
+    are one token, `refused` the conditioning that has no place in it and how to get rid of that, and `lacking` says of a
+    model what the workers cannot give it. `embeddings` make tokens of the picture on every stage: behind them a model may
+    lay text before the picture. `compute` makes what no file has and the class computes on the device where it is built.
+    `control` names, for each of ComfyUI's lists of a ControlNet's output, the group whose blocks it goes with: each tensor
+    is added, after its block, to the picture's tokens, behind which references may lie. `methods` are the ways to lay out
+    references that a model takes; all if empty. `sound` gives the shape of the sound that may be packed with a video, less
+    the batch (None: any length), `channels` those of the video where the latent format has others; `silent` says that a
+    video may come without, `one_at_a_time` that batches are not taken. `positions` are modules outside of blocks whose
+    output follows from sizes and the prompt alone, and is kept for a run.
     """
 
     groups: tuple[Group, ...]
     heads: tuple[Group, ...]
     heads_of: Callable[[Any], tuple[int, int]]
-    text_width: Callable[[Any], int]
+    text_width: Callable[[Any], int | tuple[int, ...]]
+    pooled_width: Callable[[Any], int] = lambda model: 0
     joint_text: bool = True
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None
     patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
-    refused: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
     embeddings: tuple[Group, ...] = ()
+    positions: tuple[str, ...] = ()
     lacking: Callable[[Any], str | None] = lambda model: None
     compute: Callable[[Any], object] = lambda model: None
+    control: Mapping[str, str] = field(default_factory=dict)
+    methods: Callable[[Any], Sequence[str]] = lambda model: ()
+    sound: Callable[[Any], tuple[int | None, ...]] = lambda model: ()
+    silent: bool = True
+    channels: Callable[[Any], int | None] = lambda model: None
+    one_at_a_time: bool = False

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ...mesh import Mesh
 from .attend import Attentions
@@ -14,6 +17,8 @@ from .stream import HERE, RIGHT, Stream
 
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -26,6 +31,7 @@ class Forward:
         mesh: this rank's communicators.
         holding: how this rank holds the weights of its blocks.
         mark: called after each block.
+        kept: what is kept for a run of what follows from sizes and the prompt alone.
         turns: how often each block has run, by number; VACE's run once for each control video.
     """
 
@@ -34,12 +40,21 @@ class Forward:
     mesh: Mesh
     holding: Holding
     mark: Callable[[], None]
-    turns: Counter[int] = field(default_factory=Counter)
+    kept: dict[Hashable, Any]
+    turns: Counter[Hashable] = field(default_factory=Counter)
 
-    def turn(self, block: int) -> int:
+    def turn(self, block: Hashable) -> int:
         """How often a block has run before; counts this time too."""
         self.turns[block] += 1
         return self.turns[block] - 1
+
+    def once_a_run(self, place: Hashable, given: Sequence[Any], make: Callable[[], T]) -> T:
+        """What `make` gave at this place of the model's forward, for arguments of these shapes, when it was first asked."""
+        shapes = tuple(leaf.shape for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+        key = place, self.turn(place), shapes
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]  # type: ignore[no-any-return]
 
     def received(self, stream: Stream) -> Stream:
         """A stream with its tokens here: those that the stage before has come from there."""

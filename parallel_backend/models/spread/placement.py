@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ...layout import cut
+from ...moving import sent_to
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,14 +18,15 @@ class Placement:
     """The tokens of a stream of `length`.
 
     `ranks[rank]` are the positions of that rank's tokens, ascending (int64, on the CPU), `patches[rank]` the patch of each.
-    Tokens may be held by nobody: those of other patches, and masked text.
+    Tokens may be held by nobody: those of other patches, and masked text. `everywhere`: each is held by every rank.
     """
 
     length: int
     ranks: tuple[Tensor, ...]
     patches: tuple[Tensor, ...]
+    everywhere: bool = False
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """How many tokens each rank holds."""
         return tuple(positions.numel() for positions in self.ranks)
@@ -50,11 +53,41 @@ class Placement:
 
     def _kept(self, masks: Sequence[Tensor], start: int, length: int) -> Placement:
         ranks = tuple(positions[mask] - start for positions, mask in zip(self.ranks, masks, strict=True))
-        return Placement(length, ranks, tuple(p[mask] for p, mask in zip(self.patches, masks, strict=True)))
+        patches = tuple(p[mask] for p, mask in zip(self.patches, masks, strict=True))
+        return Placement(length, ranks, patches, self.everywhere)
+
+
+def everywhere(length: int, ranks: int) -> Placement:
+    """Every rank holds all tokens, of the first patch."""
+    return Placement(length, (torch.arange(length),) * ranks, (torch.zeros(length, dtype=torch.int64),) * ranks, True)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Different positions along a dimension: `count` of them from `start` on, or those of an `index` on the device."""
+
+    count: int
+    start: int
+    index: Tensor | None
+
+    @classmethod
+    def of(cls, positions: Tensor, device: torch.device) -> Selection:
+        """From positions on the CPU."""
+        count = positions.numel()
+        start = int(positions[0]) if count else 0
+        run = torch.equal(positions, torch.arange(start, start + count))
+        return cls(count, start, None if run else sent_to(positions, device))
+
+    def __call__(self, tensor: Tensor, dim: int) -> Tensor:
+        """What a tensor has there; in place where it is a run."""
+        if self.index is not None:
+            return tensor.index_select(dim, self.index)
+        return tensor if self.count == tensor.shape[dim] else tensor.narrow(dim, self.start, self.count)
 
 
 def joined(placements: Sequence[Placement]) -> Placement:
-    """That of streams laid one behind the other."""
+    """That of streams laid one behind the other, all of them spread or all everywhere."""
+    assert len({placement.everywhere for placement in placements}) == 1
     offsets, total = [], 0
     for placement in placements:
         offsets.append(total)
@@ -64,6 +97,7 @@ def joined(placements: Sequence[Placement]) -> Placement:
         total,
         tuple(torch.cat([run + offset for run, offset in zip(runs, offsets, strict=True)]) for runs in ranks),
         tuple(torch.cat(runs) for runs in zip(*(p.patches for p in placements), strict=True)),
+        placements[0].everywhere,
     )
 
 

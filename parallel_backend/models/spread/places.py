@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...errors import Refused
-from .declaration import Pictured, StreamKind
+from .declaration import Everywhere, Pictured, StreamKind
 from .picture import Picture
-from .placement import Placement, spread_evenly
+from .placement import Placement, everywhere, joined, spread_evenly
+
+T = TypeVar("T")
 
 
 class Places:
-    """Found once for each kind and length of stream, and kept from step to step.
+    """Found once for each kind and length of stream, and kept from step to step, with all that follows from places alone.
 
     Args:
         ranks: sequence ranks over which tokens are spread.
@@ -29,7 +32,13 @@ class Places:
         self._ranks = ranks
         self._picture = picture
         self._patch_tokens = picture.patches(patches)
-        self._known: dict[Hashable, Placement] = {}
+        self._known: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What follows from places; placements in the key are compared as objects."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]  # type: ignore[no-any-return]
 
     def of(self, length: int, kind: StreamKind, kept: Tensor | None = None) -> Placement:
         """Where the tokens of a stream are.
@@ -40,11 +49,23 @@ class Places:
         Raises:
             Refused: the stream has no room for the picture.
         """
-        key = (length, kind, None if kept is None else tuple(kept.tolist()))
-        if key not in self._known:
-            whole = spread_evenly(length, self._by_patch(length, kind, kept), self._ranks)
-            self._known[key] = whole if self.patch is None else whole.only(self.patch)
-        return self._known[key]
+
+        def find() -> Placement:
+            if isinstance(kind, Everywhere):
+                whole = everywhere(length, self._ranks)
+            else:
+                whole = spread_evenly(length, self._by_patch(length, kind, kept), self._ranks)
+            return whole if self.patch is None else whole.only(self.patch)
+
+        return self.once((length, kind, None if kept is None else tuple(kept.tolist())), find)
+
+    def joined(self, placements: Sequence[Placement]) -> Placement:
+        """That of streams laid one behind the other."""
+        return self.once(("joined", *placements), lambda: joined(placements))
+
+    def part(self, placement: Placement, start: int, stop: int) -> Placement:
+        """That of the tokens from `start` to `stop` of a stream."""
+        return self.once(("part", placement, start, stop), lambda: placement.part(start, stop))
 
     def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None) -> list[Tensor]:
         every = torch.arange(length) if kept is None else kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +13,10 @@ from ...plan import ResolvedPlan
 from .attend import Attentions, Caches
 from .blocks import SpreadModel
 from .call import Call, StageOver
+from .declaration import Pictured
 from .forward import Forward
 from .picture import Picture
+from .placement import Placement
 from .places import Places
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class SpreadForward:
         self._mark = mark
         self._caches: dict[Hashable, Caches] = {}
         self._places: dict[tuple[Picture, int | None], Places] = {}
+        self._kept: dict[Hashable, dict[Hashable, Any]] = {}
         self.gathers = 0
         """How often the last forward gathered a stream."""
 
@@ -57,6 +60,7 @@ class SpreadForward:
         self,
         key: Hashable,
         picture: Picture,
+        shape: Sequence[int],
         latent: Tensor | None,
         dtype: torch.dtype,
         device: torch.device,
@@ -66,7 +70,9 @@ class SpreadForward:
         """On the last stage the output for the whole latent, or for the patch; None on the others.
 
         Args:
-            key: tells forwards apart whose caches are kept.
+            key: tells forwards apart whose prompts differ, and so what is kept of them.
+            picture: the latent's tokens.
+            shape: the latent's; not the picture's where sound is packed with it.
             latent: in the compute dtype, on the first stage.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
         """
@@ -78,9 +84,10 @@ class SpreadForward:
                 self._caches[key] = Caches()
             caches = self._caches[key]
         if latent is None:  # the other stages know its shape only; what they would compute of it by mistake is NaN
-            latent = torch.full(picture.shape, torch.nan, dtype=dtype, device=device)
+            latent = torch.full(tuple(shape), torch.nan, dtype=dtype, device=device)
         attentions = Attentions(call, self._mesh, self._plan.attention, caches)
-        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark)
+        kept = self._kept.setdefault((key, picture), {})
+        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark, kept)
         try:
             out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
@@ -89,6 +96,11 @@ class SpreadForward:
             self._model.running = None
             self.gathers = call.gathers
         return out if patch is None else picture.regions(count)[patch].of(out)
+
+    def picture_tokens(self, picture: Picture, references: int) -> Placement:
+        """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
+        whole = self._places_of(picture, None).of(picture.tokens + references, Pictured())
+        return whole.part(0, picture.tokens)
 
     def _places_of(self, picture: Picture, patch: int | None) -> Places:
         if (picture, patch) not in self._places:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .placement import Placement, joined
+from .placement import Placement
+from .places import Places
 
 aten = torch.ops.aten
 
@@ -40,6 +41,7 @@ class Ranks(Protocol):
 
     rank: int
     device: torch.device
+    places: Places
 
     def whole(self, stream: Stream) -> Tensor:
         """All tokens of a stream. A collective."""
@@ -122,7 +124,10 @@ class Stream(torch.Tensor):
     ) -> Any:
         """Stay local where that gives the same, else gather."""
         kwargs = kwargs or {}
-        out = NotImplemented
+        # In inference mode, in which workers run, operations that consist of others come as they are called.
+        out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
         if func is aten.cat.default:
             out = _join(*args, **kwargs)
         elif func is aten.slice.Tensor:
@@ -145,11 +150,13 @@ def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     if dim % first.ndim != first.along:
         return NotImplemented
     parts = [tensor if isinstance(tensor, Stream) else first.call.beside(tensor, first.along) for tensor in tensors]
-    if any(part.along != first.along or part.grid for part in parts):
+    if any(part.along != first.along or part.grid or part.placement.everywhere for part in parts):
         return NotImplemented
     side = _side(parts)
     found = [part.local if side == HERE else part.local.to("meta") for part in parts]
-    return first.like(torch.cat(found, dim=first.along), joined([part.placement for part in parts]), side)
+    return first.like(
+        torch.cat(found, dim=first.along), first.call.places.joined([part.placement for part in parts]), side
+    )
 
 
 def _slice(stream: Stream, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
@@ -162,9 +169,9 @@ def _slice(stream: Stream, dim: int = 0, start: int | None = None, stop: int | N
         return stream.like(aten.slice.Tensor(stream.local, dim, first, last, step), side=stream.side)
     if step != 1:
         return NotImplemented
-    begin, end = (stream.placement.before(stream.call.rank, position) for position in (first, last))
-    part = stream.placement.part(first, last)
-    return stream.like(stream.local.narrow(dim, begin, end - begin), part, stream.side)
+    part = stream.call.places.part(stream.placement, first, last)
+    begin = stream.placement.before(stream.call.rank, first)
+    return stream.like(stream.local.narrow(dim, begin, part.counts[stream.call.rank]), part, stream.side)
 
 
 def _side(streams: Sequence[Stream]) -> int:

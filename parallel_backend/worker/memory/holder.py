@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from torch import nn
-from torch.distributed.tensor import DTensor
-
 from ...diffusion import ModelSpec
+from ...errors import Refused
+from ...plan.roomier import gigabytes
+from ...weights.store import Store
 from ..process.status import Status
 from .rank_memory import Allowance, Memory, OutOfMemory
 
@@ -18,10 +17,10 @@ from .rank_memory import Allowance, Memory, OutOfMemory
 class Part(Protocol):
     """Something with weights: a stage of a model, a part of a VAE.
 
-    `module` is built on the meta device with its final dtypes, so that its size is known before it takes any memory.
+    The size of what is in `store` is known before it takes any memory.
     """
 
-    module: nn.Module
+    store: Store
 
     def fill(self) -> None:
         """Give the module memory on the rank's device and load it. May communicate."""
@@ -34,8 +33,23 @@ P = TypeVar("P", bound=Part)
 class _Held:
     part: Any
     arrangement: Hashable
-    nbytes: int
-    on_device: bool
+    on_device: bool = False
+    somewhere: bool = False
+    """Whether it is on the device of any rank."""
+
+    @property
+    def store(self) -> Store:
+        return self.part.store  # type: ignore[no-any-return]
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the device that it takes now."""
+        return self.store.moving + self.store.beyond if self.on_device else 0
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of host memory that it takes now."""
+        return self.store.kept + (0 if self.on_device else self.store.moving)
 
 
 class Holder:
@@ -63,11 +77,11 @@ class Holder:
 
     def on_device(self) -> dict[ModelSpec, int]:
         """Bytes of weights on the device by model."""
-        return self._sizes(on_device=True)
+        return {model: held.taken for model, held in self._held.items() if held.on_device}
 
     def on_host(self) -> dict[ModelSpec, int]:
         """Bytes of weights in host memory by model."""
-        return self._sizes(on_device=False)
+        return {model: held.on_host for model, held in self._held.items() if held.on_host}
 
     def hold(self, model: ModelSpec, arrangement: Hashable, build: Callable[[], P], allowance: Allowance) -> P:
         """A part on the device, ready for use. A collective.
@@ -88,20 +102,21 @@ class Holder:
             held = None
             self._memory.give_back()
             part: P = build()
-            held = _Held(part, arrangement, bytes_of(part.module), on_device=False)
+            held = _Held(part, arrangement)
             self._make_room(held, allowance)
+            self._make_host_room(part.store.kept)
             self._status.enter("loading the model")
             part.fill()
             self._memory.give_back()
-        elif not held.on_device:
-            self._make_room(held, allowance)
-            self._status.enter("restoring the model from host memory")
-            self._memory.to_device(held.part.module)
-            self.restored += held.nbytes
         else:
             self._make_room(held, allowance)
-        held.on_device = True
+            if not held.on_device:
+                self._status.enter("restoring the model from host memory")
+                self._memory.to_device(held.store)
+                self.restored += held.store.moving
+        held.on_device = held.somewhere = True
         self._held[model] = held
+        held.store.fit(self._spare(held, allowance))
         return held.part  # type: ignore[no-any-return]
 
     def free(self) -> int:
@@ -109,47 +124,75 @@ class Holder:
         free = self._memory.free_on_device()
         return min(free, self._limit - sum(self.on_device().values())) if self._limit else free
 
-    def release(self, model: ModelSpec) -> None:
-        """Take a model off the device, into host memory if there is room. A collective."""
+    def release(self, model: ModelSpec, here: bool = True) -> None:
+        """Take a model off the device, into host memory if there is room. A collective.
+
+        Args:
+            here: whether off this rank's; some ranks may keep it.
+        """
         self._status.enter("releasing the model")
-        if model in self._held and self._held[model].on_device:
-            self._take_off(model)
+        if model in self._held and self._held[model].somewhere:
+            self._take_off(model, here)
 
     def _make_room(self, wanted: _Held, allowance: Allowance) -> None:
         """Take other parts off the device, the least recently used first, until this one fits or is left alone."""
         self._status.enter("making room for the model")
-        self.wanted = wanted.nbytes
+        self.wanted = wanted.store.nbytes
         while not self._agree(self._fits(wanted, allowance)):
-            oldest = next((spec for spec, held in self._held.items() if held.on_device and held is not wanted), None)
+            oldest = next((spec for spec, held in self._held.items() if held.somewhere and held is not wanted), None)
             if oldest is None:
                 break
             self._take_off(oldest)
-        if allowance.limit and wanted.nbytes > allowance.limit:
-            raise OutOfMemory(wanted.nbytes, allowance.limit)
+        if allowance.limit and wanted.store.nbytes > allowance.limit:
+            raise OutOfMemory(wanted.store.nbytes, allowance.limit)
+
+    def _make_host_room(self, kept: int) -> None:
+        """Drop parts that wait in host memory until what stays there fits.
+
+        Raises:
+            Refused: it does not even so.
+        """
+        while kept and not self._agree(self._memory.has_host_room(kept)):
+            oldest = next((spec for spec, held in self._held.items() if not held.somewhere), None)
+            if oldest is None:
+                raise Refused(
+                    f"weights streamed takes {gigabytes(kept)} of host memory for each worker, and too little is free: close "
+                    "other programs, or use smaller weights (fp8, GGUF) or more machines"
+                )
+            del self._held[oldest]
+            self._memory.give_back()
 
     def _fits(self, wanted: _Held, allowance: Allowance) -> bool:
-        others = sum(held.nbytes for held in self._held.values() if held.on_device and held is not wanted)
-        within = not allowance.limit or others + wanted.nbytes + allowance.working <= allowance.limit
-        needed = allowance.working + (0 if wanted.on_device else wanted.nbytes)
+        store, others = wanted.store, self._taken_by_others(wanted)
+        within = not allowance.limit or others + store.nbytes + allowance.working <= allowance.limit
+        needed = allowance.working + store.nbytes - wanted.taken
         return within and needed <= self._memory.free_on_device() // allowance.sharers
 
-    def _take_off(self, model: ModelSpec) -> None:
-        """Move a part into host memory; parts there that are older leave it for this one. Without room it is dropped."""
+    def _spare(self, held: _Held, allowance: Allowance) -> int:
+        """Bytes that are left beyond what a part and its work need at the least."""
+        least = held.store.nbytes + allowance.working
+        spare = self._memory.free_on_device() // allowance.sharers + held.taken - least
+        if allowance.limit:
+            spare = min(spare, allowance.limit - self._taken_by_others(held) - least)
+        return max(0, spare)
+
+    def _taken_by_others(self, than: _Held) -> int:
+        return sum(held.taken for held in self._held.values() if held is not than)
+
+    def _take_off(self, model: ModelSpec, here: bool = True) -> None:
+        """Move a part into host memory; parts there that are older leave it for this one.
+
+        Without room it is dropped, by all ranks: loading it again is a joint affair.
+        """
         held = self._held[model]
-        while not self._agree(self._memory.has_host_room(held.nbytes)):
-            oldest = next((spec for spec, other in self._held.items() if not other.on_device), model)
+        leaves = here and held.on_device
+        while not self._agree(not leaves or self._memory.has_host_room(held.store.moving)):
+            oldest = next((spec for spec, other in self._held.items() if not other.somewhere), model)
             del self._held[oldest]
             self._memory.give_back()
             if oldest == model:
                 return
-        self._memory.to_host(held.part.module)
-        held.on_device = False
-
-    def _sizes(self, on_device: bool) -> dict[ModelSpec, int]:
-        return {model: held.nbytes for model, held in self._held.items() if held.on_device == on_device}
-
-
-def bytes_of(module: nn.Module) -> int:
-    """Bytes of a module's parameters and buffers on this rank; of a shard, only the shard's."""
-    tensors = chain(module.parameters(), module.buffers())
-    return sum(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes for tensor in tensors)
+        if leaves:
+            self._memory.to_host(held.store)
+            held.on_device = False
+        held.somewhere = not self._agree(not held.on_device)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch import nn
+
+from ...weights.store import Store
 
 HOST = torch.device("cpu")
 
@@ -107,14 +108,14 @@ class Memory:
         """Whether every rank of this machine could take so many bytes to the host."""
         return nbytes * self._local_ranks <= available_on_host() - self._host_reserve
 
-    def to_host(self, module: nn.Module) -> None:
-        """Move a module's weights, shards included, off the device."""
-        module.to(HOST)
+    def to_host(self, weights: Store) -> None:
+        """Move weights off the device."""
+        weights.move(HOST)
         self.give_back()
 
-    def to_device(self, module: nn.Module) -> None:
-        """Move a module's weights back."""
-        module.to(self._device)
+    def to_device(self, weights: Store) -> None:
+        """Move weights back."""
+        weights.move(self._device)
 
     def give_back(self) -> None:
         """Free what is no longer used, for other processes too."""

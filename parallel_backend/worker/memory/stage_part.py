@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
 
-from ...comm.meter import Meter
 from ...denoise.stage import StageForward
 from ...diffusion import ModelSpec
 from ...mesh import Mesh
 from ...models import FAMILIES
+from ...models.comfyui.fast import multiply_in_fp8
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.family import Model, Stage
 from ...plan import ResolvedPlan
 from ...weights.adapters import AdapterSet
 from ...weights.checkpoint import read_header
-from ...weights.holding import Holding, Replicated, Sharded
+from ...weights.holding import Holding
 from ...weights.loader import load_weights
 from ...weights.packing import shape_parameters
 from ...weights.patching import Keep, Patching
 from ...weights.reading import Neighbours, Watch
+from ...weights.requantised import compute_in, plain_linears
 from ...weights.storage import PLAIN
+from ...weights.store import Store
 
 STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
+
+
+Arrange = Callable[[nn.Module, Sequence[nn.Module]], tuple[Store, Holding]]
+"""Where the weights of a module and of its blocks are, and how the blocks are made usable."""
 
 
 class StagePart:
@@ -34,8 +40,7 @@ class StagePart:
 
     Args:
         stage: which blocks.
-        sharded: whether all ranks share each block's weights.
-        meter: counts the gathers of shards.
+        arrange: says how they are held.
         neighbours, watch: with whom it is loaded, and who looks on.
         keep: what is kept of weights that adapters change.
     """
@@ -44,9 +49,8 @@ class StagePart:
         self,
         spec: ModelSpec,
         stage: Stage,
-        sharded: bool,
+        arrange: Arrange,
         device: torch.device,
-        meter: Meter,
         neighbours: Neighbours,
         watch: Watch,
         keep: Keep,
@@ -61,29 +65,40 @@ class StagePart:
         self.model: Model | ComfyModel = family.build(config, stage)
         self.module = self.model.module
         self._computed = {name: buffer for name, buffer in self.module.named_buffers() if not buffer.is_meta}
-        self._exact = family.exact(config)
+        compute = STORAGE_DTYPES[spec.compute]
+        compute_in(self.module, compute)
+        self._exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)
         shape_parameters(self.module, self._checkpoint, self._keys, self._dtype, self._exact)
-        self.holding: Holding = Replicated()
-        if sharded:
-            everyone = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-            self.holding = Sharded(self.model.block_modules, everyone, meter)
-        self._patching = Patching(self.module, family.comfyui_keys(config), self._load, keep)
+        if spec.fast_fp8 and isinstance(self.model, ComfyModel):
+            multiply_in_fp8(self.module, device)
+        self.store, self.holding = arrange(self.module, self.model.block_modules)
+        self._patching = Patching(self.module, self.store, device, family.comfyui_keys(config), self._load, keep)
 
     def fill(self) -> None:
         """Load the stage's weights by byte range."""
-        self.module.to_empty(device=self._device)
+        self.store.materialise(self._device)
         for name, buffer in self._computed.items():
             self.module.get_buffer(name).copy_(buffer)
         self._load()
+        self.store.settle()
 
     def adapt(self, adapters: AdapterSet, watch: Watch) -> None:
         """Make the weights those of the file with `adapters` in them. A collective."""
         self._watch = replace(watch, stop=lambda: False)  # weights restored by half would be nobody's
         self._patching.merge(adapters)
+        self.store.settle()
 
     def _load(self, only: Collection[str] | None = None) -> None:
         load_weights(
-            self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch, only, self._exact
+            self.module,
+            self.store,
+            self._checkpoint,
+            self._keys,
+            self._dtype,
+            self._neighbours,
+            self._watch,
+            only,
+            self._exact,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,18 +19,21 @@ CONNECTING = "connecting the workers"
 class Status:
     """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
 
-    `faults` is called when a phase or step begins; None outside of tests.
+    `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a
+    phase or step begins; None outside of tests.
     """
 
     phase: str = "starting"
     step: int = 0
     marks: int = 0
     changed: threading.Event = field(default_factory=threading.Event)
+    entered: list[tuple[str, int, float]] = field(default_factory=list)
     faults: Callable[[str, int], None] | None = None
 
     def enter(self, phase: str, step: int = 0) -> None:
         """Begin a phase, or a step of it."""
         self.phase, self.step = phase, step
+        self.entered.append((phase, step, time.perf_counter()))
         self.mark()
         self.changed.set()
         if self.faults is not None:
@@ -40,6 +44,6 @@ class Status:
         self.marks += 1
 
     def waiting(self) -> bool:
-        """Whether the main thread is in a collective, FSDP's and the rendezvous included, by the function it is in."""
+        """Whether the main thread is in a collective, the rendezvous included, by the function it is in."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         return frame is not None and frame.f_globals.get("__name__", "").startswith(COMMUNICATION)

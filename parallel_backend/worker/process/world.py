@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import uuid
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ class World:
         self.rank = environment.rank
         self.size = environment.world_size
         self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._alike: dict[tuple[tuple[int, ...], ...], Communicator] = {}
 
     def relay(self, frame: Frame | None) -> Frame:
         """Rank 0's frame on every rank, its residuals on rank 0 only; the others pass None and wait here for work."""
@@ -94,6 +96,18 @@ class World:
         ours = torch.tensor([[list(boot.bytes)]], dtype=torch.uint8)
         boots = [tuple(rank) for rank in everyone.gather(ours, [1] * self.size)[0].tolist()]
         return Neighbours(everyone, tuple(boots.index(boot) for boot in boots))
+
+    def alike(self, values: Sequence[Hashable], meter: Meter) -> Communicator:
+        """The ranks whose value, of one for each rank, is this rank's, on CPU tensors. A collective."""
+        ranks = tuple(
+            tuple(rank for rank in range(self.size) if values[rank] == value) for value in dict.fromkeys(values)
+        )
+        if ranks not in self._alike:
+            group = None
+            if self.size > 1:
+                group, _ = dist.new_subgroups_by_enumeration([*map(list, ranks)], timeout=FOREVER, backend="gloo")
+            self._alike[ranks] = Communicator("alike", group, torch.device("cpu"), False, meter)
+        return self._alike[ranks]
 
     def close(self) -> None:
         """Leave the group."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...comm.communicator import Communicator
@@ -16,6 +15,7 @@ from ...vae.rows import slab_of
 from ...weights.checkpoint import read_header
 from ...weights.loader import load_weights
 from ...weights.reading import Neighbours, Watch
+from ...weights.store import Store, Whole
 from ...wire.messages import Decode, Done, Encode, Pixels
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
@@ -38,11 +38,12 @@ class AutoencoderPart:
         self._watch = watch
         self.autoencoder: Autoencoder = family.build(config)
         self.module = self.autoencoder.module.to(self._dtype)
+        self.store: Store = Whole(self.module)
 
     def fill(self) -> None:
         """Load the weights by byte range."""
-        self.module.to_empty(device=self._device)
-        load_weights(self.module, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch)
+        self.store.materialise(self._device)
+        load_weights(self.module, self.store, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch)
 
 
 class Autoencoding:
@@ -50,13 +51,12 @@ class Autoencoding:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._axis: Communicator | None = None
 
     def carry_out(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
         """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
         rank, first = self._rank, self._rank.world.rank == 0
         watch = rank.watch(message.request, first)
-        axis = self._everyone(message.plan.transport)  # before what it needs is taken by weights
+        axis = rank.everyone("rows", message.plan.transport)  # before what it needs is taken by weights
         answer = {}
         try:
             part = rank.holder.hold(
@@ -125,17 +125,3 @@ class Autoencoding:
         self._rank.status.enter(phase, self._rank.status.step + 1)
         if self._rank.world.agree(self._rank.link.cancelled(request)):
             raise Cancelled
-
-    def _everyone(self, transport: str) -> Communicator:
-        """All ranks on one axis, whatever the axes of the denoise are."""
-        if self._axis is None:
-            axis, self._rank.rows_bytes = self._rank.connect(lambda: self._connected(transport))
-            self._axis = axis
-        return self._axis
-
-    def _connected(self, transport: str) -> Communicator:
-        group = dist.group.WORLD if self._rank.world.size > 1 else None
-        staged = self._rank.device.type == "cuda" and transport == "gloo"
-        axis = Communicator("rows", group, self._rank.device, staged, self._rank.meter)
-        axis.warm_up()
-        return axis

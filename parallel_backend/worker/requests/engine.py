@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...attention.kernels import flash_fault
+from ...attention.kernels import flash_fault, warm_up_kernels
 from ...wire.frames import Frame
 from ...wire.messages import (
     RESIDUAL,
@@ -34,9 +34,10 @@ class Engine:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
+        warm_up_kernels(rank.device)
         self._agreement = Agreement(rank.world, rank.files, rank.status, flash_fault(rank.device))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def carry_out(self, frame: Frame) -> None:
         """Do what a frame asks for and answer."""
         rank, message = self._rank, frame.message
@@ -78,7 +79,7 @@ class Engine:
     def _release(self, message: Release) -> None:
         rank = self._rank
         started = rank.start()
-        rank.holder.release(message.model)
+        rank.holder.release(message.model, here=message.device in ("", str(rank.device)))
         rank.report(message.request, message.model, started)
         if rank.world.rank == 0:
             rank.link.send(Done(message.request))

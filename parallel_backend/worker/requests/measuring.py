@@ -22,6 +22,7 @@ from ...plan.measure import BlockTimes, measure
 from ...weights.checkpoint import read_header
 from ...weights.holding import Replicated
 from ...weights.layers import materialise
+from ...weights.requantised import compute_in
 from ...wire.messages import (
     BlocksMeasured,
     MachineMeasured,
@@ -91,6 +92,7 @@ def time_blocks(
     small, counts = family.two_of_each(config)
     blocks = 2 * len(counts)
     model = family.build(small, Stage(0, blocks, blocks))
+    compute_in(model.module, tensors["x"].dtype)
     materialise(model.module, dtype, device)
     for parameter in model.module.parameters():
         parameter.zero_()
@@ -105,14 +107,16 @@ def time_blocks(
 
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
-    inputs = Inputs("time", x.shape, x.dtype, device, tensors["timestep"], conditioning, values=values)
+    inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
     forward = forward_of(model, build_mesh(alone, device, meter), alone, Replicated(), mark)
+    runs = []
     for _ in range(RUNS):
+        marks.clear()
         forward(inputs, x, None)
-    return _second_of_each(marks, blocks), counts
+        runs.append(marks[-blocks:])  # blocks may run more than once, as VACE's first ones do for each control video
+    return _second_of_each(runs), counts
 
 
-def _second_of_each(marks: Sequence[float], blocks: int) -> list[float]:
+def _second_of_each(runs: Sequence[Sequence[float]]) -> list[float]:
     """The time between the marks of a kind's two blocks; the first also has what comes before it."""
-    runs = [marks[start : start + blocks] for start in range(0, len(marks), blocks)]
-    return [min(run[first + 1] - run[first] for run in runs) for first in range(0, blocks, 2)]
+    return [min(run[first + 1] - run[first] for run in runs) for first in range(0, len(runs[0]), 2)]

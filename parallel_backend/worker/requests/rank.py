@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 
+from ...comm.communicator import Communicator
 from ...comm.meter import Meter
 from ...denoise.stage import StageForward
 from ...diffusion import ModelSpec
@@ -16,18 +18,23 @@ from ...mesh import Mesh, build_mesh
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.family import Model
 from ...plan import ResolvedPlan
+from ...weights.holding import Replicated
 from ...weights.patching import Keep
 from ...weights.reading import Watch
+from ...weights.sharded import Sharded
+from ...weights.store import Whole
+from ...weights.streamed import Streamed
 from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, Stopped
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import Holder
 from ..memory.rank_memory import Allowance, Memory, asked_bytes
-from ..memory.stage_part import StagePart, forward_of, stages
+from ..memory.stage_part import Arrange, StagePart, forward_of, stages
 from ..process.environment import Environment
 from ..process.link import Link
 from ..process.status import CONNECTING, Status
 from ..process.world import World
+from .times import times
 
 T = TypeVar("T")
 
@@ -54,8 +61,9 @@ class Rank:
         self.files = ModelFiles(environment.models)
         self._mesh: tuple[tuple[int, ...], Mesh] | None = None
         self._read = 0
-        self.mesh_bytes = self.rows_bytes = 0
-        """What communicators took of the device when they were opened: a plan's, and those of decoding and encoding."""
+        self._opened = False
+        self.mesh_bytes = self.everyone_bytes = 0
+        """What communicators took of the device when they were opened: a plan's, and that of all ranks."""
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
         """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
@@ -73,6 +81,19 @@ class Rank:
         self.memory.finish()
         return built, max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0
 
+    def everyone(self, name: str, transport: str) -> Communicator:
+        """All ranks on one axis, whatever the axes of a plan are. A collective, which opens their connections once.
+
+        Args:
+            name: what the meter calls its traffic.
+        """
+        group = dist.group.WORLD if self.world.size > 1 else None
+        axis = Communicator(name, group, self.device, self.device.type == "cuda" and transport == "gloo", self.meter)
+        if not self._opened:
+            _, self.everyone_bytes = self.connect(axis.warm_up)
+            self._opened = True
+        return axis
+
     def forget_mesh(self) -> None:
         """Close the communicators in use. A collective."""
         if self._mesh is not None:
@@ -82,7 +103,7 @@ class Rank:
     def available(self, plan: ResolvedPlan) -> int:
         """Bytes that a job, with its communicators, may take of this rank's device: what is free and what this rank has."""
         sharers = plan.devices.count(plan.devices[self.world.rank])
-        ours = sum(self.holder.on_device().values()) + self.mesh_bytes + self.rows_bytes
+        ours = sum(self.holder.on_device().values()) + self.mesh_bytes + self.everyone_bytes
         return self.memory.free_on_device() // sharers + ours
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
@@ -97,19 +118,34 @@ class Rank:
             Cancelled: on all ranks alike, while loading.
         """
         spec, plan = message.model, message.plan
-        stage_of, sharded = stages(plan), plan.weights == "sharded"
+        stage_of = stages(plan)
         watch = self.watch(message.request, mesh.reports)
 
         def build() -> StagePart:
             stage = stage_of[self.world.rank]
             keep = Keep(self.memory.has_host_room, self.world.all_agree)
             found = self.files.find(spec)
-            return StagePart(found, stage, sharded, self.device, self.meter, self.neighbours, watch, keep)
+            return StagePart(found, stage, self._arrange(plan), self.device, self.neighbours, watch, keep)
 
-        part = self.holder.hold(spec, (stage_of, sharded), build, self.allowance(plan, message.working))
+        part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working))
         self.status.enter("applying adapters")
         part.adapt(self.adapters.named(message.adapters), watch)
         return part.model, forward_of(part.model, mesh, plan, part.holding, self.status.mark)
+
+    def agree(self, flag: bool) -> bool:
+        """Rank 0's flag on every rank; who comes first waits for the others here."""
+        with self.meter.wait("control"):
+            return self.world.agree(flag)
+
+    def _arrange(self, plan: ResolvedPlan) -> Arrange:
+        """How a plan's weights are held. A collective."""
+        if plan.weights == "sharded":
+            everyone = self.everyone("weights", plan.transport)
+            return lambda module, blocks: _twice(Sharded(module, blocks, everyone))
+        if plan.weights == "streamed":
+            sharers = self.world.alike([*zip(stages(plan), self.neighbours.machines, strict=True)], self.meter)
+            return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
+        return lambda module, blocks: (Whole(module), Replicated())
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, stops with the request."""
@@ -128,14 +164,17 @@ class Rank:
         return Watch(lambda: self.world.agree(self.link.cancelled(request)), progress, read)
 
     def begin(self) -> None:
-        """Count from here what a request moves from disk and host memory."""
+        """Count from here what a request moves from disk and host memory, and when it does what."""
         self.holder.restored = self._read = 0
+        self.status.entered.clear()
+        self.meter.begin()
 
     def start(self) -> float:
         """Count from here what a request sends and holds; the time."""
-        self.meter.reset()
         if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
+        self.meter.reset()
         return time.perf_counter()
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0) -> None:
@@ -159,6 +198,7 @@ class Rank:
             held=self._held(),
             on_host=sum(self.holder.on_host().values()),
             restored=self.holder.restored,
+            times=times(self.meter.timeline, self.status.entered),
         )
         self.link.send(report)
 
@@ -178,3 +218,11 @@ class Rank:
 
     def _held(self) -> list[HeldModel]:
         return [HeldModel(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]
+
+
+Both = TypeVar("Both", Sharded, Streamed)
+
+
+def _twice(weights: Both) -> tuple[Both, Both]:
+    """What says where weights are also makes them usable."""
+    return weights, weights

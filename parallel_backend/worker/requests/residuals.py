@@ -9,53 +9,47 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from ...layout import TokenLayout, length
+from ...layout import length
 from ...models.family import Stage
+from ...models.spread.placement import Placement
 from ...plan import ResolvedPlan
 from ...wire.messages import Residuals
 
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part: the tensors of `blocks` (the stage's own numbers), of the batch's `rows` the tokens of `runs`."""
+    """One rank's part: the tensors of `blocks`, of the batch's `rows` the tokens at `positions`."""
 
     blocks: Mapping[int, str]
     rows: slice
-    runs: Sequence[slice]
+    positions: Tensor
 
     @property
     def names(self) -> list[str]:
         """The tensors, each once; none for a rank without tokens."""
-        return list(dict.fromkeys(self.blocks.values())) if self.tokens else []
-
-    @property
-    def tokens(self) -> int:
-        """Tokens held."""
-        return sum(map(length, self.runs))
+        return list(dict.fromkeys(self.blocks.values())) if self.positions.numel() else []
 
     def of(self, tensor: Tensor) -> Tensor:
         """This rank's part of a tensor `[batch or 1, image tokens, features]`."""
         rows = tensor if tensor.shape[0] == 1 else tensor[self.rows]
-        return torch.cat([rows[:, run] for run in self.runs], dim=1)
+        return rows.index_select(1, self.positions)
 
 
 def shares(
-    residuals: Residuals, plan: ResolvedPlan, stages: Sequence[Stage], layout: TokenLayout, rows: Sequence[slice]
+    residuals: Residuals, plan: ResolvedPlan, stages: Sequence[Stage], tokens: Placement, rows: Sequence[slice]
 ) -> list[Share]:
     """Each rank's part.
 
     Args:
-        layout: of the whole sequence.
+        tokens: the picture's.
         rows: the runs of the batch, one a data and cfg rank, or a single one.
     """
     parts = []
     for rank, stage in enumerate(stages):
         place = plan.place(rank)
-        group, sequence = place.data * plan.cfg + place.cfg, place.ring * layout.ulysses + place.ulysses
-        blocks = {
-            block - stage.start: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop
-        }
-        parts.append(Share(blocks, rows[group if len(rows) > 1 else 0], layout.image(sequence)))
+        group, sequence = place.data * plan.cfg + place.cfg, place.ring * plan.ulysses + place.ulysses
+        blocks = {block: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop}
+        parts.append(Share(blocks, rows[group if len(rows) > 1 else 0], tokens.ranks[sequence]))
     return parts
 
 
@@ -72,6 +66,6 @@ def distribute(
         found = {name: mine.of(tensors[name]) for name in mine.names}
     else:
         batch = 1 if residuals.batch == 1 else length(mine.rows)
-        shape, dtype = (batch, mine.tokens, features), getattr(torch, residuals.dtype)
+        shape, dtype = (batch, mine.positions.numel(), features), getattr(torch, residuals.dtype)
         found = {name: everyone.receive(shape, dtype, 0) for name in mine.names}
     return {block: found[name] for block, name in mine.blocks.items() if name in found}

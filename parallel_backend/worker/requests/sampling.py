@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from ...models.comfyui.model import ComfyModel
 from ...models.family import Model
 from ...models.region import Region
 from ...wire.messages import Done, Progress, Sample
+from .previews import Previews
 from .rank import Rank
 
 
@@ -31,7 +33,8 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
     try:
         model, forward = rank.prepare(message, mesh)
         started = rank.start()
-        result = _pipeline(rank, message, tensors, mesh, model, forward).run()
+        with Previews(rank.device, rank.link.send) if mesh.reports else nullcontext() as previews:
+            result = _pipeline(rank, message, tensors, mesh, model, forward, previews).run()
     except Cancelled:
         rank.stopped(message, mesh.reports)
         return
@@ -49,6 +52,7 @@ def _pipeline(
     mesh: Mesh,
     model: Model | ComfyModel,
     forward: RunsStage,
+    previews: Previews | None,
 ) -> Pipeline:
     plan, x = message.plan, tensors["x"]
     batch = x.shape[0]
@@ -82,8 +86,8 @@ def _pipeline(
     def on_call(step: int, denoised: Tensor, x: Tensor) -> None:
         if _answers(mesh):
             shown = {name: _whole_batch(t, mesh, batch) for name, t in (("denoised", denoised), ("x", x))}
-            if mesh.reports:
-                rank.link.send(Progress(message.request, step), shown)
+            if previews is not None:
+                previews.show(Progress(message.request, step), shown)
 
     return Pipeline(
         mesh=mesh,
@@ -99,7 +103,7 @@ def _pipeline(
         dtype=dtype,
         stop=StopSignal(
             asked=lambda: rank.link.cancelled(message.request),
-            agree=rank.world.agree,
+            agree=rank.agree,
             enter=lambda step: rank.status.enter("sampling", step + 1),
         ),
         on_call=on_call,

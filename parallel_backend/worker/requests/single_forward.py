@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ...diffusion import Value
 from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
+from ...models.comfyui.conditioning import in_dict
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.inputs import Inputs
 from ...wire.messages import Done, Forward
@@ -36,7 +37,7 @@ def single_forward(
     started = rank.start()
     rank.status.enter("running the model once")
     groups = mesh.data.size * mesh.cfg.size
-    pieces = _pieces(message.calls, tensors, groups)
+    pieces = _pieces(message.calls, tensors, groups, message.values)
     parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
     run = parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]
     every = message.values if message.calls > 1 else message.values * len(pieces)
@@ -44,14 +45,15 @@ def single_forward(
     added: dict[int, Tensor] = {}
     if message.residuals is not None:
         rows = cut(tensors["0.x"].shape[0], len(pieces))
-        assert isinstance(forward, StageForward), "only families with blocks for it take residuals"
-        first, _ = mine[0]
-        layout = forward.layout(first["x"].shape, first)
-        each = shares(message.residuals, message.plan, stages(message.plan), layout, rows)
-        assert not isinstance(model, ComfyModel)
+        assert isinstance(model, ComfyModel) and isinstance(forward, ComfyForward), "no other family takes residuals"
+        first, values = mine[0]
+        tokens = forward.picture_tokens(first["x"].shape, first, values)
+        each = shares(message.residuals, message.plan, stages(message.plan), tokens, rows)
         found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
         added = {block: tensor.to(rank.device) for block, tensor in found.items()}
-    outputs = [_forward_piece(rank, piece, values, forward, added) for piece, values in mine]
+    outputs = [
+        _forward_piece(rank, number, piece, values, forward, added) for number, (piece, values) in enumerate(mine)
+    ]
     mesh.pipefusion.finish_sending()
     output = None
     if mesh.last:
@@ -66,20 +68,23 @@ def single_forward(
 
 def _forward_piece(
     rank: Rank,
+    number: int,
     tensors: Mapping[str, Tensor],
     values: Mapping[str, Value],
     forward: StageForward | ComfyForward,
     residuals: Mapping[int, Tensor],
 ) -> Tensor | None:
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
-    x, timestep = tensors["x"], tensors["timestep"]
+    x, timestep = tensors["x"], tensors.get("timestep")
     inputs = Inputs(
-        "single", x.shape, x.dtype, rank.device, timestep, conditioning, residuals, values=values, processed=True
+        number, x.shape, x.dtype, rank.device, timestep, conditioning, residuals, values=values, processed=True
     )
     return forward(inputs, x, None)
 
 
-def _pieces(calls: int, tensors: Mapping[str, Tensor], groups: int) -> list[dict[str, Tensor]]:
+def _pieces(
+    calls: int, tensors: Mapping[str, Tensor], groups: int, values: Sequence[Mapping[str, Value]]
+) -> list[dict[str, Tensor]]:
     """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group."""
     found = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
@@ -88,7 +93,10 @@ def _pieces(calls: int, tensors: Mapping[str, Tensor], groups: int) -> list[dict
     batch = found[0]["x"].shape[0]
     if calls > 1 or batch < groups:
         return found
-    return [{name: tensor[rows] for name, tensor in found[0].items()} for rows in cut(batch, groups)]
+    return [
+        {name: tensor if in_dict(name, values[0]) else tensor[rows] for name, tensor in found[0].items()}
+        for rows in cut(batch, groups)
+    ]
 
 
 def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:

@@ -1,0 +1,82 @@
+"""What one step asks of a GPU, counted at full size without one: kernels, collectives, bytes, memory, waits.
+
+    python -m benchmarks.dry_run [--json] [--only TEXT] [--short] [--own]
+
+The worker's own code runs on CUDA tensors that have no data (tests/dry); the other ranks are only believed in.
+COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind in place of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
+from tests.dry.dry_rank import Result, dry_run, own_kernels
+
+FLUX, FLUX2, WAN, QWEN = "FLUX.1-dev", "FLUX.2-dev", "Wan 2.2 14B", "Qwen-Image"
+
+CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    f"{model}, {plan}": (model, degrees)
+    for model, plan, degrees in (
+        (FLUX, "one rank", {}),
+        (FLUX, "ulysses 2", {"ulysses": 2}),
+        (FLUX, "ulysses 4", {"ulysses": 4}),
+        (FLUX, "ring 4", {"ring": 4}),
+        (FLUX, "ring 2 x ulysses 4", {"ring": 2, "ulysses": 4}),
+        (FLUX, "pipefusion 4, first stage", {"pipefusion": 4}),
+        (FLUX, "pipefusion 4, second stage", {"pipefusion": 4, "rank": 1}),
+        (FLUX, "pipefusion 4, last stage", {"pipefusion": 4, "rank": 3}),
+        (FLUX2, "one rank", {}),
+        (FLUX2, "ulysses 4", {"ulysses": 4}),
+        (WAN, "one rank", {}),
+        (WAN, "cfg 2 x ulysses 4", {"cfg": 2, "ulysses": 4}),
+        (QWEN, "one rank", {}),
+        (QWEN, "ulysses 4", {"ulysses": 4}),
+    )
+}
+
+
+def results(only: str, whole: bool) -> Iterator[tuple[str, Result]]:
+    """Each case whose name has this text in it."""
+    for case, (model, degrees) in CASES.items():
+        if only in case:
+            yield case, dry_run(model, whole=whole, **degrees)
+
+
+def main() -> None:
+    """Print a table, or lines of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line a case")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--short", action="store_true", help="two blocks of each kind")
+    parser.add_argument("--own", action="store_true", help="the kernels of ComfyUI's own forwards instead")
+    options = parser.parse_args()
+    os.environ[FOLDER] = os.environ["COMFYUI_PATH"]
+    os.environ[ARGUMENTS] = json.dumps(["--cpu", "--use-pytorch-cross-attention"])
+    import_comfyui()
+    if options.own:
+        for model in sorted({model for model, _ in CASES.values() if options.only in model}):
+            print(json.dumps({"case": model, "kernels": own_kernels(model)}), flush=True)
+        return
+    if not options.json:
+        print("| A step of | Kernels | Kernels a block | Collectives | Sent, MB | Peak, MB | Waits |")
+        print("|---|---|---|---|---|---|---|")
+    for case, found in results(options.only, not options.short):
+        if options.json:
+            print(json.dumps({"case": case, **asdict(found)}))
+        else:
+            blocks = ", ".join(str(kernels) for kernels in found.blocks.values())
+            sizes = f"{found.sent / 1e6:.0f} | {found.peak / 1e6:.0f}"
+            print(f"| {case} | {found.kernels} | {blocks} | {found.collectives} | {sizes} | {len(found.waits)} |")
+        for wait in found.waits:
+            print(f"{case} waits: {wait}", file=sys.stderr)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""What ComfyUI's server answers under /parallel: the state of the workers, the last run, the doctor, and a few actions.
+
+No route takes a parameter, and none answers a page of another origin.
+"""
+
+from __future__ import annotations
+
+from server import PromptServer
+
+from ..runtime import backend
+from .doctor import DoctorRoute
+from .panel import Panel
+
+
+def add_routes() -> None:
+    """Have ComfyUI's server answer them."""
+    routes = PromptServer.instance.routes
+    doctor = DoctorRoute()
+    panel = Panel(backend, doctor)
+    routes.get("/parallel/doctor")(doctor.answer)
+    routes.get("/parallel/status")(panel.status)
+    routes.get("/parallel/run")(panel.run)
+    for name, action in panel.actions().items():
+        routes.post(f"/parallel/{name}")(action)

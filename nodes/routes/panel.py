@@ -1,0 +1,174 @@
+"""The sidebar tab's routes and events: while a page looks on, it is told of every change once a second at most."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+from server import PromptServer
+
+from ...parallel_backend.diffusion import ModelSpec
+from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
+from ...parallel_backend.host import Backend
+from ...parallel_backend.host.comparison import Comparison
+from ...parallel_backend.host.device_memory import DeviceMemory, device_memory
+from ...parallel_backend.host.status import BackendStatus
+from ..room import free_devices
+from .doctor import DoctorRoute, DoctorStatus
+from .guard import Handler, guarded
+
+EVENT = "parallel.status"
+
+SECONDS = 1.0
+"""Between two looks."""
+
+MEMORY_SECONDS = 3.0
+"""Between two questions to the driver, whose tool is a process of its own."""
+
+ATTENTION_SECONDS = 60.0
+"""For which a page is told of changes after it has asked; an open panel asks again before."""
+
+log = logging.getLogger(__name__)
+
+
+class ComparisonStatus(msgspec.Struct, frozen=True):
+    """What is being timed now (empty if nothing is), the last result, and why there is none, if something went wrong."""
+
+    doing: str = ""
+    result: Comparison | None = None
+    said: str = ""
+
+
+class PanelStatus(msgspec.Struct, frozen=True):
+    """What the panel shows besides the last run."""
+
+    workers: BackendStatus
+    memory: list[DeviceMemory]
+    doctor: DoctorStatus
+    comparison: ComparisonStatus
+
+
+class Panel:
+    """The routes behind the tab. `backend` gives the one of this process, made when it is first used."""
+
+    def __init__(self, backend: Callable[[], Backend], doctor: DoctorRoute) -> None:
+        self.status = guarded(self._status)
+        self.run = guarded(self._run)
+        self._backend = backend
+        self._doctor = doctor
+        self._memory: list[DeviceMemory] = []
+        self._memory_at = self._wanted_until = float("-inf")
+        self._telling: asyncio.Task[None] | None = None
+        self._comparison = ComparisonStatus()
+        self._comparing: asyncio.Task[None] | None = None
+
+    def actions(self) -> dict[str, Handler]:
+        """What can be asked for, by name: handlers that answer once it is done, with a sentence."""
+        return {
+            "free": guarded(self._free),
+            "stop": guarded(self._stop),
+            "measure": guarded(self._measure),
+            "doctor": guarded(self._begin_doctor),
+            "compare": guarded(self._begin_comparison),
+        }
+
+    async def _status(self, request: web.Request) -> web.Response:
+        """The state now; changes of the next minute are told as events."""
+        self._wanted_until = time.monotonic() + ATTENTION_SECONDS
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell())
+        return _json(self._now())
+
+    async def _run(self, request: web.Request) -> web.Response:
+        """The last run; null before the first."""
+        return _json(await asyncio.to_thread(self._backend().last_run))
+
+    async def _free(self, request: web.Request) -> web.Response:
+        return await self._carried_out(self._backend().free, "The models have left the devices.")
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        return await self._carried_out(self._backend().stop, "The workers have ended; the next run starts new ones.")
+
+    async def _measure(self, request: web.Request) -> web.Response:
+        def measure() -> None:
+            self._backend().measure_again(lambda: False)
+
+        return await self._carried_out(measure, "Measured; the next run chooses its plan anew.")
+
+    async def _begin_doctor(self, request: web.Request) -> web.Response:
+        """Answers at once; the findings come with the status."""
+        if self._is_busy():
+            return _json({"said": "a run is going on, which the doctor would disturb: wait for its end."}, 409)
+        self._doctor.begin()
+        return _json({"said": ""})
+
+    async def _begin_comparison(self, request: web.Request) -> web.Response:
+        """Answers at once; the result comes with the status. A prompt that is queued meanwhile ends the comparison."""
+        if self._is_busy():
+            return _json({"said": "a run is going on: compare once it is done."}, 409)
+        self._comparing = asyncio.create_task(self._compare())
+        return _json({"said": ""})
+
+    async def _compare(self) -> None:
+        backend, before = self._backend(), self._comparison.result
+
+        def told(what: str) -> None:
+            self._comparison = ComparisonStatus(what, before)
+
+        def make_room(model: ModelSpec, devices: tuple[str, ...], each: float) -> None:
+            free_devices(backend, model, devices, each)
+
+        told("beginning")
+        try:
+            result = await asyncio.to_thread(backend.compare, make_room, told, _is_queued)
+            self._comparison = ComparisonStatus("", result)
+        except (Refused, WorkerFailed) as error:
+            self._comparison = ComparisonStatus("", before, str(error))
+        except Cancelled:
+            self._comparison = ComparisonStatus("", before, "stopped, because a run was queued.")
+
+    def _is_busy(self) -> bool:
+        groups = self._backend().status().groups
+        return (
+            bool(self._comparison.doing or self._doctor.status.doing)
+            or _is_queued()
+            or any(group.state in ("running", "starting") for group in groups)
+        )
+
+    async def _carried_out(self, action: Callable[[], None], said: str) -> web.Response:
+        try:
+            await asyncio.to_thread(action)
+        except Refused as refusal:
+            return _json({"said": str(refusal)}, 409)
+        except (WorkerFailed, Cancelled) as failure:
+            return _json({"said": str(failure)}, 500)
+        return _json({"said": said})
+
+    def _now(self) -> PanelStatus:
+        return PanelStatus(self._backend().status(), self._memory, self._doctor.status, self._comparison)
+
+    async def _tell(self) -> None:
+        """Send the state to all pages whenever it has changed, for as long as one wants to know."""
+        told: PanelStatus | None = None
+        while time.monotonic() < self._wanted_until:
+            if time.monotonic() - self._memory_at > MEMORY_SECONDS:
+                self._memory = await asyncio.to_thread(device_memory)
+                self._memory_at = time.monotonic()
+            now = self._now()
+            if now != told:
+                PromptServer.instance.send_sync(EVENT, msgspec.to_builtins(now))
+                told = now
+            await asyncio.sleep(SECONDS)
+
+
+def _is_queued() -> bool:
+    """Whether a prompt runs or waits."""
+    return bool(PromptServer.instance.prompt_queue.get_tasks_remaining())
+
+
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

@@ -1,0 +1,175 @@
+"""What a person sees of a run: a line on the node while it works, and what it came to afterwards.
+
+All that is told comes from the Backend and the nodes in the thread that executes the node, and goes to ComfyUI's server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from comfy.model_management import InterruptProcessingException
+from comfy_execution.utils import ExecutionContext, get_executing_context
+from server import PromptServer
+
+from ..parallel_backend.errors import NotFinite, Refused, WorkerFailed
+from ..parallel_backend.host.news import Measuring, News, Planned, Ran, Starting
+from ..parallel_backend.host.outcome import Outcome, in_words, outcome, part_of
+
+EVENT = "parallel.ran"
+"""Told to the page, with the node's id, when a run has ended well."""
+
+HISTORY = "parallel"
+"""Where a prompt's extra data, which ComfyUI keeps in its history, has the outcomes, by the node's id."""
+
+OURS = Refused, NotFinite, WorkerFailed
+"""Errors that are sentences for the user."""
+
+MEBIBYTE = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """One run of a node; what it has told so far."""
+
+    def __init__(self, doing: str, steps: int) -> None:
+        self.planned: Planned | None = None
+        self.ran: list[Ran] = []
+        self.warnings: list[str] = []
+        self.started = time.monotonic()
+        self.steps = steps
+        self._doing = doing
+        self._done = 0
+        self._times: list[float] = []
+
+    def advance(self, count: int = 1) -> None:
+        """Say that so many more steps, or pictures, are done."""
+        self._done += count
+        self.step(self._done)
+
+    def step(self, done: int) -> None:
+        """Say that so many steps are done."""
+        self._times.append(time.monotonic())
+        say(f"{self._doing} {done} of {self.steps}" + (f", {self.pace:.2f} s a step" if self.pace else ""))
+
+    @property
+    def reached(self) -> str:
+        """How far it got, in words; nothing if it has not begun."""
+        return f" after {len(self._times)} of {self.steps}" if self._times else ""
+
+    @property
+    def pace(self) -> float:
+        """Seconds a step once it was going; 0 while that is not known."""
+        return (self._times[-1] - self._times[0]) / (len(self._times) - 1) if len(self._times) > 1 else 0.0
+
+
+class Telling:
+    """Hears what the Backend tells and says it on the node that is executed."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+        self._told_of = (0, 0)
+        self._alone: dict[object, float] = {}
+        """Measured seconds a step on one device, by the job."""
+
+    def hear(self, news: News) -> None:
+        """Listen to the Backend."""
+        match news:
+            case Starting(workers=workers, seconds=seconds):
+                self._starting(workers, int(seconds))
+            case Measuring(what=what):
+                say(f"Measuring {what}")
+            case Planned() if self._run is not None:
+                self._run.planned = news
+            case Ran() if self._run is not None:
+                self._run.ran.append(news)
+
+    def _starting(self, workers: int, seconds: int) -> None:
+        if (workers, seconds) != self._told_of:  # it is told more often than its text changes
+            self._told_of = workers, seconds
+            say(f"Starting {workers} worker{'s' if workers > 1 else ''}, {seconds} s")
+
+    def advance(self, count: int) -> None:
+        """So many more pictures of the run are done."""
+        if self._run is not None:
+            self._run.advance(count)
+
+    @contextlib.contextmanager
+    def run(self, doing: str, steps: int = 0, first: str = "") -> Iterator[Run]:
+        """A run of the node that is executed, which is said at once; what it came to is said when it has ended well."""
+        self._run = run = Run(doing, steps)
+        say(first or doing)
+        try:
+            yield run
+        except BaseException as error:
+            why = f": {error}" if isinstance(error, OURS) else ""
+            say(f"{'Cancelled' if isinstance(error, InterruptProcessingException) else 'Failed'}{run.reached}{why}")
+            raise
+        finally:
+            self._run = None
+        if run.ran:
+            self._tell(run)
+
+    def _tell(self, run: Run) -> None:
+        plan, alone = run.ran[-1].plan, None
+        if run.planned is not None and run.pace:
+            question = run.planned.question
+            job = question.spec, replace(question.job, steps=0), question.workload, plan.devices[0]
+            if plan.world_size == 1:
+                self._alone[job] = run.pace
+            alone = self._alone.get(job)
+        seconds = time.monotonic() - run.started
+        publish(outcome(run.ran, run.planned, seconds, run.steps, run.pace, alone, run.warnings))
+
+
+def loading() -> Callable[[int, int], None]:
+    """Says on the node how much of a model's weights has been loaded."""
+    began: list[float] = []
+    said: list[str] = []
+
+    def show(done: int, total: int) -> None:
+        if not began:
+            began.append(time.monotonic())
+        text = f"Loading {part_of(done, total)}"
+        if text not in said[-1:]:  # it is told more often than its text changes
+            said.append(text)
+            say(text)
+        if done == total:
+            seconds = time.monotonic() - began[0]
+            log.info("Parallel: the workers loaded %d MiB in %.1f s", total // MEBIBYTE, seconds)
+
+    return show
+
+
+def say(text: str) -> None:
+    """Show a text on the node that is executed, to the page that queued it."""
+    node = get_executing_context()
+    if node is not None and (page := PromptServer.instance.client_id) is not None:
+        PromptServer.instance.send_progress_text(text, node.node_id, page)
+
+
+def publish(result: Outcome) -> None:
+    """Show on the node what its run came to, tell the page, and put it into ComfyUI's history."""
+    say(in_words(result))
+    node = get_executing_context()
+    if node is None:
+        return
+    server, record = PromptServer.instance, msgspec.to_builtins(result)
+    if server.client_id is not None:
+        message = {"prompt_id": node.prompt_id, "node": node.node_id, "outcome": record}
+        server.send_sync(EVENT, message, server.client_id)
+    _keep(server.prompt_queue, node, record)
+
+
+def _keep(queue: Any, node: ExecutionContext, record: dict[str, Any]) -> None:
+    """The history has an entry only once the prompt is done; what it will be made of is with the queue until then."""
+    running, _ = queue.get_current_queue_volatile()
+    for _, prompt_id, _, extra_data, *_ in running:
+        if prompt_id == node.prompt_id:
+            extra_data[HISTORY] = {**extra_data.get(HISTORY, {}), node.node_id: record}

@@ -1,0 +1,116 @@
+"""What a plan gains over one device: the last denoise's first steps, timed on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from torch import Tensor
+
+from ..diffusion import ModelSpec
+from ..errors import Refused
+from ..plan import ResolvedPlan
+from ..plan.choose import single_device
+from ..plan.roomier import gigabytes
+from ..wire.messages import Sample
+from .exchange import Answer, Exchange, Interrupted
+from .planner import Chosen
+
+STEPS = 6
+"""That are timed, after those of PipeFusion's warm-up."""
+
+MakeRoom = Callable[[ModelSpec, tuple[str, ...], float], None]
+"""Makes other models leave devices, for so many bytes on each."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Measured seconds a step of a plan and of one device, and the predicted ones. `steps` of the job's `of` were timed."""
+
+    plan: str
+    seconds: float
+    alone: float
+    predicted: float
+    predicted_alone: float
+    steps: int
+    of: int
+    without_adapters: bool
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """A denoise that has come to its end and may be done again: its tensors are on the CPU and its adapters left out."""
+
+    message: Sample
+    tensors: Mapping[str, Tensor]
+    chosen: Chosen | None
+
+    @classmethod
+    def of(cls, exchange: Exchange, chosen: Chosen | None) -> Denoise:
+        """What an exchange asked for."""
+        assert isinstance(exchange.message, Sample)
+        return cls(exchange.message, {name: tensor.cpu() for name, tensor in exchange.tensors.items()}, chosen)
+
+
+def compare(
+    denoise: Denoise | None,
+    ask: Callable[[Exchange], Answer],
+    number: Callable[[], int],
+    make_room: MakeRoom,
+    told: Callable[[str], None],
+    interrupted: Interrupted,
+) -> Comparison:
+    """Time a denoise's first steps on its plan and on the plan's first device alone; loading is not counted.
+
+    Args:
+        ask: has a request carried out.
+        number: a new request's.
+        told: of what is being done, in words.
+
+    Raises:
+        Refused: there is nothing to compare; the sentence says why.
+        Cancelled, WorkerFailed: as Backend.sample does.
+    """
+    if denoise is None or denoise.chosen is None:
+        raise Refused("there is no run to compare: run a graph with Parallel Sampler or KSampler first.")
+    plan, choice, memory = denoise.message.plan, denoise.chosen.choice, denoise.chosen.memory
+    if plan.world_size == 1:
+        raise Refused("the last run was on one device, so there is nothing to compare: choose more in Parallel Plan.")
+    single = choice.single.breakdown
+    if single.memory > memory:
+        raise Refused(
+            f"one device cannot hold the last run's job ({gigabytes(single.memory)} needed, {gigabytes(memory)} free), so its "
+            "time cannot be measured."
+        )
+    of = len(denoise.tensors["sigmas"]) - 1
+    steps = min(of, STEPS + (plan.warmup_steps if plan.patches > 1 else 0))
+
+    def timed(plan: ResolvedPlan, working: int) -> float:
+        """Seconds a step, of which the first run only loads the model and the kernels."""
+        taken = 0.0
+        for count in (1, steps):
+            tensors = {**denoise.tensors, "sigmas": denoise.tensors["sigmas"][: count + 1]}
+            message = msgspec.structs.replace(
+                denoise.message, request=number(), plan=plan, adapters="", working=working
+            )
+            answer = ask(Exchange(message, tensors, interrupted=interrupted))
+            taken = max(report.seconds for report in answer.reports) / count
+        return taken
+
+    told(f"{steps} steps on {plan.degrees}")
+    together = timed(plan, denoise.message.working)
+    alone = single_device(plan)
+    told(f"{steps} steps on {alone.devices[0]} alone, once the model is loaded there")
+    make_room(denoise.message.model, alone.devices, single.memory)
+    seconds = timed(alone, int(single.memory - single.weights))
+    (chosen,) = (entry for entry in choice.ranking if entry.plan == plan)
+    return Comparison(
+        plan=plan.degrees,
+        seconds=together,
+        alone=seconds,
+        predicted=chosen.seconds,
+        predicted_alone=choice.single.seconds,
+        steps=steps,
+        of=of,
+        without_adapters=bool(denoise.message.adapters),
+    )

@@ -1,0 +1,29 @@
+"""How much memory this machine's devices have, and how much of it is free now."""
+
+from __future__ import annotations
+
+import msgspec
+import psutil
+import torch
+
+from ..gpus import visible_gpus
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """A device as plans name it ("cpu" is the computer's own memory), what it is, and bytes; `free` is None if not known."""
+
+    device: str
+    name: str
+    total: int
+    free: int | None
+
+
+def device_memory() -> list[DeviceMemory]:
+    """All GPUs that torch sees and the computer's memory. Opens no GPU; asking the driver may take a second or two."""
+    try:
+        gpus = visible_gpus() if torch.version.cuda is not None else ()
+    except (RuntimeError, AssertionError):  # no driver, or one that is too old
+        gpus = ()
+    host = psutil.virtual_memory()
+    found = [DeviceMemory(f"cuda:{index}", gpu.name, gpu.memory, gpu.free) for index, gpu in enumerate(gpus)]
+    return [*found, DeviceMemory("cpu", "", host.total, host.available)]

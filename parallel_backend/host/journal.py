@@ -1,0 +1,160 @@
+"""What became of the last run: its plan and the plans it was chosen from, each rank's costs, and its timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..plan import ResolvedPlan
+from ..plan.choose import PARTS, Ranked, is_approximate
+from ..wire.messages import Decode, Encode, Forward, Report, Sample
+from .comparison import Denoise
+from .exchange import Answer, Exchange
+from .planner import Chosen
+from .status import Failure, model_name
+from .timeline import RunTimeline, timeline_of
+
+KINDS = {Sample: "sampling", Forward: "one model call", Decode: "decoding", Encode: "encoding"}
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """A plan with its predicted seconds a step, what they are made of, and the bytes that the fullest device needs.
+
+    `changes` is whether it changes the picture.
+    """
+
+    plan: str
+    devices: int
+    chosen: bool
+    seconds: float
+    parts: dict[str, float]
+    memory: float
+    fits: bool
+    changes: bool
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Why a plan was chosen, among which; `single` is one device alone, and `memory` the bytes that each device had."""
+
+    why: str
+    memory: float
+    single: Alternative
+    alternatives: list[Alternative]
+
+
+class RankCost(msgspec.Struct, frozen=True):
+    """A rank's seconds and bytes in a run, as in Report."""
+
+    rank: int
+    device: str
+    seconds: float
+    waiting: float
+    sent: dict[str, int]
+    weights: int
+    cache: int
+    peak: int
+    read: int
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The last run that came to its end; `steps` is 0 where there are none, `ended` is seconds since the epoch."""
+
+    number: int
+    kind: str
+    model: str
+    plan: str
+    steps: int
+    ended: float
+    decision: Decision | None
+    ranks: list[RankCost]
+    timeline: RunTimeline
+
+
+@dataclass(frozen=True)
+class _Run:
+    message: Sample | Forward | Decode | Encode
+    steps: int
+    reports: Sequence[Report]
+    ended: float
+    chosen: Chosen | None
+
+
+class Journal:
+    """The last run, kept as it was told and made readable when somebody asks. Any thread may read while one writes."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.failure: Failure | None = None
+        self.denoise: Denoise | None = None
+        """The last denoise that the workers did in their own loop."""
+        self._last: _Run | None = None
+
+    def ran(self, exchange: Exchange, answer: Answer, latest: Chosen | None) -> None:
+        """Note a run that has come to its end, and its plan's choice, if `latest` is that."""
+        message, steps = exchange.message, 0
+        assert isinstance(message, Sample | Forward | Decode | Encode)
+        chosen = latest if latest is not None and latest.choice.plan == message.plan else None
+        if isinstance(message, Sample):
+            self.denoise = Denoise.of(exchange, chosen)
+            steps = len(exchange.tensors["sigmas"]) - 1
+        self._last = _Run(message, steps, list(answer.reports), time.time(), chosen)
+        self.failure = None
+        self.runs += 1
+
+    def failed(self, text: str) -> None:
+        """Note that workers failed."""
+        self.failure = Failure(text, time.time())
+
+    def record(self) -> RunRecord | None:
+        """The last run; None before the first."""
+        number, run = self.runs, self._last
+        if run is None:
+            return None
+        plan = run.message.plan
+        return RunRecord(
+            number=number,
+            kind=KINDS[type(run.message)],
+            model=model_name(run.message.model),
+            plan=plan.describe(),
+            steps=run.steps,
+            ended=run.ended,
+            decision=_decision(run.chosen) if run.chosen else None,
+            ranks=[_cost(report, plan) for report in sorted(run.reports, key=lambda report: report.rank)],
+            timeline=timeline_of(plan, run.reports),
+        )
+
+
+def _cost(report: Report, plan: ResolvedPlan) -> RankCost:
+    return RankCost(
+        rank=report.rank,
+        device=plan.devices[report.rank],
+        seconds=report.seconds,
+        waiting=report.waiting,
+        sent={kind: count for kind, count in sorted(report.sent.items()) if count},
+        weights=report.weights,
+        cache=report.cache,
+        peak=report.peak,
+        read=report.read,
+    )
+
+
+def _decision(chosen: Chosen) -> Decision:
+    choice, memory = chosen.choice, chosen.memory
+
+    def alternative(entry: Ranked) -> Alternative:
+        parts = {part: getattr(entry.breakdown, part) for part in PARTS}
+        return Alternative(
+            plan=entry.plan.degrees,
+            devices=entry.plan.world_size,
+            chosen=entry.plan == choice.plan,
+            seconds=entry.seconds,
+            parts={part: seconds for part, seconds in parts.items() if seconds},
+            memory=entry.breakdown.memory,
+            fits=entry.breakdown.memory <= memory,
+            changes=is_approximate(entry.plan),
+        )
+
+    return Decision(choice.why, memory, alternative(choice.single), [alternative(each) for each in choice.ranking])

@@ -1,0 +1,51 @@
+"""What a backend tells, while it works, to the one who looks on: always in the thread that asked for the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..plan import ResolvedPlan
+from ..plan.choose import Choice
+from ..wire.messages import Report
+from .planner import Question
+
+
+@dataclass(frozen=True)
+class Starting:
+    """So many workers have been starting for some seconds."""
+
+    workers: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Something that plans are chosen by is being measured, in words."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A question's answer, and the bytes that were free to each worker."""
+
+    question: Question
+    choice: Choice
+    memory: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a request cost on each rank, in no order."""
+
+    plan: ResolvedPlan
+    reports: Sequence[Report]
+
+
+News = Starting | Measuring | Planned | Ran
+OnNews = Callable[[News], None]
+
+
+def ignore(_: News) -> None:
+    """What nobody wants to know."""

@@ -1,0 +1,120 @@
+"""What a run came to, for the one who asked for it: as a record, and in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ..plan.choose import Choice
+from .news import Planned, Ran
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A run of one node.
+
+    `steps` and `seconds_a_step` are 0 where there are no steps, `peak` has the bytes at the peak by device, `waiting` is the
+    share of all ranks' time in which they waited for others, `sent` the bytes they sent. `gain` is how many times as fast as
+    one device the plan is, None where one device cannot hold the job or the plan has but one; it is predicted unless
+    `gain_is` is "measured".
+    """
+
+    plan: str
+    why: str
+    seconds: float
+    steps: int
+    seconds_a_step: float
+    peak: dict[str, int]
+    waiting: float
+    sent: int
+    gain: float | None
+    gain_is: str
+    warnings: list[str]
+
+
+def outcome(
+    ran: Sequence[Ran],
+    planned: Planned | None,
+    seconds: float,
+    steps: int = 0,
+    seconds_a_step: float = 0.0,
+    alone: float | None = None,
+    warnings: Sequence[str] = (),
+) -> Outcome:
+    """The outcome of a run.
+
+    Args:
+        ran: its requests, at least one.
+        planned: how its plan was chosen, if it was.
+        seconds: it took in all; `seconds_a_step` once it was going.
+        alone: measured seconds a step of the same job on one device, if they are known.
+        warnings: what the user should know besides.
+    """
+    plan = ran[-1].plan
+    reports = [report for each in ran for report in each.reports]
+    peaks: dict[tuple[str, int], int] = {}
+    for report in reports:
+        place = plan.devices[report.rank], report.rank
+        peaks[place] = max(peaks.get(place, 0), report.peak)
+    peak: dict[str, int] = dict.fromkeys(plan.devices, 0)
+    for (device, _), count in peaks.items():
+        peak[device] += count
+    busy = sum(report.seconds for report in reports)
+    gain = None
+    if plan.world_size > 1 and alone is not None:
+        gain = alone / seconds_a_step
+    elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.memory <= planned.memory:
+        gain = predicted_gain(planned.choice)
+    return Outcome(
+        plan=plan.describe(),
+        why=planned.choice.why if planned else "",
+        seconds=seconds,
+        steps=steps,
+        seconds_a_step=seconds_a_step,
+        peak=peak,
+        waiting=sum(report.waiting for report in reports) / busy if busy else 0.0,
+        sent=sum(sum(report.sent.values()) for report in reports),
+        gain=gain,
+        gain_is="measured" if alone is not None else "predicted",
+        warnings=[*(_slower_than_one(planned.choice) if planned else ()), *warnings],
+    )
+
+
+def predicted_gain(choice: Choice) -> float:
+    """How many times as fast as one device the chosen plan should be."""
+    (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
+    return choice.single.seconds / chosen.seconds
+
+
+def in_words(result: Outcome) -> str:
+    """A few sentences for the node, one a line."""
+    pace = f", {result.seconds_a_step:.2f} s a step" if result.seconds_a_step else ""
+    costs = [f"Peak {amount(max(result.peak.values()))} a device"]
+    if result.sent:
+        costs += [f"{100 * result.waiting:.0f} % of the time waiting", f"{amount(result.sent)} sent"]
+    lines = [f"{result.seconds:.1f} s{pace} on {result.plan}.", f"{', '.join(costs)}."]
+    if result.gain is not None:
+        lines.insert(1, f"{result.gain:.2f}x as fast as one device ({result.gain_is}).")
+    return "\n".join([*lines, *(f"⚠ {warning}" for warning in result.warnings)])
+
+
+def amount(count: float) -> str:
+    """Bytes in words, such as `6.1 GB`."""
+    size, unit = _unit(count)
+    return f"{count / size:.1f} {unit}"
+
+
+def part_of(done: float, total: float) -> str:
+    """Bytes of bytes in words, such as `6.1 of 23.8 GB`."""
+    return f"{done / _unit(total)[0]:.1f} of {amount(total)}"
+
+
+def _unit(count: float) -> tuple[float, str]:
+    return (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+
+
+def _slower_than_one(choice: Choice) -> list[str]:
+    if not choice.better_alone:
+        return []
+    device = choice.single.plan.devices[0].removeprefix("cuda:")
+    return [f"One device alone would be faster for this job: write {device} into devices of Parallel Plan."]

@@ -1,0 +1,92 @@
+"""The ranks' accounts of a request on one scale of time, with what is sending told from what is waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ..comm.timeline import BINS
+from ..plan import ResolvedPlan
+from ..wire.messages import Report, Times
+
+ONE_WAY = ("pipefusion", "returning", "stage", "control")
+"""Traffic in which a rank waits for what another one computes; in all other all ranks of a stage exchange at once."""
+
+Bins = list[float]
+
+
+class RankTimeline(msgspec.Struct, frozen=True):
+    """One rank: when it was done, the phases with their beginnings, and for each bin the thousandths of it that went into
+    waiting for others and into sending. The rest, up to `seconds`, was computed."""
+
+    rank: int
+    device: str
+    seconds: float
+    phases: list[tuple[str, float]]
+    waiting: list[int]
+    sending: list[int]
+
+
+class RunTimeline(msgspec.Struct, frozen=True):
+    """All ranks, in bins of `width` seconds; `steps` are the beginnings of the denoise's steps on the first rank."""
+
+    width: float
+    bins: int
+    steps: list[float]
+    ranks: list[RankTimeline]
+
+
+def timeline_of(plan: ResolvedPlan, reports: Sequence[Report]) -> RunTimeline:
+    """The timeline of a request that is done.
+
+    In an exchange all ranks of a stage send and receive at once, and all are done at once. Who comes last does not wait, so
+    the least that any of them spent on it in a bin is taken for sending, and what others spent more for waiting.
+
+    Args:
+        reports: at least one, of the ranks of the plan.
+    """
+    ordered = sorted(reports, key=lambda report: report.rank)
+    longest = max(report.times.seconds for report in ordered)
+    width = max(report.times.width for report in ordered)
+    while width * BINS < longest:
+        width *= 2
+    bins = math.ceil(longest / width)
+    spent = {report.rank: _rebinned(report.times, width, bins) for report in ordered}
+    ranks = []
+    for report in ordered:
+        stage = plan.place(report.rank).pipefusion
+        peers = [spent[other] for other in spent if plan.place(other).pipefusion == stage]
+        sending = [0.0] * bins
+        for kind in spent[report.rank]:
+            if kind not in ONE_WAY and len(peers) > 1:
+                least = [min(each) for each in zip(*(peer.get(kind, [0.0] * bins) for peer in peers), strict=True)]
+                sending = [a + b for a, b in zip(sending, least, strict=True)]
+        total = [sum(each) for each in zip([0.0] * bins, *spent[report.rank].values(), strict=True)]
+        waiting = [a - b for a, b in zip(total, sending, strict=True)]
+        ranks.append(
+            RankTimeline(
+                rank=report.rank,
+                device=plan.devices[report.rank],
+                seconds=report.times.seconds,
+                phases=report.times.phases,
+                waiting=_thousandths(waiting, width),
+                sending=_thousandths(sending, width),
+            )
+        )
+    return RunTimeline(width, bins, ordered[0].times.steps, ranks)
+
+
+def _rebinned(times: Times, width: float, bins: int) -> dict[str, Bins]:
+    """A rank's seconds in bins of another width, which is its own times a power of two."""
+    together = round(width / times.width)
+    found = {}
+    for kind, told in times.waiting.items():
+        sums = [sum(told[at : at + together]) / 1e6 for at in range(0, len(told), together)]
+        found[kind] = sums + [0.0] * (bins - len(sums))
+    return found
+
+
+def _thousandths(bins: Bins, width: float) -> list[int]:
+    return [max(0, min(1000, round(1000 * each / width))) for each in bins]

@@ -1,0 +1,62 @@
+"""What ComfyUI finds a file to be, from its header."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import Refused
+from ...weights.checkpoint import Checkpoint
+from .diffusers_names import converted
+from .marks import Opened, open_checkpoint
+
+DIFFUSERS_PREFIX = "transformer."
+"""Before diffusers' names in a file that was saved with the rest of its pipeline."""
+
+DAMAGE = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
+"""What ComfyUI's code fails with on tensors that no model has."""
+
+
+def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
+    """The model's own tensors under the names that ComfyUI's loader gives them, their marks, and its class.
+
+    Raises:
+        Refused: ComfyUI does not know the model, or cannot make one of these tensors, or changes more than their names.
+    """
+    opened = open_checkpoint(checkpoint)
+    described = _described(opened)
+    if described is None:
+        bare = checkpoint.select(DIFFUSERS_PREFIX, str)
+        renamed = converted(bare if bare.entries else checkpoint)
+        if renamed is not None:
+            opened = open_checkpoint(renamed)
+            described = _described(opened)
+    if described is None:
+        raise Refused(
+            f"{checkpoint.path.name} is no diffusion model that ComfyUI knows under these tensor names: choose another file."
+        )
+    try:
+        tensors = described.process_unet_state_dict(dict(opened.tensors))
+    except DAMAGE as error:
+        raise unmakable(checkpoint, error) from None
+    return *opened.under(tensors), described
+
+
+def _described(opened: Opened) -> Any:
+    import comfy.model_detection
+
+    metadata = dict(opened.checkpoint.metadata)
+    try:
+        return comfy.model_detection.model_config_from_unet(dict(opened.tensors), "", metadata=metadata)
+    except DAMAGE as error:
+        raise unmakable(opened.checkpoint, error) from None
+
+
+def unmakable(part: Checkpoint, error: Exception) -> Refused:
+    """The refusal of a file whose tensors ComfyUI's code fails on."""
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    return Refused(
+        f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose a "
+        "complete file."
+    )

@@ -1,0 +1,98 @@
+"""Files with diffusers' tensor names under ComfyUI's: by ComfyUI's own conversion, with row numbers in place of rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ...errors import Refused
+from ...weights.entry import Checkpoint, Run, join
+
+COMPANIONS = ("comfy_quant", "weight_scale", "weight_scale_2", "scale_weight")
+"""What a quantised weight cannot do without."""
+
+MISSING = -1
+"""Stands for a row that no tensor of the file gives."""
+
+
+def converted(part: Checkpoint) -> Checkpoint | None:
+    """A file's tensors joined and cut by rows to those of ComfyUI's model; None if ComfyUI knows none of them.
+
+    Raises:
+        Refused: some are missing, or do not fit to those they are joined with.
+    """
+    import comfy.model_detection
+
+    names = [name for name, entry in part.entries.items() if entry.nbytes and entry.shape]
+    ends = list(accumulate((part.entries[name].shape[0] for name in names), initial=0))
+    rows = [torch.arange(start, stop) for start, stop in pairwise(ends)]
+    given = _Asked(zip(names, rows, strict=True))
+    try:
+        with _Marked():
+            made: Mapping[str, Tensor] | None = comfy.model_detection.convert_diffusers_mmdit(given, "")
+    except KeyError as error:
+        raise _incomplete(part, error.args[0]) from None
+    except RuntimeError:
+        raise _incomplete(part, given.asked) from None
+    if not made:
+        return None
+    if scale := next((name for name in given if name.rpartition(".")[2] in COMPANIONS), None):
+        raise Refused(
+            f"{part.path.name} holds {scale} under diffusers' names, where quantised weights are not supported: choose a file "
+            "in ComfyUI's own layout."
+        )
+    entries = {}
+    for name, numbers in made.items():
+        if not numbers.numel() or int(numbers.min()) == MISSING:
+            raise _incomplete(part, name)
+        runs = tuple(_runs([part.entries[each] for each in names], ends, numbers))
+        try:
+            entries[name] = join(runs) if len(runs) > 1 else runs[0][0]
+        except ValueError:
+            raise _incomplete(part, name) from None
+    return replace(part, entries=entries)
+
+
+class _Asked(dict[str, Tensor]):
+    """Remembers which tensor was last asked for."""
+
+    asked = ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As a dict's."""
+        self.asked = name
+        return super().get(name, default)
+
+
+class _Marked(TorchFunctionMode):
+    """Fills what is made without values."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """As it is, and then filled."""
+        made = func(*args, **(kwargs or {}))
+        return made.fill_(MISSING) if func in (torch.empty, torch.empty_like) else made
+
+
+def _runs(entries: Sequence[Any], ends: Sequence[int], numbers: Tensor) -> Iterator[Run]:
+    """The rows of the file's tensors that these numbers stand for, as runs of following ones."""
+    breaks = [0, *((numbers.diff() != 1).nonzero()[:, 0] + 1).tolist(), numbers.numel()]
+    for start, stop in pairwise(breaks):
+        first, last = int(numbers[start]), int(numbers[stop - 1])
+        while first <= last:  # the next tensor's numbers follow on this one's
+            index = bisect_right(ends, first) - 1
+            end = min(last + 1, ends[index + 1])
+            yield entries[index], first - ends[index], end - ends[index]
+            first = end
+
+
+def _incomplete(part: Checkpoint, name: str) -> Refused:
+    return Refused(f"{part.path.name} lacks rows of the tensor {name}: choose a complete file.")

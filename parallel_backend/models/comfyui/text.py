@@ -1,0 +1,31 @@
+"""What a model makes of a text with its own weights before sampling, made once a run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ASKED = "text_preparation"
+"""The conditioning that asks for it: the arguments of the model's `preprocess_text_embeds` besides the text."""
+
+MARK = "asked"
+"""An entry that is always there, as there may be no arguments."""
+
+
+class Texts:
+    """The texts of a run, by what tells its forwards apart."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, tuple[Tensor, Tensor]] = {}
+
+    def prepared(self, key: Hashable, module: Any, text: Tensor, asked: Mapping[str, Any]) -> Tensor:
+        """What the model makes of each row of `text` `[batch, tokens, features]`."""
+        given, made = self._made.get(key, (None, text))
+        if given is not text:
+            with_it = {name: value for name, value in asked.items() if name != MARK}
+            made = torch.cat([module.preprocess_text_embeds(row[None], **with_it) for row in text])
+            self._made[key] = text, made
+        return made.clone()

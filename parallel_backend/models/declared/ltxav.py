@@ -1,0 +1,78 @@
+"""LTX-2 and 2.3: the video's tokens spread, those of the sound on every rank, each attending to the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..spread.declaration import (
+    Along,
+    Declaration,
+    Everywhere,
+    Group,
+    Known,
+    Local,
+    Merged,
+    Pictured,
+    Same,
+    Spread,
+)
+
+
+def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
+    """ComfyUI's CompressedTimestep, which holds a row a frame, for some of the tokens."""
+    if timestep.num_frames == 1:
+        return timestep
+    rows = positions // (length // timestep.num_frames)
+
+    class OfTokens(type(timestep)):  # type: ignore[misc]
+        """The same rows, computed by frame and then taken by token."""
+
+        def expand_for_computation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            by_frame = super().expand_for_computation(*args, **kwargs)
+            return tuple(values.index_select(1, rows.to(values.device)) for values in by_frame)
+
+    return OfTokens(timestep.data, 1, per_frame=True)
+
+
+def _text_widths(model: Any) -> tuple[int, ...]:
+    """Of one text for both, and of a text for each: before and behind the layers that make them."""
+    both = model.cross_attention_dim + model.audio_cross_attention_dim
+    return tuple(dict.fromkeys((model.caption_channels, 2 * model.caption_channels, both)))
+
+
+LTXAV = Declaration(
+    groups=(
+        Group(
+            "transformer_blocks",
+            streams={"vx": Pictured(), "ax": Everywhere()},
+            tuples={"x": ("vx", "ax")},
+            arguments={
+                "v_context": Same(),
+                "a_context": Same(),
+                "attention_mask": Same(),
+                "v_timestep": Known("vx", _of_tokens),
+                "a_timestep": Same(),
+                "v_pe": Along(("vx",), dim=1),
+                "a_pe": Same(),
+                "v_cross_pe": Along(("vx",), dim=1),
+                "a_cross_pe": Same(),
+                "v_cross_scale_shift_timestep": Known("vx", _of_tokens),
+                "a_cross_scale_shift_timestep": Same(),
+                "v_cross_gate_timestep": Known("vx", _of_tokens),
+                "a_cross_gate_timestep": Same(),
+                "v_prompt_timestep": Same(),
+                "a_prompt_timestep": Same(),
+            },
+            attentions=(Spread(("vx",)), Local(), Local("ax"), Local("ax"), Local("ax"), Merged("ax", keys="vx")),
+            returns=("vx", "ax"),
+        ),
+    ),
+    heads=tuple(Group(path, streams={"input": Pictured()}, returns=("input",)) for path in ("norm_out", "proj_out")),
+    heads_of=lambda model: (model.num_attention_heads, model.attention_head_dim),
+    text_width=_text_widths,
+    joint_text=False,
+    patch_size=lambda model: model.patchifier.patch_size,
+    sound=lambda model: (model.num_audio_channels, None, model.audio_frequency_bins),
+)

@@ -1,0 +1,30 @@
+"""MiniMax-H3: text, what is shown beforehand, sound and video in one sequence without a batch."""
+
+from __future__ import annotations
+
+from ..spread.declaration import Along, Declaration, Group, Pictured, Same, Segments, Spread
+
+SEQUENCE = Pictured(lambda length, picture: length - picture, dim=0)
+
+MINIMAX_H3 = Declaration(
+    groups=(
+        Group(
+            "blocks",
+            streams={"x": SEQUENCE},
+            arguments={"t_emb": Same(), "mod_segments": Segments("x"), "rope_freqs": Along(("x",), dim=1)},
+            attentions=(Spread(("x",)),),
+            returns=("x",),
+        ),
+    ),
+    heads=tuple(
+        Group(f"final_layer.{name}", streams={"input": SEQUENCE}, returns=("input",))
+        for name in ("norm", "video_out", "audio_out")
+    ),
+    heads_of=lambda model: (model.blocks[0].attn.heads, model.blocks[0].attn.head_dim),
+    text_width=lambda model: model.condition_proj.in_features,
+    patch_size=lambda model: model.patch_size,
+    sound=lambda model: (model.audio_latents_dim, 2, None),
+    silent=False,
+    channels=lambda model: model.latents_dim,
+    one_at_a_time=True,
+)

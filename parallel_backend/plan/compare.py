@@ -1,0 +1,125 @@
+"""Numbers of GPUs and ways to hold a model side by side, by predicted seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from .choose import is_approximate, rank
+from .cost import Job
+from .plan import WEIGHTS, ParallelPlan, ResolvedPlan, Workload
+from .profiles import ModelShape, Profile
+from .resolve import candidates
+
+WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "q8_0": 34 / 32, "q4_k": 144 / 256}
+"""Bytes of a weight by its type: as they are, fp8, and two of GGUF's. All are multiplied in bf16."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job on a kind of machine, the ways in which its weights may be held, and what PipeFusion may do.
+
+    `dtype` is the name of the weights' type, `token_rows` the picture's rows of tokens, all frames together; `approximate`
+    lets plans that change the picture be chosen.
+    """
+
+    model: ModelShape
+    job: Job
+    machine: Profile
+    dtype: str
+    token_rows: int
+    weights: tuple[str, ...]
+    patches: int
+    approximate: bool
+
+    def plans(self, gpus: int, weights: str) -> list[ResolvedPlan]:
+        """Every plan for so many GPUs with the weights held in one way, approximate ones too."""
+        stages = 0 if weights == "replicated" else 1
+        wish = ParallelPlan(pipefusion=stages, data=0, weights=weights, patches=self.patches)
+        workload = Workload(self.job.batch, self.job.two_sided, self.token_rows)
+        return candidates(wish, gpus, self.model.limits, workload)
+
+    def as_dtype(self, dtype: str) -> Asked:
+        """The same with weights of another type."""
+        return replace(self, dtype=dtype, job=replace(self.job, weight_element=WEIGHT_BYTES[dtype]))
+
+
+class Offer(NamedTuple):
+    """The best plan of a way to hold the weights: its degrees, seconds a picture, bytes on a GPU, and whether they are there."""
+
+    held: str
+    degrees: str
+    seconds: float
+    memory: float
+    fits: bool
+
+
+def offered(asked: Asked, gpus: int) -> list[Offer]:
+    """Of each way to hold the weights, the exact ones first, the fastest plan that fits, or else the smallest."""
+    limit = asked.machine.device.memory
+    found = []
+    for approximate in (False, True):
+        for weights in asked.weights:
+            plans = [plan for plan in asked.plans(gpus, weights) if is_approximate(plan) == approximate]
+            ranking = rank(plans, asked.model, asked.job, asked.machine)
+            if not ranking:
+                continue
+            fits = ranking[0].breakdown.memory <= limit
+            plan, seconds, cost = ranking[0] if fits else min(ranking, key=lambda entry: entry.breakdown.memory)
+            held = "PipeFusion" if approximate else weights
+            found.append(Offer(held, plan.degrees, seconds * asked.job.steps, cost.memory, fits))
+    return found
+
+
+def by_count(asked: Asked, counts: Sequence[int]) -> str:
+    """A table of the fastest plan on each number of GPUs."""
+    rows = [("GPUs", "seconds", "gain", "GB a GPU", "weights", "plan")]
+    alone: float | None = None
+    for gpus in counts:
+        offers = [offer for offer in offered(asked, gpus) if asked.approximate or offer.held != "PipeFusion"]
+        fitting = [offer for offer in offers if offer.fits]
+        if not fitting:
+            smallest = min(offers, key=lambda offer: offer.memory)
+            there = f"not enough GPU memory: each GPU has {asked.machine.device.memory / 1e9:.1f} GB"
+            rows.append((str(gpus), "-", "", f"{smallest.memory / 1e9:.1f}", smallest.held, there))
+            continue
+        fastest = min(fitting, key=lambda offer: offer.seconds)
+        alone = fastest.seconds if gpus == 1 else alone
+        gain = f"{alone / fastest.seconds:.2f}x" if alone and gpus > 1 else ""
+        rows.append(
+            (str(gpus), _seconds(fastest.seconds), gain, f"{fastest.memory / 1e9:.1f}", fastest.held, fastest.degrees)
+        )
+    return _aligned(rows, 4)
+
+
+def by_way(asked: Asked, counts: Sequence[int]) -> str:
+    """A table of seconds by the number of GPUs and by what holds the model: its type, whole, in parts or in stages."""
+    dtypes = list(dict.fromkeys((asked.dtype, "fp8" if asked.dtype == "bf16" else "q4_k")))
+    ways = [(dtype, held) for dtype in dtypes for held in (*WEIGHTS, "PipeFusion")]
+    rows = [("GPUs", *(f"{dtype} {held}" for dtype, held in ways))]
+    for gpus in counts:
+        cells = {
+            (dtype, offer.held): _seconds(offer.seconds) if offer.fits else f"needs {offer.memory / 1e9:.1f} GB"
+            for dtype in dtypes
+            for offer in offered(replace(asked.as_dtype(dtype), weights=WEIGHTS), gpus)
+        }
+        rows.append((str(gpus), *(cells.get(way, "-") for way in ways)))
+    return _aligned(rows, len(ways) + 1) + "\nPipeFusion is approximate: it changes the picture slightly."
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], numbers: int) -> str:
+    """The rows under each other, the first columns to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if column < numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,125 @@
+"""Cards one can buy, how they are usually linked, and the software on them.
+
+Figures marked "fitted" come from the one- and two-GPU rows of xDiT's published measurements
+(`benchmarks/plan_predictions.py --fit` finds them again). The others are data sheets (dense bf16 with fp32 sums, memory
+speed) times the part of it that the fitted cards reach: 0.55 for H100's kind, 0.9 for GeForce, less where the card's power
+limits it (A6000, L4, L40S).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import Refused
+from .profiles import Device, Level, Profile, Software
+
+GIGA = 1e9
+TERA = 1e12
+MICRO = 1e-6
+
+# Operations counted by a dispatch mode over this project's FLUX blocks, and read off `attention/parallel.py`. Their host
+# time was measured on one CPU core with tiny tensors: 0.7 of the same under diffusers' modules.
+EAGER = Software(
+    double=95,
+    single=48,
+    all_to_all=4,
+    ring_call=4,
+    ring_block=8,
+    ring_transfer=3,
+    all_to_alls=2,
+    passes=157,
+    merge_bytes=50,
+    hop=99 * MICRO,
+    launch=0.7,
+)
+
+# The same for diffusers' FLUX blocks under xDiT: counted by a dispatch mode; its attention read off its source. Its merge
+# of partial attentions is TorchScript and counts as one.
+XDIT_EAGER = replace(EAGER, double=94, single=49, ring_call=8, ring_block=3, ring_transfer=6, all_to_alls=4, launch=1.0)
+
+# torch.compile fuses what is between matmuls, attention and collectives, and starts it without Python: 7 µs each.
+XDIT_COMPILED = replace(XDIT_EAGER, double=30, single=12, passes=8, merge_bytes=30, launch=0.2)
+
+LAUNCH = 36 * MICRO  # fitted; of the computer rather than the card
+
+
+def _card(matmul: float, attention: float, bandwidth: float, memory: float) -> Device:
+    """From TFLOP/s, TB/s and GB."""
+    return Device(matmul * TERA, attention * TERA, bandwidth * TERA, memory * GIGA, LAUNCH)
+
+
+H100 = _card(matmul=546, attention=409, bandwidth=2.8, memory=80)  # fitted
+A100 = _card(matmul=213, attention=160, bandwidth=1.7, memory=80)  # fitted
+L40 = _card(matmul=166, attention=150, bandwidth=0.7, memory=48)  # fitted
+H200 = replace(H100, bandwidth=4.0 * TERA, memory=141 * GIGA)
+B200 = _card(matmul=1240, attention=930, bandwidth=6.7, memory=180)
+L40S = _card(matmul=217, attention=195, bandwidth=0.73, memory=48)
+L4 = _card(matmul=60, attention=56, bandwidth=0.25, memory=24)
+A6000 = _card(matmul=108, attention=100, bandwidth=0.65, memory=48)
+RTX_3090 = _card(matmul=64, attention=60, bandwidth=0.79, memory=24)
+RTX_4090 = _card(matmul=150, attention=140, bandwidth=0.85, memory=24)
+RTX_5090 = _card(matmul=190, attention=177, bandwidth=1.5, memory=32)
+
+NVLINK4 = Level(8, 300 * GIGA, 52 * MICRO)
+NVLINK5 = Level(8, 600 * GIGA, 52 * MICRO)
+NVLINK3 = Level(8, 200 * GIGA, 52 * MICRO)
+INFINIBAND = Level(1024, 8 * 22 * GIGA, 60 * MICRO)  # a 200 Gbit port for each GPU of a node
+
+# Two GPUs share a root port, two pairs a socket; the port of a socket is the link to the other one.
+PCIE4 = (
+    Level(2, 9.4 * GIGA, 60 * MICRO),
+    Level(4, 9.4 * GIGA, 60 * MICRO),
+    Level(8, 9.4 * GIGA, 70 * MICRO),
+)
+
+# Without peer-to-peer everything is copied through host memory: half the speed, longer start.
+HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
+HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY)  # PCIe 5
+
+PCIE_OVERLAP = 0.63  # fitted
+
+ETHERNET_100 = Level(1024, 11 * GIGA, 80 * MICRO)  # one 100 Gbit port a node, shared by its GPUs
+ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
+
+
+def _profiles() -> dict[str, Profile]:
+    def pcie(name: str, device: Device, levels: tuple[Level, ...] = PCIE4) -> Profile:
+        return Profile(name, device, (*levels, ETHERNET_100), PCIE_OVERLAP, EAGER)
+
+    def nvlink(name: str, device: Device, link: Level, network: Level = INFINIBAND) -> Profile:
+        return Profile(name, device, (link, network), 1.0, EAGER)
+
+    found = (
+        pcie("3090", RTX_3090, HOST_COPY),
+        pcie("4090", RTX_4090, HOST_COPY),
+        pcie("5090", RTX_5090, HOST_COPY5),
+        pcie("a6000", A6000),
+        pcie("l4", L4),
+        pcie("l40", L40),
+        pcie("l40s", L40S),
+        nvlink("a100", A100, NVLINK3),
+        nvlink("h100", H100, NVLINK4),
+        nvlink("h200", H200, NVLINK4),
+        nvlink("b200", B200, NVLINK5),
+        nvlink("a100-100gbit", A100, NVLINK3, ETHERNET_100),
+        nvlink("a100-10gbit", A100, NVLINK3, ETHERNET_10),
+    )
+    return {profile.name: profile for profile in found}
+
+
+def profile(name: str) -> Profile:
+    """A machine of one kind of card by name. Raises Refused for an unknown one."""
+    known = _profiles()
+    if name not in known:
+        raise Refused(f"the card {name!r} is unknown: use {', '.join(known)}.")
+    return known[name]
+
+
+def profile_names() -> list[str]:
+    """Names that `profile` knows."""
+    return list(_profiles())
+
+
+def linked(machine: Profile, bandwidth: float) -> Profile:
+    """The machine with every card on one link of `bandwidth` bytes/s in each direction."""
+    return replace(machine, levels=(Level(1024, bandwidth, machine.levels[0].latency),))

@@ -1,0 +1,49 @@
+"""Memory of the machine's that several of its processes have, from which GPUs copy at full speed."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import weakref
+
+import torch
+from torch import Tensor
+
+from ..comm.communicator import Communicator
+
+log = logging.getLogger(__name__)
+
+
+def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Tensor:
+    """Bytes (uint8) that all sharers see, which are processes of this machine and of one user. A collective.
+
+    It is memory of the kernel's (memfd): none of /dev/shm, of which containers have little, and it goes with its last user.
+    Where `device` is a GPU it is pinned for it, for as long as the tensor lives.
+    """
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    descriptor = -1
+    if sharers.rank == 0:
+        descriptor = os.memfd_create("parallel weights", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, nbytes)
+    where = torch.tensor([[[os.getpid()], [descriptor]]])
+    process, number = sharers.gather(where, [2] * sharers.size)[0, :2, 0].tolist()
+    if sharers.rank:
+        descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    memory = mmap.mmap(descriptor, nbytes)
+    sharers.barrier()  # until then the others may not have opened it
+    os.close(descriptor)
+    data = torch.frombuffer(memory, dtype=torch.uint8)
+    if device.type == "cuda":
+        _pin(data)
+    return data
+
+
+def _pin(data: Tensor) -> None:
+    """Let the GPU's copy engine read it. Where the system forbids that, copies are slower and wait for the host."""
+    cudart, address = torch.cuda.cudart(), data.data_ptr()
+    if error := int(cudart.cudaHostRegister(address, data.nbytes, 0)):
+        log.warning("Parallel: %d bytes of host memory could not be pinned (CUDA error %d)", data.nbytes, error)
+    else:
+        weakref.finalize(data.untyped_storage(), cudart.cudaHostUnregister, address).atexit = False

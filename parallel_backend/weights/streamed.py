@@ -1,0 +1,190 @@
+"""Weights in host memory, one copy a machine, of which the device has a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.communicator import Communicator
+from ..comm.meter import Meter
+from .block_bytes import BlockBytes
+from .host_memory import shared_bytes
+from .store import Run, Store
+
+
+class Streamed(Store):
+    """Blocks lie in host memory that the ranks of a machine share, and are copied to the device one ahead of their use.
+
+    The device has a window of them: room for two that come and go, and as many that stay as fit. Those that stay are spread
+    evenly, so that copies take place while blocks are computed that need none. Each rank fills and changes its own part of
+    the host's copy. Parameters outside of blocks are on every rank's device.
+
+    Args:
+        module: on the meta device.
+        blocks: of the module, in the order in which they run.
+        sharers: the ranks of this machine that hold the same blocks, on CPU tensors.
+        device: of this rank.
+        meter: counts what is copied.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        sharers: Communicator,
+        device: torch.device,
+        meter: Meter,
+    ) -> None:
+        self._bytes = BlockBytes(module, blocks, sharers.size)
+        self._sharers = sharers
+        self._device = device
+        self._meter = meter
+        self._copies = Copies(device)
+        self._host: list[Tensor] = []
+        self._stays: frozenset[int] = frozenset()
+        self._there: dict[int, Callable[[], None]] = {}
+        """The blocks on the device, or on their way, and what waits for them."""
+
+    @property
+    def nbytes(self) -> int:
+        """What is outside of blocks, and the two that come and go."""
+        return self._bytes.outside + self._passing
+
+    @property
+    def beyond(self) -> int:
+        """The blocks that have come to stay."""
+        return sum(self._bytes.sizes[block] for block in self._stays if block in self._there)
+
+    @property
+    def moving(self) -> int:
+        """Blocks are in host memory already."""
+        return self._bytes.outside
+
+    @property
+    def kept(self) -> int:
+        """This rank's part of the machine's copy."""
+        return sum(self._bytes.sizes) // self._sharers.size
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the blocks that are on the device now."""
+        return self._bytes.whole
+
+    @property
+    def _passing(self) -> int:
+        return sum(sorted(self._bytes.sizes)[-2:])
+
+    def fit(self, room: int) -> None:
+        """Let as many blocks stay as fit into so many bytes; where all of them do, none comes and goes."""
+        everything = sum(self._bytes.sizes)
+        self._stays = staying(self._bytes.sizes, everything if room + self._passing >= everything else room)
+        self._leave_all_but(self._stays)
+
+    def materialise(self, device: torch.device) -> None:
+        """The host's copy, and what is outside of blocks."""
+        assert device == self._device
+        self._bytes.materialise(device)
+        memory = shared_bytes(sum(self._bytes.sizes), self._sharers, device)
+        ends = list(accumulate(self._bytes.sizes))
+        self._host = [memory[end - size : end] for end, size in zip(ends, self._bytes.sizes, strict=True)]
+
+    def move(self, device: torch.device) -> None:
+        """What is outside of blocks; no block stays."""
+        self._leave_all_but(())
+        self._bytes.move_outside(device)
+
+    def run(self, name: str) -> Run:
+        """This rank's part of the host's copy; the device's, which it makes stale, goes."""
+        place = self._bytes.places.get(name)
+        if place is None:
+            return Run(self._bytes.outer(name).view(-1))
+        if place.block in self._there:
+            self._leave(place.block)
+        share = self._bytes.share(place.block, self._sharers.rank)
+        return place.run(share, self._host[place.block][share])
+
+    def settle(self) -> None:
+        """Wait until all ranks have written their parts."""
+        self._sharers.barrier()
+
+    def full(self, name: str) -> Tensor:
+        """A copy of the host's. A collective."""
+        place = self._bytes.places.get(name)
+        if place is None:
+            return self._bytes.outer(name)
+        self.settle()
+        values = place.values(self._host[place.block]).clone()
+        self.settle()
+        return values
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[None]:
+        """Have the block on the device, and the next one that is not there on its way."""
+        stays, there = self._stays, self._there
+        passing = [block for block in there if block not in stays and block > index]  # in order: the next comes first
+        passing = passing[: 1 if index not in stays else 2]
+        self._leave_all_but((*stays, index, *passing))
+        self._come(index)
+        following = next((block for block in range(index + 1, len(self._host)) if block not in there), None)
+        if following is not None and (following in stays or len(passing) + (index not in stays) < 2):
+            self._come(following)
+        with self._meter.wait("weights"):
+            there[index]()
+        there[index] = _nothing
+        yield
+        if index not in stays:
+            self._leave(index)
+
+    def _come(self, block: int) -> None:
+        if block not in self._there:
+            self._there[block] = self._copies.start(self._bytes.allocate(block), self._host[block])
+            self._meter.sent["weights"] += self._bytes.sizes[block]
+
+    def _leave(self, block: int) -> None:
+        self._there.pop(block)()
+        self._bytes.free(block)
+
+    def _leave_all_but(self, blocks: Collection[int]) -> None:
+        for block in [block for block in self._there if block not in blocks]:
+            self._leave(block)
+
+
+class Copies:
+    """Copies from pinned host memory on a stream of their own; on the CPU, where there are none, at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Begin a copy, once the work that the device has been given so far is done; what returns lets later work wait for it."""
+        if self._stream is None:
+            target.copy_(source)
+            return _nothing
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # which may be using the target's memory
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            done = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(done)
+
+
+def staying(sizes: Sequence[int], room: int) -> frozenset[int]:
+    """Which blocks of these sizes stay in so many bytes: the first, and others at even distances."""
+    part, before, taken = room / max(1, sum(sizes)), 0, 0
+    stays = set()
+    for block, size in enumerate(sizes):
+        if taken <= part * before and taken + size <= room:
+            stays.add(block)
+            taken += size
+        before += size
+    return frozenset(stays)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,83 @@
+"""Sending what a step has made while the next one is computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from ...errors import Cancelled
+from ...wire.messages import Message
+
+Send = Callable[[Message, Mapping[str, Tensor]], None]
+
+MOST_WAITING = 4
+"""Previews that may wait for a host that does not read; then the loop waits too."""
+
+
+class Previews:
+    """Sends messages with tensors in the order of `show`, from a thread; leaving waits until all are sent.
+
+    On a GPU the tensors are copied to pinned memory on a stream of their own, so that neither the host nor the GPU's other
+    work waits for the copy.
+    """
+
+    def __init__(self, device: torch.device, send: Send) -> None:
+        self._device = device
+        self._send = send
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="previews", daemon=True)
+
+    def __enter__(self) -> Previews:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None or isinstance(error, Cancelled):  # after a failure the GPU may never be done with a copy
+            self._waiting.put(None)
+            self._thread.join()
+            self._check()
+
+    def show(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
+        """Send these soon; they must not be written to. Raises what sending an earlier one raised."""
+        self._check()
+        shown, wait = self._copied(tensors)
+
+        def send() -> None:
+            wait()
+            self._send(message, shown)
+
+        self._waiting.put(send)
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """The tensors on the host, and what waits until they are there."""
+        if self._stream is None:
+            return tensors, lambda: None
+        copies: dict[str, Tensor] = {}
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for name, tensor in tensors.items():
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                copies[name] = host.copy_(tensor, non_blocking=True)
+                tensor.record_stream(self._stream)
+            done = torch.cuda.Event(blocking=True)
+            done.record(self._stream)
+        return copies, done.synchronize
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        while (send := self._waiting.get()) is not None:
+            if self._failure is None:  # after one the queue is only emptied
+                try:
+                    send()
+                except Exception as error:
+                    self._failure = error

@@ -1,0 +1,33 @@
+"""Where a request's time went on this rank, for its report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from ...comm.timeline import Timeline
+from ...wire.messages import Times
+
+MOST_STEPS = 256
+"""Beginnings of steps that are told; of longer runs none is, because nobody could tell them apart."""
+
+Entered = Sequence[tuple[str, int, float]]
+
+
+def times(timeline: Timeline, entered: Entered) -> Times:
+    """A request's timeline up to now, with the phases and steps that were entered meanwhile."""
+    seconds = time.perf_counter() - timeline.begun
+    steps = [at - timeline.begun for _, step, at in entered if step]
+    phases: list[tuple[str, float]] = []
+    for phase, _, at in entered:
+        if not phases or phases[-1][0] != phase:
+            phases.append((phase, at - timeline.begun))
+    used = math.ceil(seconds / timeline.width)
+    return Times(
+        seconds=seconds,
+        width=timeline.width,
+        waiting={kind: [round(1e6 * each) for each in bins[:used]] for kind, bins in timeline.waiting.items()},
+        phases=phases,
+        steps=steps if len(steps) <= MOST_STEPS else [],
+    )

@@ -1,0 +1,45 @@
+"""A rank's waits by the time at which they took place, however long a request takes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.comm.timeline import BINS, FINEST, Timeline
+
+
+def seconds(timeline: Timeline, kind: str, begin: float, end: float) -> float:
+    """What was waited for between two moments, which are borders of bins."""
+    first, last = round(begin / timeline.width), round(end / timeline.width)
+    return sum(timeline.waiting[kind][first:last])
+
+
+def test_waits_are_counted_where_they_were_also_after_bins_have_grown() -> None:
+    timeline = Timeline()
+    start = timeline.begun
+    short = FINEST / 4
+    for at in range(100):
+        timeline.add("ring", start + at * FINEST + short, start + at * FINEST + 2 * short)
+    timeline.add("ulysses", start + 10.0, start + 30.5)  # over many bins
+    assert timeline.width * BINS > 30.5
+    assert timeline.width == 128 * FINEST
+    assert len(timeline.waiting["ring"]) == len(timeline.waiting["ulysses"]) == BINS
+    assert sum(timeline.waiting["ring"]) == pytest.approx(100 * short)
+    assert sum(timeline.waiting["ulysses"]) == pytest.approx(20.5)
+    assert seconds(timeline, "ulysses", 0, 10) == pytest.approx(0, abs=1e-6)
+    assert seconds(timeline, "ulysses", 10, 20) == pytest.approx(10)
+    assert seconds(timeline, "ring", 0, 128 * FINEST) == pytest.approx(100 * short)
+    assert max(timeline.waiting["ulysses"]) <= timeline.width + 1e-9
+
+
+def test_the_meter_begins_a_timeline_with_each_request_and_counts_go_on_by_themselves() -> None:
+    meter = Meter()
+    with meter.wait("loading"):
+        time.sleep(0.01)
+    meter.reset()  # as before a denoise: what came before is on the timeline, and not in the sum
+    assert meter.waiting() == 0
+    assert sum(meter.timeline.waiting["loading"]) >= 0.01
+    meter.begin()
+    assert meter.timeline.waiting == {}

@@ -1,0 +1,300 @@
+"""A GPU that computes nothing: CUDA tensors on a machine without a driver, and what was asked of them, counted.
+
+Tensors on the host are real, so that bookkeeping works; those on the device have a shape and no data (FakeTensorMode).
+What would make the host wait for the device, or the device for pageable host memory, is noted with its place.
+"""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from parallel_backend.models.spread.stream import Stream
+
+aten = torch.ops.aten
+prim_device = torch.ops.prim.device.default
+
+DEVICE = torch.device("cuda", 0)
+
+CAPABILITY = (9, 0)
+"""That of an H100."""
+
+NO_KERNEL = (
+    aten._reshape_alias.default,
+    aten._unsafe_view.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten.lift_fresh.default,
+    aten.is_pinned.default,
+    aten.set_.source_Storage,
+)
+"""What starts nothing on the device, besides views."""
+
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "bincount")
+"""What the host waits for, by name."""
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Counts:
+    """What was asked of the device: `peak` are the most bytes of tensors alive at once, weights left out."""
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)
+    peak: int = 0
+
+
+class FakeGpu(TorchDispatchMode):
+    """Enter `running` and everything on CUDA is counted.
+
+    Attributes:
+        counts: since `begin`.
+        waits: where the host would have waited since `watch` was set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counts()
+        self.waits: list[str] = []
+        self.watch = False
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._alive = 0
+        self._floor = 0
+        self._seen: set[int] = set()
+        self._pinned: set[int] = set()
+
+    @contextmanager
+    def running(self, rank: int, ranks: int) -> Iterator[FakeGpu]:
+        """One rank of a world whose other ranks are only believed in."""
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())  # type: ignore[no-untyped-call]
+        try:
+            with ExitStack() as stack:
+                for patch in _stand_ins(self):
+                    stack.enter_context(patch)
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(_OneKernelAttention(self))
+                stack.enter_context(self._fake)
+                stack.enter_context(self)
+                yield self
+        finally:
+            dist.destroy_process_group()
+
+    def begin(self) -> Counts:
+        """Count from here on; what was counted before. What lives now (weights) is not part of the peak."""
+        before, self.counts = self.counts, Counts(peak=self._alive - self._floor)
+        return before
+
+    def keep(self) -> None:
+        """What is alive now, the weights, is left out of peaks."""
+        self._floor = self._alive
+
+    def note_wait(self, what: str) -> None:
+        """The host waits for the device here."""
+        if self.watch:
+            self.waits.append(f"{what} at {_place()}")
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        """Real on the host, fake on the device."""
+        if func is prim_device:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        kwargs = dict(kwargs or {})
+        if any(issubclass(kind, Stream) for kind in types):
+            return NotImplemented  # it hands its local tokens on to here
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        device = kwargs.get("device")
+        there = device is not None and torch.device(device).type == "cuda"
+        if not there and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return self._on_host(func, args, kwargs)
+        if there or any(tensor.device.type == "cuda" for tensor in tensors):
+            self._count(func, args, kwargs)
+        if self._copies_to_host(func, args, kwargs):
+            return self._to_host(func, args, kwargs)
+        given = {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, FakeTensor)}
+        args, kwargs = tree_map_only(Tensor, self._faked, (args, kwargs))
+        out = func(*args, **kwargs)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, FakeTensor) and tensor.device.type == "cuda":
+                self._born(tensor, given)
+        return out
+
+    def _faked(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
+
+    def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        pinned = kwargs.pop("pin_memory", False)
+        with unset_fake_temporarily():
+            if func is aten._pin_memory.default:
+                out, pinned = args[0].clone(), True
+            else:
+                out = func(*args, **kwargs)
+            if func is aten.empty.memory_format:
+                out.zero_()  # what another rank would have sent
+        if pinned:
+            key = out.untyped_storage()._cdata
+            self._pinned.add(key)
+            weakref.finalize(out.untyped_storage(), self._pinned.discard, key)
+        return out
+
+    def _copies_to_host(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+        if func is aten._to_copy.default:
+            device = kwargs.get("device")
+            return device is not None and torch.device(device).type == "cpu"
+        return func is aten.copy_.default and not isinstance(args[0], FakeTensor)
+
+    def _to_host(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+        """Zeros in place of what would be read."""
+        with unset_fake_temporarily():
+            if func is aten.copy_.default:
+                return args[0].zero_()  # type: ignore[no-any-return]
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+
+    def _count(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        name = func._schema.name.split("::")[1]
+        if func.namespace == "c10d":
+            self.counts.collectives[name] += 1
+            return
+        if name in WAITS or (name in ("index", "index_put_", "index_put") and _by_mask(args)):
+            self.note_wait(name)
+        if name in ("_to_copy", "copy_"):
+            self._look_at_copy(name, args, kwargs)
+        if not func.is_view and func not in NO_KERNEL and kwargs.get("device") != torch.device("meta"):
+            self.counts.kernels[name] += 1
+
+    def _look_at_copy(self, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if name == "copy_":
+            into, source = args[0].device.type, args[1]
+            later = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
+            host = args[0] if into == "cpu" else source
+        else:
+            source, later = args[0], bool(kwargs.get("non_blocking"))
+            device = kwargs.get("device")
+            into = source.device.type if device is None else torch.device(device).type
+            host = source
+        if into in (source.device.type, "meta"):
+            return
+        pinned = host.device.type == "cpu" and host.untyped_storage()._cdata in self._pinned
+        if not (later and pinned) and not (name == "copy_" and into == "cuda" and source.ndim == 0):
+            self.note_wait(f"a copy from {source.device.type} to {into}")
+
+    def _born(self, tensor: Tensor, given: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key in given or key in self._seen:
+            return
+        self._seen.add(key)
+        self._alive += nbytes
+        self.counts.peak = max(self.counts.peak, self._alive - self._floor)
+        weakref.finalize(storage, self._gone, key, nbytes)
+
+    def _gone(self, key: int, nbytes: int) -> None:
+        self._seen.discard(key)
+        self._alive -= nbytes
+
+
+class _OneKernelAttention(TorchFunctionMode):
+    """torch's attention is one kernel on a GPU; without a driver torch would take it apart."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Flash attention, or, with a mask, the memory-efficient one."""
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention and args[0].device.type == "cuda":
+            q, k, v = args[:3]
+            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+            if mask is None:
+                return aten._scaled_dot_product_flash_attention(q, k, v)[0]
+            return aten._scaled_dot_product_efficient_attention(q, k, v, mask, False)[0]
+        return func(*args, **kwargs)
+
+
+def _by_mask(args: Any) -> bool:
+    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _place() -> str:
+    """Where in this pack or in ComfyUI's models it happened, innermost first."""
+    frames = [
+        f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_stack()
+        if f"{ROOT}/parallel_backend" in frame.filename or "/comfy/" in frame.filename
+    ]
+    return " < ".join(reversed(frames[-4:]))
+
+
+class FakeStream:
+    """A stream, or an event: everything on it is done at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+    def wait_stream(self, _: object) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, _: object) -> None:
+        """Nothing to wait for."""
+
+    def record(self, _: object = None) -> None:
+        """Nothing to record."""
+
+    def synchronize(self) -> None:
+        """For threads that wait in place of the loop."""
+
+    def query(self) -> bool:
+        """Done."""
+        return True
+
+
+def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
+    """What asks the driver, answered; groups of ranks are of the fake kind."""
+    groups = dist.new_subgroups_by_enumeration
+
+    def fake_groups(ranks: Any, timeout: Any = None, backend: str | None = None, **others: Any) -> Any:
+        return groups(ranks, timeout, "fake", **others)
+
+    cuda: Mapping[str, Callable[..., Any]] = {
+        "get_device_capability": lambda _=None: CAPABILITY,
+        "synchronize": lambda _=None: gpu.note_wait("torch.cuda.synchronize"),
+        "current_stream": FakeStream,
+        "Stream": FakeStream,
+        "Event": FakeStream,
+        "stream": lambda _: FakeStream(),
+        "empty_cache": lambda: gpu.note_wait("torch.cuda.empty_cache"),
+        "set_device": lambda _: None,
+    }
+    return [
+        *(mock.patch.object(torch.cuda, name, stand_in) for name, stand_in in cuda.items()),
+        mock.patch.object(Tensor, "record_stream", return_value=None),
+        mock.patch.object(dist, "new_subgroups_by_enumeration", fake_groups),
+    ]

@@ -1,0 +1,86 @@
+"""What a step asks of a GPU, counted without one: it may only become less. The table is in docs/dry-run.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.selection import thorough
+
+ROOT = Path(__file__).parents[2]
+
+LIMITS = {
+    "FLUX.1-dev, one rank": (194, {"DoubleStreamBlock": 44, "SingleStreamBlock": 16}, 0),
+    "FLUX.1-dev, ulysses 2": (212, {"DoubleStreamBlock": 47, "SingleStreamBlock": 19}, 9),
+    "FLUX.1-dev, ulysses 4": (212, {"DoubleStreamBlock": 47, "SingleStreamBlock": 19}, 9),
+    "FLUX.1-dev, ring 4": (296, {"DoubleStreamBlock": 68, "SingleStreamBlock": 40}, 25),
+    "FLUX.1-dev, ring 2 x ulysses 4": (252, {"DoubleStreamBlock": 57, "SingleStreamBlock": 29}, 17),
+    "FLUX.1-dev, pipefusion 4, first stage": (420, {"DoubleStreamBlock": 51}, 9),
+    "FLUX.1-dev, pipefusion 4, second stage": (416, {"DoubleStreamBlock": 51}, 9),
+    "FLUX.1-dev, pipefusion 4, last stage": (363, {"SingleStreamBlock": 19}, 8),
+    "FLUX.2-dev, one rank": (190, {"DoubleStreamBlock": 42, "SingleStreamBlock": 15}, 0),
+    "FLUX.2-dev, ulysses 4": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9),
+    "Wan 2.2 14B, one rank": (117, {"WanAttentionBlock": 31}, 0),
+    "Wan 2.2 14B, cfg 2 x ulysses 4": (132, {"WanAttentionBlock": 34}, 6),
+    "Qwen-Image, one rank": (160, {"QwenImageTransformerBlock": 50}, 0),
+    "Qwen-Image, ulysses 4": (171, {"QwenImageTransformerBlock": 53}, 5),
+}
+"""Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
+
+ATTENTION = 2
+"""All-to-alls of an attention under Ulysses: there, and back."""
+
+OF_COMFYUI = ("sinusoidal_embedding_1d",)
+"""Functions in which ComfyUI's own forward waits for the device as well: once a forward, before the first block."""
+
+
+def counted(*options: str) -> dict[str, dict[str, Any]]:
+    """By a process of its own: it stands in for the driver and for the other ranks."""
+    command = [sys.executable, "-m", "benchmarks.dry_run", "--json", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {case.pop("case"): case for case in found}
+
+
+@pytest.fixture(scope="module")
+def short() -> dict[str, dict[str, Any]]:
+    """All cases with two blocks of each kind."""
+    return counted("--short")
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_no_step_asks_for_more(case: str, short: dict[str, dict[str, Any]]) -> None:
+    kernels, blocks, collectives = LIMITS[case]
+    found = short[case]
+    assert found["kernels"] <= kernels
+    assert found["blocks"].keys() == blocks.keys()
+    assert all(found["blocks"][kind] <= limit for kind, limit in blocks.items())
+    assert found["collectives"] <= collectives
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_nothing_in_the_loop_waits_for_the_device(case: str, short: dict[str, dict[str, Any]]) -> None:
+    assert [wait for wait in short[case]["waits"] if not any(name in wait for name in OF_COMFYUI)] == []
+
+
+@pytest.mark.parametrize("case", [case for case in LIMITS if "ulysses" in case and "ring" not in case])
+def test_an_attention_is_two_all_to_alls_and_the_output_is_gathered_once(
+    case: str, short: dict[str, dict[str, Any]]
+) -> None:
+    guidance = 1 if "cfg" in case else 0
+    assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + 1 + guidance
+
+
+@thorough
+def test_one_rank_starts_no_more_kernels_than_comfyui() -> None:
+    """In a whole step, with sampler and preview, against ComfyUI's forward alone."""
+    own = counted("--own", "--only", "FLUX.1")["FLUX.1-dev"]["kernels"]
+    found = counted("--only", "FLUX.1-dev, one rank")["FLUX.1-dev, one rank"]
+    assert found["kernels"] <= own
+    assert counted("--only", "FLUX.1-dev, ulysses 4")["FLUX.1-dev, ulysses 4"]["kernels"] <= 1_900

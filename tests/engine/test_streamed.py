@@ -1,0 +1,73 @@
+"""Streamed weights in real workers: exact, one copy in host memory for all, and no more on the device than the window."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.checkpoint import read_header
+from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
+from tests.pipefusion_simulation import simulate
+from tests.plans import cpu_plan
+from tests.tiny_flux import save_flux
+
+STEPS, BLOCKS = 3, 8
+PLANS = [cpu_plan(ulysses=2, blocks=BLOCKS), cpu_plan(cfg=2, pipefusion=2, warmup_steps=STEPS, blocks=BLOCKS)]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    path = save_flux(tmp_path_factory.mktemp("streamed") / "8-blocks.safetensors", heads=2, single_blocks=BLOCKS - 1)
+    return Job(path, sigmas(STEPS))
+
+
+@pytest.fixture(scope="module")
+def expected(job: Job) -> torch.Tensor:
+    """The job by ComfyUI's own model and sampler."""
+    settings = {
+        "noise": job.noise,
+        "sigmas": job.sigmas.clone(),
+        "cfg": job.cfg,
+        "sampler": job.sampler,
+        "seed": job.seed,
+    }
+    positive, negative = job.prompts
+    return simulate(
+        job.tensors, positive=positive, negative=negative, references=(), patches=1, warmup_steps=1, **settings
+    )
+
+
+@pytest.mark.parametrize("whole", PLANS, ids=lambda plan: plan.degrees)
+def test_a_window_is_enough_and_the_host_has_one_copy(
+    run: Runner, job: Job, expected: torch.Tensor, whole: ResolvedPlan
+) -> None:
+    run(job, whole)
+    assert run.answer is not None
+    replicated = max(report.weights for report in run.answer.reports)
+    settings = {name: getattr(whole, name) for name in ("cfg", "pipefusion", "ulysses", "warmup_steps")}
+    limit = 0.95 * replicated
+    plan = cpu_plan(weights="streamed", blocks=BLOCKS, memory_limit=limit * whole.world_size / 1e9, **settings)
+    streamed = run(job, plan)
+    assert relative_error(streamed, expected) <= TOLERANCE
+    reports = run.answer.reports
+    entries = read_header(job.path).entries
+    blocks = sum(e.nbytes for name, e in entries.items() if name.startswith(("double_blocks", "single_blocks")))
+    assert sum(report.on_host for report in reports) == pytest.approx(blocks, rel=0.01), "one copy, not one a rank"
+    assert all(report.weights <= limit for report in reports)
+    assert sum(report.read for report in reports) == sum(entry.nbytes for entry in entries.values())
+    again = run(job, plan)
+    assert torch.equal(again, streamed)
+    assert sum(report.read for report in run.answer.reports) == 0
+    assert any(report.sent.get("weights") for report in run.answer.reports), "some blocks come and go"
+    run.backend.release(reports[0].held[0].model)
+    assert torch.equal(run(job, plan), streamed)
+
+
+def test_where_all_fits_nothing_is_copied_twice(run: Runner, job: Job) -> None:
+    plan = cpu_plan(ulysses=2, blocks=BLOCKS, weights="streamed")
+    run(job, plan)
+    first = [report.sent["weights"] for report in run.answer.reports]
+    run(job, plan)
+    assert all(first), "each block once"
+    assert [report.sent.get("weights", 0) for report in run.answer.reports] == [0, 0]

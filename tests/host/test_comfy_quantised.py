@@ -1,0 +1,121 @@
+"""Files quantised by ComfyUI's own quantisers: the workers multiply as ComfyUI does, with LoRA too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, graph_of, save_families, spread
+from tests.host.conftest import relative_error
+from tests.host.graphs import Graph
+from tests.host.test_comfy_files import LORA, save_lora, with_lora
+from tests.selection import thorough
+from tests.tiny_quantised import FORMATS, save_quantised
+
+NAMES = ("flux2", "wan")
+ROUNDED = ("int8", "int8_rows", "int8_convrot", "w4a4")
+"""Formats whose layers round what they are given: the last bit of an input decides how, and the next layers more so."""
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses": {"devices": "cpu:2"},
+    "sharded": {"devices": "cpu:2", "weights": "sharded"},
+    "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+}
+
+FORMS = [form if form in ("fp8", "int8_convrot") else pytest.param(form, marks=thorough) for form in FORMATS]
+"""The quick run has two; `models/test_quantised` compares every layer with ComfyUI's."""
+
+SPREAD = [
+    pytest.param(form, plan, name, marks=() if quick else thorough)
+    for form, plan, name, quick in (
+        ("fp8", "ulysses", "wan", False),
+        ("fp8_e5m2", "stages", "flux2", False),
+        ("nvfp4", "sharded", "wan", True),
+        ("mxfp8", "stages", "flux2", False),
+        ("int8", "ulysses", "wan", False),
+        ("int8_rows", "sharded", "flux2", False),
+        ("int8_convrot", "sharded", "flux2", True),
+        ("int8_convrot", "stages", "wan", False),
+        ("w4a4", "ulysses", "flux2", False),
+    )
+]
+
+LatentOf = Callable[[Graph], Tensor]
+
+
+def file_name(name: str, form: str) -> str:
+    """One that no other test writes: results are kept by graph, and a graph says only the name of its file."""
+    return f"{name}-quantised-{form}.safetensors"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, *NAMES)
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    for name in NAMES:
+        tensors = load_file(folder / f"{name}.safetensors")
+        for form in FORMATS:
+            save_quantised(folder / file_name(name, form), tensors, form)
+        save_lora(comfyui.base_dir / "models" / "loras" / f"{name}-lora.safetensors", LORA[name], tensors)
+
+
+def of_file(name: str, form: str) -> Graph:
+    """A small job with a file."""
+    graph = graph_of(name, steps=2)
+    graph["model"]["inputs"]["unet_name"] = file_name(name, form)
+    return graph
+
+
+def distance(latent_of: LatentOf, graph: Graph, exact: Graph, plan: dict[str, Any], form: str) -> None:
+    """What several ranks make of a graph is what the stock loader makes; rounded, it is no further from the exact one."""
+    ours, stock = latent_of(spread(graph, **plan)), latent_of(graph)
+    error = relative_error(ours, stock)
+    print(f"{form}: {error:.2g} from ComfyUI's", end=" ")
+    if form not in ROUNDED:
+        assert error <= TOLERANCE
+        return
+    best = latent_of(exact)
+    print(f"{relative_error(ours, best):.3g} and {relative_error(stock, best):.3g} from fp32")
+    assert relative_error(ours, best) <= 1.5 * relative_error(stock, best)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
+    graph = of_file("flux2", form)
+    assert relative_error(latent_of(graph), latent_of(graph_of("flux2", steps=2))) > DIFFERENT
+    assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
+
+
+@thorough
+def test_a_weight_dtype_is_for_what_comfyui_has_in_it(latent_of: LatentOf) -> None:
+    graph = of_file("flux2", "nvfp4")
+    default = latent_of(graph)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    assert relative_error(latent_of(graph), default) > DIFFERENT
+    distance(latent_of, graph, graph, {"devices": "cpu:2"}, "nvfp4")
+
+
+@pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
+def test_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
+    distance(latent_of, of_file(name, form), graph_of(name, steps=2), PLANS[plan], form)
+
+
+@pytest.mark.parametrize(
+    "form", [form if form in ("fp8", "int8_convrot") else pytest.param(form, marks=thorough) for form in FORMATS]
+)
+def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
+    graph = with_lora(of_file("flux2", form), "flux2", 0.8)
+    assert relative_error(latent_of(graph), latent_of(of_file("flux2", form))) > DIFFERENT
+    assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
+
+
+@pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
+def test_lora_on_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
+    exact = with_lora(graph_of(name, steps=2), name, 0.8)
+    distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)

@@ -1,0 +1,236 @@
+"""Quantised layers give the bits of ComfyUI's own on the same file, on a device that multiplies in fp8 and on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.fast import FastLinear, multiply_in_fp8
+from parallel_backend.models.comfyui.marks import open_checkpoint
+from parallel_backend.models.comfyui.quantised import quantise_layers
+from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
+from parallel_backend.weights.checkpoint import Checkpoint, read_header
+from parallel_backend.weights.keymap import Piece
+from parallel_backend.weights.layers import pack
+from parallel_backend.weights.loader import load_weights
+from parallel_backend.weights.packing import held_bytes, shape_parameters
+from parallel_backend.weights.patching import Keep, Patching
+from parallel_backend.weights.reading import Neighbours, Watch
+from parallel_backend.weights.requantised import compute_in
+from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.storage import PLAIN
+from parallel_backend.weights.store import Store, Whole
+from tests.ranks import run_ranks
+from tests.tiny_models import draw
+from tests.tiny_quantised import FORMATS, save_quantised
+
+# isort: split
+import comfy.model_management
+import comfy.ops
+from comfy.model_patcher import ModelPatcher
+from comfy.weight_adapter import LoRAAdapter
+
+S = TypeVar("S", bound=Store)
+
+LAYER, NAME = "blocks.0", "blocks.0.weight"
+ROWS, COLUMNS = 48, 192
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+INPUT_SCALED = ("fp8", "fp8_e5m2", "nvfp4", "mxfp8")
+
+
+class Described:
+    """What ComfyUI finds a quantised file to be."""
+
+    quant_config: ClassVar = {"mixed_ops": True}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a file of one layer in a format."""
+    tensors = {NAME: draw(ROWS, COLUMNS, seed=1) / COLUMNS**0.5, f"{LAYER}.bias": draw(ROWS, seed=2)}
+
+    def write(form: str) -> Path:
+        return save_quantised(tmp_path / "x.safetensors", tensors, form, 0.5 if form in INPUT_SCALED else None)
+
+    return write
+
+
+@pytest.fixture(params=[False, True], ids=["emulated", "native"])
+def _native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On a device that multiplies in fp8, and on others."""
+    monkeypatch.setattr(comfy.model_management, "SUPPORT_FP8_OPS", request.param)
+    with torch.inference_mode():
+        yield
+
+
+def build(path: Path) -> tuple[nn.Module, Checkpoint]:
+    """A model of one layer as it is built from the file's header, and what it is loaded from."""
+    opened = open_checkpoint(read_header(path))
+    part, marks = opened.under(opened.tensors)
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Linear(COLUMNS, ROWS, device="meta")])
+    made_of = quantise_layers(model, part, marks, Described())
+    entries = {key: entry for key, entry in part.entries.items() if key == f"{LAYER}.bias"} | made_of
+    return model, replace(part, entries=entries)
+
+
+def load(path: Path, compute: torch.dtype = torch.float32) -> Any:
+    """The layer as a rank loads it."""
+    return load_with(path, Whole, compute)[0].get_submodule(LAYER)
+
+
+def load_with(
+    path: Path, store_of: Callable[[nn.Module], S], compute: torch.dtype = torch.float32
+) -> tuple[nn.Module, S]:
+    """The model as a rank loads it, and where that has it."""
+    model, part = build(path)
+    keys = {key: (Piece(key, 0, entry.shape[0], ()),) for key, entry in part.entries.items()}
+    compute_in(model, compute)
+    shape_parameters(model, part, keys, compute)
+    assert held_bytes(part, compute) == sum(parameter.nbytes for parameter in model.parameters())
+    store = store_of(model)
+    store.materialise(CPU)
+    everyone = Communicator("loading", dist.group.WORLD if dist.is_initialized() else None, CPU, False, Meter())
+    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
+    load_weights(model, store, part, keys, compute, Neighbours(everyone, (0,) * everyone.size), watch)
+    return model, store
+
+
+def stock(path: Path, compute: torch.dtype = torch.float32) -> Any:
+    """The same layer by ComfyUI's loader."""
+    tensors = {name.removeprefix(f"{LAYER}."): tensor for name, tensor in load_file(path).items()}
+    operations = comfy.ops.pick_operations(None, compute, model_config=Described())
+    layer = operations.Linear(COLUMNS, ROWS, device="cpu")
+    layer.load_state_dict(tensors)
+    return layer
+
+
+@pytest.mark.usefixtures("_native")
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_layer(file: Callable[[str], Path], form: str, compute: torch.dtype, device: str) -> None:
+    ours, theirs = load(file(form), compute).to(device), stock(file(form), compute).to(device)
+    x = draw(2, 37, COLUMNS, seed=3).to(device, compute)
+    assert torch.equal(ours(x), theirs(x))
+    assert ours.weight.dtype == compute
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_lora(file: Callable[[str], Path], form: str) -> None:
+    """Put in as ComfyUI's ModelPatcher does it, and taken out without a trace."""
+    path = file(form)
+    ours, model = load(path), nn.Module()
+    model.diffusion_model = nn.Module()
+    model.diffusion_model.blocks = nn.ModuleList([stock(path)])
+    up, down = 0.2 * draw(ROWS, 4, seed=4), 0.2 * draw(4, COLUMNS, seed=5)
+    patcher = ModelPatcher(model, CPU, CPU)
+    patcher.add_patches({f"diffusion_model.{NAME}": LoRAAdapter(set(), (up, down, 4.0, None, None, None))}, 0.7)
+    patcher.patch_weight_to_device(f"diffusion_model.{NAME}")
+    whole = nn.Module()
+    whole.blocks = nn.ModuleList([ours])
+    before = {name: parameter.clone() for name, parameter in whole.named_parameters()}
+    keep = Keep(room=lambda _: True, agree=lambda fits: fits)
+    keys = {NAME: (Piece(NAME, 0, ROWS, (COLUMNS,)),)}
+    patching = Patching(whole, Whole(whole), CPU, keys, lambda names: pytest.fail(f"{names} are read again"), keep)
+    lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
+    patching.merge(AdapterSet({NAME: [lora]}, {"u": up, "d": down}))
+    expected = model.diffusion_model.blocks[0].state_dict()
+    changed = {name: parameter for name, parameter in ours.parts.named_parameters() if name in expected}
+    assert not torch.equal(changed["weight"].view(torch.uint8), before[f"{LAYER}.parts.weight"].view(torch.uint8))
+    for name, tensor in changed.items():
+        assert torch.equal(tensor.view(torch.uint8), expected[name].reshape(-1).view(torch.uint8)), name
+    patching.merge(NONE)
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(parameter.view(torch.uint8), before[name].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "int8_convrot"])
+def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
+    """Loaded, with a LoRA put in and taken out, a block that is whole for a moment gives the bits of one rank."""
+    path, x = file(form), draw(2, 5, COLUMNS, seed=3)
+    adapters = AdapterSet(
+        {NAME: [Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)]},
+        {"u": draw(ROWS, 4, seed=4), "d": draw(4, COLUMNS, seed=5)},
+    )
+    keys = {NAME: (Piece(NAME, 0, ROWS, (COLUMNS,)),)}
+    keep = Keep(room=lambda _: True, agree=lambda fits: fits)
+
+    def outputs(
+        store_of: Callable[[nn.Module], Any], block: Callable[[Any], AbstractContextManager[None]]
+    ) -> list[Tensor]:
+        found = []
+        with torch.inference_mode():
+            model, store = load_with(path, store_of)
+            patching = Patching(model, store, CPU, keys, lambda _: None, keep)
+            for wanted in (NONE, adapters, NONE):
+                patching.merge(wanted)
+                with block(store):
+                    found.append(model.get_submodule(LAYER)(x))
+        return found
+
+    def rank(_: int) -> list[Tensor]:
+        def sharded(model: nn.Module) -> Sharded:
+            blocks = list(model.get_submodule("blocks").children())
+            return Sharded(model, blocks, Communicator("weights", dist.group.WORLD, CPU, False, Meter()))
+
+        return [out.clone() for out in outputs(sharded, lambda store: store.block(0))]
+
+    expected = outputs(Whole, lambda _: nullcontext())
+    assert not torch.equal(expected[0], expected[1])
+    for found in run_ranks(2, rank):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.usefixtures("_native")
+@pytest.mark.parametrize("device", DEVICES)
+def test_plain_fp8_multiplied_in_fp8(device: str) -> None:
+    weight, bias = (draw(48, 64, seed=1) / 8).to(device, torch.float8_e4m3fn), draw(48, seed=2).to(device)
+    layer = nn.Linear(64, 48, device="meta")
+    pack(layer, PLAIN[torch.float8_e4m3fn], scaled=False)
+    layer.weight = nn.Parameter(weight.view(torch.uint8), requires_grad=False)
+    layer.bias = nn.Parameter(bias, requires_grad=False)
+    model = nn.Sequential(layer)
+    multiply_in_fp8(model, torch.device(device))
+    native = comfy.model_management.supports_fp8_compute(torch.device(device))
+    assert isinstance(model[0], FastLinear) == native
+    operations = comfy.ops.pick_operations(torch.float8_e4m3fn, torch.float32, fp8_optimizations=True)
+    theirs = operations.Linear(64, 48, dtype=torch.float8_e4m3fn, device="cpu")
+    theirs.weight, theirs.bias = (nn.Parameter(tensor, requires_grad=False) for tensor in (weight, bias))
+    x = draw(2, 7, 64, seed=3).to(device)
+    assert torch.equal(model(x.clone()), theirs(x.clone()))
+    exact = nn.functional.linear(x, weight.float(), bias)
+    assert torch.equal(model(x.clone()), exact) != native
+
+
+def refusal(path: Path, **changed: Tensor) -> str:
+    save_file(load_file(path) | {f"{LAYER}.{name}": tensor for name, tensor in changed.items()}, path)
+    with pytest.raises(Refused) as refused:
+        build(path)
+    return str(refused.value)
+
+
+def test_what_does_not_fit_is_refused(file: Callable[[str], Path]) -> None:
+    weight = torch.zeros(ROWS, 10, dtype=torch.uint8)
+    assert "(a shape of [48, 10] where [48, 96] is needed): choose" in refusal(file("nvfp4"), weight=weight)
+    scale = torch.zeros(4, 4, dtype=torch.float8_e4m3fn)
+    assert "(scales of the shape [4, 4] where [128, 12] is needed)" in refusal(file("nvfp4"), weight_scale=scale)
+    mark = torch.tensor(list(b'{"format": "int3"}'), dtype=torch.uint8)
+    assert "x.safetensors holds blocks.0.weight as int3, which this ComfyUI does not know (float8_e4m3fn," in refusal(
+        file("int8"), comfy_quant=mark
+    )
+    damaged = torch.tensor(list(b'{"form'), dtype=torch.uint8)
+    assert "x.safetensors has damaged marks of quantisation (" in refusal(file("int8"), comfy_quant=damaged)

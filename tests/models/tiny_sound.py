@@ -1,0 +1,80 @@
+"""ComfyUI's classes of models of video with sound, with random weights, and one call of each; see tiny_classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
+from tests.tiny_models import draw
+
+# isort: split
+from comfy.ldm.lightricks.av_model import LTXAVModel
+from comfy.ldm.minimax.model import MiniMaxH3Model
+
+
+def _minimax(payload: Mapping[str, Any], **settings: Any) -> Case:
+    model = MiniMaxH3Model(
+        hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
+        text_dim=TEXT, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **settings, **SETTINGS,
+    )  # fmt: skip
+    model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
+    latents = draw(1, 24, 3, 7, 10, seed=1), draw(1, 32, 2, 9, seed=2)
+    if "adaln_curve_grid" in settings:
+        model.adaln_t_table.copy_(draw(*model.adaln_t_table.shape, seed=7))
+    given = {"context": text(), "minimax_payload": payload}
+    return replace(case("MiniMaxH3", model, latents, given, torch.tensor([600.0])), gathers=2)
+
+
+def _ltxav(
+    given: Mapping[str, Any],
+    timestep: Any,
+    sound: int = 9,
+    frames: int = 3,
+    text_width: int = 2 * TEXT,
+    **settings: Any,
+) -> Case:
+    sizes = {"in_channels": 128, "cross_attention_dim": HEADS * 32, "attention_head_dim": 32, "num_attention_heads": HEADS,
+             "audio_cross_attention_dim": 2 * 32, "audio_attention_head_dim": 32, "audio_num_attention_heads": 2,
+             "caption_channels": TEXT, "num_layers": 3, "connector_attention_head_dim": 16, "connector_num_attention_heads": 3,
+             "connector_num_layers": 1, "audio_connector_num_attention_heads": 3}  # fmt: skip
+    model = LTXAVModel(**sizes | SETTINGS | settings)
+    latents = [draw(1, 128, frames, 5, 4, seed=1), *([draw(1, 8, sound, 16, seed=2)] if sound else [])]
+    prompt = {"context": draw(1, 7, text_width, seed=3), "attention_mask": None, "frame_rate": 24}
+    return case("LTXAV", model, latents, {**prompt, **given}, timestep)
+
+
+def _by_token(frames: int) -> Tensor:
+    """A timestep for each of the video's tokens, each frame's its own."""
+    return torch.linspace(0.1, 0.9, frames).repeat_interleave(20).view(1, -1, 1)
+
+
+FRAME = draw(1, 24, 1, 8, 10, seed=5)
+TWO_POINT_THREE: Mapping[str, Any] = {
+    "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True,
+    "caption_projection_first_linear": False, "rope_type": "split", "use_middle_indices_grid": True,
+    "connector_attention_head_dim": 32, "audio_connector_num_attention_heads": 2,
+    "text_width": HEADS * 32 + 64,
+}  # fmt: skip
+
+SOUND_CASES: Mapping[str, Callable[[], Case]] = {
+    "minimax-h3": lambda: _minimax({}),
+    "minimax-h3, first frame and tagged text": lambda: _minimax(
+        {
+            "text_token_tags": torch.tensor([1, 1, 0, 0, 1, 1, 1]),
+            "keyframes": [{"latent": FRAME, "resolved_frame_index": 0}],
+            "cond_video_latents": [FRAME],
+            "visual_cond_noise_aug": 0.9,
+            "seed": 3,
+        }
+    ),
+    "minimax-h3, curves": lambda: _minimax({}, adaln_curve_grid=16),
+    "ltx-2": lambda: _ltxav({}, torch.tensor([0.6])),
+    "ltx-2, video alone": lambda: _ltxav({}, torch.tensor([0.6]), sound=0),
+    "ltx-2, a timestep a frame": lambda: _ltxav({}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1))),
+    "ltx-2.3": lambda: _ltxav({}, torch.tensor([0.6]), **TWO_POINT_THREE),
+}

@@ -1,0 +1,95 @@
+"""`python -m parallel_backend.plan`: what a buyer reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from parallel_backend.plan.__main__ import main, memory, size
+from parallel_backend.plan.known_machines import profile_names
+from parallel_backend.plan.known_models import model_names
+from parallel_backend.plan.plan import WEIGHTS
+
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(capsys: Capture, *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def rows(text: str) -> dict[int, list[str]]:
+    """The first table: what follows the number of GPUs."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        number, *cells = line.split() or [""]
+        if number.isdecimal():
+            found.setdefault(int(number), cells)
+    return found
+
+
+def test_it_says_what_it_assumes(capsys: Capture) -> None:
+    said = printed(capsys)
+    assert (
+        "Assumed: --model flux-dev --size 1024x1024 --steps 20 --dtype bf16 --card 4090 --memory 24GB --cfg 1\n" in said
+    )
+    assert "Predicted, not measured" in said
+    assert list(rows(said)) == [1, 2, 4, 8]
+    everything = ("--model", "flux-dev", "--size", "512x512", "--steps", "4", "--dtype", "fp8", "--card", "h100")
+    assert "Assumed" not in printed(capsys, *everything, "--memory", "80GB", "--cfg", "1")
+
+
+@pytest.mark.parametrize("card", profile_names())
+def test_cards(card: str, capsys: Capture) -> None:
+    table = rows(printed(capsys, "--card", card, "--dtype", "fp8", "--size", "2048x2048"))
+    seconds = [float(table[gpus][0]) for gpus in (1, 2, 4, 8)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_models_at_their_usual_size(name: str, capsys: Capture) -> None:
+    table = rows(printed(capsys, "--model", name, "--card", "b200"))
+    assert all(re.fullmatch(r"[\d.]+", table[gpus][0]) for gpus in (1, 2, 4, 8))
+    assert re.fullmatch(r"[\d.]+x", table[8][1])
+
+
+def test_more_bandwidth_and_memory_of_ones_own(capsys: Capture) -> None:
+    slow, fast = (
+        float(rows(printed(capsys, "--dtype", "fp8", "--bandwidth", bandwidth))[4][0]) for bandwidth in ("2GB", "50GB")
+    )
+    assert fast < slow / 1.5
+    assert rows(printed(capsys, "--memory", "32GB"))[1][2] == "replicated"
+
+
+def test_the_choices_when_it_does_not_fit_whole(capsys: Capture) -> None:
+    said = printed(capsys, "--card", "4090")
+    assert "flux-dev in bf16 does not fit whole into one GPU. The choices, in seconds:" in said
+    heads, *lines = said.split("The choices, in seconds:\n")[1].splitlines()
+    assert re.split(r"\s{2,}", heads.strip())[1:] == [
+        f"{dtype} {held}" for dtype in ("bf16", "fp8") for held in (*WEIGHTS, "PipeFusion")
+    ]
+    two = re.split(r"\s{2,}", lines[1].strip())
+    assert re.fullmatch(r"needs 2\d\.\d GB", two[1]), two
+    assert all(float(cell) > 0 for cell in two[2:]), two
+    assert lines[-1] == "PipeFusion is approximate: it changes the picture slightly."
+    assert "The choices" not in printed(capsys, "--card", "h100")
+
+
+def test_every_plan_for_a_number_of_gpus(capsys: Capture) -> None:
+    said = printed(capsys, "--devices", "4", "--card", "l40")
+    assert "4 patches: changes the picture" in said and "weights sharded" in said
+    assert re.search(r"^Chosen: ulysses 4, weights replicated\.", said, re.MULTILINE)
+    assert "Chosen: pipefusion" in printed(capsys, "--devices", "4", "--card", "l40", "--approximate")
+    assert "cfg 2" in printed(capsys, "--devices", "2", "--card", "l40", "--cfg", "2.0").split("Chosen:")[1]
+
+
+def test_refusals(capsys: Capture) -> None:
+    assert main(["--memory", "8GB", "--devices", "2", "--weights", "replicated"]) == 2
+    error = capsys.readouterr().err
+    assert "8.00 GB" in error and "The choices on 2 GPUs" in error
+    for wrong in (["--size", "1024"], ["--memory", "lots"], ["--devices", "0"], ["--card", "tpu"], ["--dtype", "int3"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+    assert memory("1.5 GiB") == 1.5 * 2**30
+    assert (size("640x480").frames, size("640x480x9").frames) == (1, 9)

@@ -1,0 +1,65 @@
+"""The presets of Parallel Plan, and devices as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_backend.errors import Refused
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan.devices import named_devices
+from parallel_backend.plan.presets import AUTOMATIC, PRESETS, SLOW_LINKS, SMALLEST, with_preset
+
+ZEROS = ParallelPlan(pipefusion=0, warmup_steps=0)
+
+
+def test_zero_everywhere_is_the_plan_that_is_left_alone() -> None:
+    assert with_preset(AUTOMATIC, ZEROS) == ParallelPlan()
+
+
+def test_presets_choose_what_is_left_to_them() -> None:
+    assert with_preset(SMALLEST, ZEROS) == ParallelPlan(weights="streamed")
+    assert with_preset(SLOW_LINKS, ZEROS) == ParallelPlan(pipefusion=0)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_set_counts_beside_every_preset(preset: str) -> None:
+    mine = ParallelPlan(
+        devices="0,1",
+        cfg=1,
+        pipefusion=2,
+        ulysses=1,
+        ring=1,
+        data=1,
+        patches=4,
+        warmup_steps=3,
+        stages="1,2",
+        weights="sharded",
+    )
+    assert with_preset(preset, mine) == mine
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("all", ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        ("0-1", ("cuda:0", "cuda:1")),
+        ("3, 0-1", ("cuda:3", "cuda:0", "cuda:1")),
+        ("cuda:1 - cuda:2", ("cuda:1", "cuda:2")),
+    ],
+)
+def test_ranges_of_gpus(text: str, devices: tuple[str, ...]) -> None:
+    assert named_devices(text, 4) == devices
+    assert named_devices("all", 0) == ("cpu",)
+
+
+@pytest.mark.parametrize("text", ["1-", "-1", "2-1", "0-1-2", "0-x", "-"])
+def test_what_is_no_range(text: str) -> None:
+    with pytest.raises(Refused, match="is not understood"):
+        named_devices(text, 4)
+
+
+def test_a_range_beyond_the_machine() -> None:
+    with pytest.raises(Refused, match=r"devices '2-5' asks for GPU 4, 5, but GPUs 0 to 3 are visible: use 0,1,2,3"):
+        named_devices("2-5", 4)
+    with pytest.raises(Refused, match="asks for GPU"):
+        named_devices("0-999999999999", 4)

@@ -1,0 +1,78 @@
+"""What is published: the registry's metadata, what it leaves out, and the words of every node in every language."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[1]
+HELP = sorted((REPO / "web" / "docs").glob("*.md"))
+CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+def tracked(*options: str) -> set[str]:
+    listed = subprocess.run(["git", "ls-files", "-z", *options], cwd=REPO, capture_output=True, text=True, check=True)
+    return set(listed.stdout.split("\0")) - {""}
+
+
+def test_the_registry_gets_the_pack_and_no_tests() -> None:
+    left_out = tracked("-i", "-c", "--exclude-from=.comfyignore")
+    shipped = tracked() - left_out
+    needed = ("nodes/", "parallel_backend/", "web/", "workflows/", "locales/", "docs/")
+    assert {path.split("/")[0] for path in left_out} >= {"tests", "benchmarks", ".github"}
+    assert not [path for path in left_out if path.startswith(needed)]
+    assert {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md"} <= shipped
+    assert {path for path in shipped if path.startswith("scripts/")} == {
+        "scripts/sprites_api.json",
+        "scripts/sprites_parallel_api.json",
+    }
+
+
+def test_the_registry_knows_what_it_is() -> None:
+    text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    (name,) = re.findall(r'^name = "(.+)"$', text, re.MULTILINE)
+    assert "comfyui" not in name
+    for field in ("Repository", "Icon", "Banner", "PublisherId", "DisplayName", "requires-comfyui"):
+        assert re.search(rf"^{field} = ", text, re.MULTILINE), field
+    for picture in re.findall(r"/raw/main/(\S+)\"", text):
+        assert (REPO / picture).is_file()
+
+
+@pytest.mark.parametrize("page", HELP, ids=lambda page: page.stem)
+def test_help_is_complete_in_chinese(page: Path) -> None:
+    """Each input and output of the English page, and its words in the language."""
+    chinese = (page.with_suffix("") / "zh.md").read_text(encoding="utf-8")
+    listed = re.compile(r"^ *- `(\w+)`", re.MULTILINE)
+    assert listed.findall(chinese) == listed.findall(page.read_text(encoding="utf-8"))
+    assert all(CHINESE.search(line) for line in chinese.splitlines() if line.strip() and not line.startswith("  - "))
+    headings = re.compile(r"^#+ .+$", re.MULTILINE)
+    assert len(headings.findall(chinese)) == len(headings.findall(page.read_text(encoding="utf-8")))
+
+
+def test_chinese_words_are_chinese() -> None:
+    nodes = json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert set(nodes) == {page.stem for page in HELP}
+    for name, node in nodes.items():
+        texts = [
+            node["description"],
+            *(slot["tooltip"] for slot in (node["inputs"] | node.get("outputs", {})).values()),
+        ]
+        assert all(CHINESE.search(text) for text in texts), name
+
+
+BLUEPRINTS = sorted((REPO / "subgraphs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
+def test_a_blueprint_is_the_graph_of_a_template(path: Path) -> None:
+    """The same nodes and links under a name of its own, and one node outside that stands for them."""
+    blueprint = json.loads(path.read_text(encoding="utf-8"))
+    (graph,), (node,) = blueprint["definitions"]["subgraphs"], blueprint["nodes"]
+    assert (node["type"], node["title"], graph["name"]) == (graph["id"], path.stem, path.stem)
+    templates = [json.loads(each.read_text(encoding="utf-8")) for each in (REPO / "workflows").glob("*.json")]
+    graphs = {each["id"]: each for page in templates for each in page.get("definitions", {}).get("subgraphs", ())}
+    assert all(graph[part] == graphs[graph["id"]][part] for part in ("nodes", "links", "inputs", "outputs"))

@@ -1,0 +1,55 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fieldsNamed, nodeAtFault } from "../../web/run/fault.js";
+
+const prompt = {
+  1: { class_type: "ParallelPlan", inputs: { devices: "cpu:2" } },
+  2: { class_type: "LoadParallelFlux", inputs: { plan: ["1", 0], unet_name: "a/b.safetensors" } },
+  "5:3": { class_type: "ModelSamplingFlux", inputs: { model: ["2", 0] } },
+  4: { class_type: "KSampler", inputs: { model: ["5:3", 0], seed: 1 } },
+  6: { class_type: "LoadParallelFlux", inputs: { unet_name: "b.safetensors" } },
+};
+/** @type {(node_id: string, exception_type: string) => import("../../web/comfyui").ExecutionError} */
+const error = (node_id, exception_type) => ({
+  ...{ prompt_id: "p", node_id, node_type: "", exception_type },
+  exception_message: "",
+});
+
+test("where the plan is at fault, it is the plan that is to be changed, however far it is", () => {
+  assert.equal(nodeAtFault(error("2", "PlanRefused"), prompt), "1");
+  assert.equal(nodeAtFault(error("4", "PlanRefused"), prompt), "1");
+});
+
+test("else it is the node that failed", () => {
+  assert.equal(nodeAtFault(error("4", "Refused"), prompt), "4");
+  assert.equal(nodeAtFault(error("6", "PlanRefused"), prompt), "6", "no plan is connected");
+  assert.equal(nodeAtFault(error("9", "PlanRefused"), prompt), "9", "the node is gone");
+});
+
+const widgets = [
+  { name: "devices", value: "tcp://10.0.0.1:29600" },
+  { name: "cfg", value: 0 },
+  { name: "ring", value: 2 },
+  { name: "weights", value: "sharded", options: { values: ["replicated", "sharded"] } },
+  { name: "attention", value: "auto", options: { values: ["auto", "sdpa"] } },
+  { name: "unet_name", value: "folder/model.safetensors" },
+];
+/** @type {(sentence: string) => string[]} */
+const named = (sentence) => fieldsNamed(sentence, widgets).map((widget) => widget.name);
+
+test("a field is named with a value behind it", () => {
+  assert.deepEqual(named("ring 2, but there are 4 workers (devices 'cpu:4')."), ["devices", "ring"]);
+  assert.deepEqual(named("weights sharded does not go with pipefusion 2."), ["weights"]);
+  assert.deepEqual(named("cfg -1 is no degree."), ["cfg"]);
+});
+
+test("the field's word alone does not name it", () => {
+  assert.deepEqual(named("the weights of a ring live in 2 attention heads of other devices."), []);
+});
+
+test("a field is named by its value", () => {
+  assert.deepEqual(named("no workers answer at tcp://10.0.0.1:29600 (timed out)."), ["devices"]);
+  assert.deepEqual(named("model.safetensors is not a model ComfyUI knows."), ["unet_name"]);
+  assert.deepEqual(named('write "auto", or choose another file.'), []);
+});

@@ -1,0 +1,57 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { SIGN, showOutcomes } from "../../web/run/outcomes.js";
+
+/** @import { Api, App, GraphNode } from "../../web/comfyui" */
+
+/** ComfyUI's class. */
+class OneBadge {
+  /** @param {{ text: string }} options */
+  constructor({ text }) {
+    this.text = text;
+  }
+}
+
+const nothing = {
+  setDirtyCanvas() {},
+  setSize() {},
+  /** @returns {[number, number]} */
+  computeSize: () => [300, 200],
+};
+
+const its = () => new OneBadge({ text: "#7" });
+
+/** A graph with a subgraph node 7 that has a node 4, and how to tell of a run of that one. */
+function page() {
+  /** @type {GraphNode} */
+  const inner = { id: 4, graph: null, badges: [its], size: [300, 200], ...nothing };
+  const within = { getNodeById: () => inner, trigger() {} };
+  const outer = { ...inner, id: 7, subgraph: within };
+  const app = /** @type {App} */ (/** @type {unknown} */ ({ rootGraph: { getNodeById: () => outer } }));
+  /** @type {(warnings: string[]) => void} */
+  let tell = () => assert.fail("nobody listens");
+  const api = {
+    /** @type {(name: string, listener: (event: object) => void) => void} */
+    addEventListener(name, listener) {
+      assert.equal(name, "parallel.ran");
+      tell = (warnings) => listener({ detail: { prompt_id: "p", node: "7:4", outcome: { warnings } } });
+    },
+  };
+  showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), OneBadge);
+  return { inner, tell };
+}
+
+test("a run with warnings marks its node once, beside its other badges", () => {
+  const { inner, tell } = page();
+  tell(["One device alone would be faster."]);
+  tell(["Slower path.", "One device alone would be faster."]);
+  assert.deepEqual(inner.badges, [its, new OneBadge({ text: SIGN })]);
+});
+
+test("a run without takes the mark away", () => {
+  const { inner, tell } = page();
+  tell(["Slower path."]);
+  tell([]);
+  assert.deepEqual(inner.badges, [its]);
+});

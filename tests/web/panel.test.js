@@ -1,0 +1,99 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { verdict } from "../../web/panel/doctor.js";
+import { doingOf, heldOn } from "../../web/panel/machine.js";
+import { gain, timeOf } from "../../web/panel/plans.js";
+import { phaseAt, prepared, shares, totals } from "../../web/panel/shares.js";
+import { saidIn } from "../../web/panel/source.js";
+import { layer } from "../../web/panel/timeline.js";
+import { bytes, percent, seconds } from "../../web/panel/units.js";
+
+test("numbers have three digits and a unit", () => {
+  assert.deepEqual([0, 999, 1000, 74_512_000, 25.13e9].map(bytes), ["0 B", "999 B", "1.00 kB", "74.5 MB", "25.1 GB"]);
+  assert.deepEqual([0.0123, 0.9996, 12.34, 300].map(seconds), ["12.3 ms", "1.00 s", "12.3 s", "300 s"]);
+  assert.deepEqual([percent(1, 3), percent(1, 0)], ["33 %", "0 %"]);
+});
+
+/** @type {[string, number][]} */
+const phases = [
+  ["loading the model", 0],
+  ["sampling", 1],
+];
+const rank = { rank: 0, device: "cuda:0", seconds: 2.5, phases, waiting: [0, 0, 500, 0], sending: [0, 0, 250, 0] };
+const timeline = { width: 0.75, bins: 4, steps: [1, 2], ranks: [rank] };
+
+test("what a rank does in a bin adds up to the bin until it is done", () => {
+  const parts = shares(rank, timeline);
+  assert.deepEqual(parts[0], { preparing: 1, computing: 0, sending: 0, waiting: 0 });
+  assert.deepEqual(parts[2], { preparing: 0, computing: 0.25, sending: 0.25, waiting: 0.5 });
+  assert.ok(Math.abs((parts[3]?.computing ?? 0) - (2.5 / 0.75 - 3)) < 1e-9);
+  const all = totals(rank, timeline, 0);
+  assert.ok(Math.abs(all.preparing + all.computing + all.sending + all.waiting - 2.5) < 1e-9);
+});
+
+test("the preparation ends with the first rank that computes", () => {
+  assert.equal(prepared(timeline), 1);
+  assert.equal(prepared({ ...timeline, ranks: [rank, { ...rank, phases: [["sampling", 0.5]] }] }), 0.5);
+  assert.equal(phaseAt(rank, 0.5), "loading the model");
+});
+
+test("a layer is drawn from its foot to its head, and not where it is empty", () => {
+  assert.equal(layer([0, 0.5, 1], [0.25, 1, 1]), "M0 1V0.75h1V1zM1 0.5V0h1V0.5z");
+});
+
+test("a rank's state is said in words", () => {
+  const sampling = { phase: "sampling", step: 3, waiting: true };
+  assert.equal(doingOf(sampling, "running"), "sampling, step 3, waits");
+  assert.equal(doingOf(sampling, "ready"), "idle");
+  assert.equal(doingOf(sampling, "failed"), "has ended");
+});
+
+test("what waits in the computer's memory is counted there", () => {
+  const held = [{ model: "flux", nbytes: 5 }];
+  const ranks = [0, 1].map((number) => ({
+    rank: number,
+    device: `cuda:${number}`,
+    held,
+    on_host: 7,
+    phase: "",
+    step: 0,
+  }));
+  const group = {
+    state: /** @type {const} */ ("ready"),
+    model: "",
+    ranks: ranks.map((each) => ({ ...each, waiting: false })),
+  };
+  const workers = { groups: [group], runs: 0, failure: null };
+  const status = {
+    workers,
+    memory: [],
+    doctor: { doing: "", findings: null },
+    comparison: { doing: "", result: null, said: "" },
+  };
+  assert.equal(heldOn(status, "cuda:1"), 5);
+  assert.equal(heldOn(status, "cpu"), 14);
+});
+
+test("findings and gains are told in a sentence", () => {
+  const finding = { name: "GPUs", text: "", remedy: "" };
+  assert.equal(verdict([{ ...finding, status: "ok" }]), "Everything is all right.");
+  assert.equal(verdict([{ ...finding, status: "failure" }]), "1 fault; the rest is all right.");
+  const times = { seconds: 0.25, alone: 0.5, predicted: 0.2, predicted_alone: 0.5 };
+  assert.equal(
+    gain({ plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: true }),
+    "Measured on 6 of 20 steps, without LoRA: 250 ms a step with ulysses 2, 500 ms on one device, so 2.00x as fast (2.50x predicted).",
+  );
+});
+
+test("an answer's sentence is found in the panel's JSON and in a refusal's text", () => {
+  assert.equal(saidIn('{"said": "done"}'), "done");
+  assert.equal(saidIn("'evil' is not this machine's name"), "'evil' is not this machine's name");
+});
+
+test("a run without steps has its time alone", () => {
+  const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
+  const run = { number: 1, kind: "decoding", model: "vae", plan: "", ended: 0, decision: null, timeline };
+  assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }), "2.00 s");
+  assert.equal(timeOf({ ...run, steps: 4, ranks: [{ ...cost, seconds: 2 }] }), "2.00 s for 4 steps: 500 ms each");
+});

@@ -1,0 +1,157 @@
+"""Blocks in host memory that ranks share: what the device has of them, what is copied, and that it is right bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.weights.streamed import Streamed, staying
+from tests.allocations import peak_bytes
+from tests.models.test_spread import Rank, plan_for
+from tests.models.tiny_classes import CASES
+from tests.ranks import run_ranks
+from tests.weights.test_sharded import ALIGNMENT, BLOCKS, CPU, HELD, bits, tiny
+
+
+def test_blocks_that_stay_are_spread_evenly_and_fit() -> None:
+    assert staying([1] * 6, 0) == frozenset()
+    assert staying([1] * 6, 3) == {0, 2, 4}
+    assert staying([1] * 6, 2) == {0, 3}
+    assert staying([1] * 6, 6) == set(range(6))
+    assert staying([4, 4, 1, 1, 1, 1], 7) == {0, 2, 3, 5}  # by their bytes
+    for room in range(20):
+        sizes = [5, 1, 3, 2, 4]
+        assert sum(sizes[block] for block in staying(sizes, room)) <= room
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("room", [0, 2, 3])
+def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: int, room: int) -> None:
+    """With room for three blocks more than the two that come and go, all stay."""
+    expected = tiny("cpu")
+
+    def rank(number: int) -> Any:
+        meter = Meter()
+        model = tiny("meta")
+        sharers = Communicator("alike", dist.group.WORLD, CPU, False, meter)
+        streamed = Streamed(model, list(model.blocks), sharers, CPU, meter)
+        least, kept = streamed.nbytes, streamed.kept
+        streamed.materialise(CPU)
+        for name, parameter in expected.named_parameters():
+            run = streamed.run(name)
+            run.values.copy_(parameter.view(-1)[run.start : run.stop])
+        streamed.settle()
+        for name, value in expected.named_parameters():
+            assert torch.equal(bits(streamed.full(name)), bits(value)), name
+        size = (least - 12) // 2
+        streamed.fit(room * size)
+        whole, copied = [], []
+        for _ in range(2):
+            for index in range(BLOCKS):
+                with streamed.block(index):
+                    whole.append(streamed.whole // size)
+                    for name, value in expected.blocks[index].named_parameters():
+                        assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), name
+            copied.append(meter.sent["weights"] // size)
+        beyond = streamed.beyond // size
+        streamed.settle()
+        changed = streamed.run("blocks.0.weight").values
+        changed.zero_()
+        streamed.settle()
+        with streamed.block(0):
+            assert not model.blocks[0].weight.any(), "what stays is not what it was"
+        streamed.move(CPU)
+        return size, kept, whole, copied, beyond, streamed.whole
+
+    found = run_ranks(ranks, rank)
+    size = -(-HELD // (ranks * ALIGNMENT)) * ranks * ALIGNMENT
+    stays = BLOCKS if room == 3 else room
+    for this, kept, whole, copied, beyond, at_last in found:
+        assert this == size
+        assert kept == BLOCKS * size // ranks
+        assert max(whole) == min(BLOCKS, room + 2)
+        assert copied == [BLOCKS, BLOCKS + BLOCKS - stays]
+        assert beyond == stays
+        assert at_last == 0
+
+
+def test_blocks_in_another_order_never_take_more_than_the_window() -> None:
+    def rank(number: int) -> Any:
+        model, meter = tiny("meta"), Meter()
+        streamed = Streamed(model, list(model.blocks), Communicator("alike", None, CPU, False, meter), CPU, meter)
+        streamed.materialise(CPU)
+        size = (streamed.nbytes - 12) // 2
+        streamed.fit(size)
+        whole = []
+        for index in (0, 3, 1, 1, 4, 2, 0, 4):
+            with streamed.block(index):
+                whole.append(streamed.whole // size)
+        return whole
+
+    (whole,) = run_ranks(1, rank)
+    assert max(whole) == 3
+
+
+def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
+    case = CASES["wan, text"]()
+
+    def rank(number: int) -> Any:
+        whole = Rank(case, plan_for(case))
+        activations = peak_bytes(whole.run)
+        rank = Rank(case, plan_for(case))
+        model, meter = rank.module, Meter()
+        values = {name: parameter.clone() for name, parameter in model.named_parameters()}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        streamed = Streamed(model, rank.blocks, Communicator("alike", None, CPU, False, meter), CPU, meter)
+        streamed.materialise(CPU)
+        for name, value in values.items():
+            streamed.run(name).values.copy_(value.view(-1))
+        for name, value in buffers.items():
+            model.get_buffer(name).copy_(value)
+        taken = []
+
+        class Watched:
+            @contextmanager
+            def block(self, index: int) -> Iterator[None]:
+                with streamed.block(index):
+                    taken.append(streamed.whole)
+                    yield
+
+        rank.hold(Watched())
+        counted = peak_bytes(rank.run)
+        out = rank.run()
+        assert out is not None
+        return activations, counted, max(taken), streamed.nbytes - streamed.moving, torch.equal(out, case.stock())
+
+    with torch.no_grad():
+        ((activations, counted, taken, window, same),) = run_ranks(1, rank)
+    assert counted == activations
+    assert taken == window
+    assert same
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_blocks_come_bit_by_bit_and_leave_nothing() -> None:
+    nothing = torch.cuda.memory_allocated()
+    device, expected, model = torch.device("cuda", 0), tiny("cpu"), tiny("meta")
+    alone = Communicator("alike", None, CPU, False, Meter())
+    streamed = Streamed(model, list(model.blocks), alone, device, Meter())
+    streamed.materialise(device)
+    for name, parameter in expected.named_parameters():
+        streamed.run(name).values.copy_(parameter.view(-1))
+    streamed.fit((streamed.nbytes - streamed.moving) // 2)
+    assert torch.cuda.memory_allocated(device) > nothing
+    for _ in range(3):
+        for index in range(BLOCKS):
+            with streamed.block(index):
+                for name, value in expected.blocks[index].named_parameters():
+                    assert torch.equal(bits(getattr(model.blocks[index], name)).cpu(), bits(value)), name
+    streamed.move(CPU)
+    assert torch.cuda.memory_allocated(device) == nothing

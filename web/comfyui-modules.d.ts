@@ -1,0 +1,13 @@
+/** What this pack uses of ComfyUI's extension API, typed. Its modules are found when the page loads them. */
+
+interface Window {
+  LGraphBadge: import("./comfyui").BadgeClass;
+}
+
+declare module "*/scripts/app.js" {
+  export const app: import("./comfyui").App;
+}
+
+declare module "*/scripts/api.js" {
+  export const api: import("./comfyui").Api;
+}

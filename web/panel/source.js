@@ -1,0 +1,133 @@
+// @ts-check
+/** Where the panel's state comes from: asked for when it opens, then told by events; asked for again once the server is back. */
+
+/** @import { Api } from "../comfyui" */
+/** @import { Run, State, Status } from "./state" */
+
+/** Milliseconds between two tries while the server is gone, and between two requests while events come. */
+const AGAIN = 2_000;
+const STILL_THERE = 30_000;
+
+const GONE = "ComfyUI's server does not answer. The panel goes on by itself once it is back.";
+
+export class Source {
+  /** @type {State} */
+  state = { problem: "", status: null, run: null };
+
+  #api;
+  #changed;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  #open = false;
+
+  /**
+   * @param {Api} api
+   * @param {() => void} changed called whenever the state has changed
+   */
+  constructor(api, changed) {
+    this.#api = api;
+    this.#changed = changed;
+  }
+
+  /** Follows the server until `close`. */
+  open() {
+    this.#open = true;
+    this.#api.addEventListener("parallel.status", this.#told);
+    this.#api.addEventListener("reconnecting", this.#gone);
+    this.#api.addEventListener("reconnected", this.ask);
+    void this.ask();
+  }
+
+  close() {
+    this.#open = false;
+    clearTimeout(this.#timer);
+    this.#api.removeEventListener("parallel.status", this.#told);
+    this.#api.removeEventListener("reconnecting", this.#gone);
+    this.#api.removeEventListener("reconnected", this.ask);
+  }
+
+  /** Asks for the whole state, and soon again. */
+  ask = async () => {
+    try {
+      await this.#take(await this.#get("status"));
+      this.#askAgain(STILL_THERE);
+    } catch (error) {
+      this.#lost(error);
+    }
+  };
+
+  /**
+   * Has the server do something.
+   *
+   * @param {string} action
+   * @returns {Promise<{ done: boolean, said: string }>} whether it did, and what it says
+   */
+  async act(action) {
+    try {
+      const answer = await this.#api.fetchApi(`/parallel/${action}`, { method: "POST" });
+      const text = await answer.text();
+      return { done: answer.ok, said: saidIn(text) };
+    } catch (error) {
+      this.#lost(error);
+      return { done: false, said: "" };
+    } finally {
+      void this.ask();
+    }
+  }
+
+  /** @type {(event: CustomEvent<Status>) => void} */
+  #told = ({ detail }) => {
+    void this.#take(detail).catch(this.#lost);
+  };
+
+  #gone = () => this.#lost(undefined);
+
+  /** @type {(error: unknown) => void} */
+  #lost = (error) => {
+    this.state = { ...this.state, problem: error instanceof Refusal ? error.message : GONE };
+    this.#changed();
+    this.#askAgain(AGAIN);
+  };
+
+  /** @type {(milliseconds: number) => void} */
+  #askAgain(milliseconds) {
+    clearTimeout(this.#timer);
+    if (this.#open) this.#timer = setTimeout(this.ask, milliseconds);
+  }
+
+  /** @type {(status: Status) => Promise<void>} */
+  async #take(status) {
+    const { run } = this.state;
+    this.state = { problem: "", status, run };
+    this.#changed();
+    if (status.workers.runs !== (run?.number ?? 0)) {
+      const latest = /** @type {Run | null} */ (await this.#get("run"));
+      this.state = { ...this.state, run: latest };
+      this.#changed();
+    }
+  }
+
+  /** @type {(name: string) => Promise<any>} */
+  async #get(name) {
+    const answer = await this.#api.fetchApi(`/parallel/${name}`);
+    if (!answer.ok) throw new Refusal(await answer.text());
+    return answer.json();
+  }
+}
+
+/** The server answers, but not what it was asked for. */
+class Refusal extends Error {}
+
+/**
+ * The sentence in an answer: of the panel's own JSON, or the text that refuses it.
+ *
+ * @param {string} text
+ * @returns {string}
+ */
+export function saidIn(text) {
+  try {
+    return JSON.parse(text).said;
+  } catch {
+    return text;
+  }
+}

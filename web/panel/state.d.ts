@@ -1,0 +1,115 @@
+/** What the server tells the panel (nodes/routes/panel.py, parallel_backend/host/status.py, journal.py, timeline.py). */
+
+export interface Held {
+  model: string;
+  nbytes: number;
+}
+
+export interface RankStatus {
+  rank: number;
+  device: string;
+  phase: string;
+  step: number;
+  waiting: boolean;
+  held: Held[];
+  on_host: number;
+}
+
+export interface GroupStatus {
+  state: "starting" | "ready" | "running" | "failed" | "stopped";
+  /** That they work on. */
+  model: string;
+  ranks: RankStatus[];
+}
+
+export interface DeviceMemory {
+  device: string;
+  name: string;
+  total: number;
+  free: number | null;
+}
+
+export interface Finding {
+  name: string;
+  status: "ok" | "warning" | "failure";
+  text: string;
+  remedy: string;
+}
+
+export interface Status {
+  workers: { groups: GroupStatus[]; runs: number; failure: { text: string; at: number } | null };
+  memory: DeviceMemory[];
+  doctor: { doing: string; findings: Finding[] | null };
+  comparison: { doing: string; result: Comparison | null; said: string };
+}
+
+/** Measured and predicted seconds a step. */
+export interface Comparison {
+  plan: string;
+  seconds: number;
+  alone: number;
+  predicted: number;
+  predicted_alone: number;
+  steps: number;
+  of: number;
+  without_adapters: boolean;
+}
+
+export interface Alternative {
+  plan: string;
+  devices: number;
+  chosen: boolean;
+  seconds: number;
+  parts: Record<string, number>;
+  memory: number;
+  fits: boolean;
+  changes: boolean;
+}
+
+export interface RankCost {
+  rank: number;
+  device: string;
+  seconds: number;
+  waiting: number;
+  sent: Record<string, number>;
+  weights: number;
+  cache: number;
+  peak: number;
+  read: number;
+}
+
+export interface RankTimeline {
+  rank: number;
+  device: string;
+  seconds: number;
+  phases: [string, number][];
+  /** Thousandths of each bin. */
+  waiting: number[];
+  sending: number[];
+}
+
+export interface Timeline {
+  width: number;
+  bins: number;
+  steps: number[];
+  ranks: RankTimeline[];
+}
+
+export interface Run {
+  number: number;
+  kind: string;
+  model: string;
+  plan: string;
+  steps: number;
+  ended: number;
+  decision: { why: string; memory: number; single: Alternative; alternatives: Alternative[] } | null;
+  ranks: RankCost[];
+  timeline: Timeline;
+}
+
+/** All that the panel shows. `problem` is why the server does not tell; empty while it does. */
+export interface State {
+  problem: string;
+  status: Status | null;
+  run: Run | null;
+}

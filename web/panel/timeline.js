@@ -1,0 +1,149 @@
+// @ts-check
+/** The last run as a picture: a row a rank, time from left to right, each bin filled by what the rank did. */
+
+/** @import { RankTimeline, Run, Timeline } from "./state" */
+
+import { element, shape } from "./elements.js";
+import { KINDS, phaseAt, prepared, shares, totals } from "./shares.js";
+import { percent, seconds } from "./units.js";
+
+/** Pixels of a row; many ranks get flatter ones, so that 16 of them are seen at once. */
+const ROW = { tall: 20, flat: 11, gap: 3, manyRanks: 8 };
+
+/** Preparation longer than this part of a run is left out, unless it is asked for. */
+const LITTLE = 0.05;
+
+/**
+ * The timeline with its legend; what a rank did at a moment is told under the pointer.
+ *
+ * @param {Run} run
+ * @param {boolean} whole whether to show what came before the first step, too
+ * @param {(whole: boolean) => void} choose called when the user wants the other
+ * @returns {HTMLElement}
+ */
+export function timelineView({ timeline, kind }, whole, choose) {
+  const end = timeline.bins * timeline.width;
+  const before = prepared(timeline);
+  const long = before > LITTLE * end;
+  const first = long && !whole ? Math.floor(before / timeline.width) : 0;
+  const told = element("div", "pp-told");
+  const rows = timeline.ranks.map((rank) => row(rank, timeline, first, told));
+  return element(
+    "div",
+    "pp-timeline",
+    legend(timeline, first),
+    ...rows,
+    axis(timeline, first),
+    told,
+    long && element("label", "pp-whole", checkbox(whole, choose), ` with ${seconds(before)} before the ${kind}`),
+  );
+}
+
+/**
+ * The outline of a stack's layer: from `low` to `high` in each bin, as parts of the height.
+ *
+ * @param {readonly number[]} low
+ * @param {readonly number[]} high
+ * @returns {string} an SVG path in a box of one unit a bin and 1 high, whose y grows downwards
+ */
+export function layer(low, high) {
+  const parts = [];
+  for (let bin = 0; bin < high.length; bin += 1) {
+    const bottom = low[bin] ?? 0;
+    const top = high[bin] ?? 0;
+    if (top > bottom) parts.push(`M${bin} ${round(1 - bottom)}V${round(1 - top)}h1V${round(1 - bottom)}z`);
+  }
+  return parts.join("");
+}
+
+/** @type {(rank: RankTimeline, timeline: Timeline, first: number, told: HTMLElement) => HTMLElement} */
+function row(rank, timeline, first, told) {
+  const bins = shares(rank, timeline).slice(first);
+  const many = timeline.ranks.length > ROW.manyRanks;
+  const height = many ? ROW.flat : ROW.tall;
+  let low = bins.map(() => 0);
+  const layers = ["computing", "preparing", "sending", "waiting"].map((name) => {
+    const kind = /** @type {typeof KINDS[number]} */ (name);
+    const high = bins.map((bin, at) => (low[at] ?? 0) + bin[kind]);
+    const path = shape("path", { class: `pp-${kind}`, d: layer(low, high) });
+    low = high;
+    return path;
+  });
+  const box = { viewBox: `0 0 ${bins.length} 1`, preserveAspectRatio: "none", height, width: "100%", class: "pp-row" };
+  const picture = shape("svg", { ...box, role: "img", "aria-label": summary(rank, timeline, first) }, ...layers);
+  picture.addEventListener("pointermove", (event) => {
+    const { left, width } = picture.getBoundingClientRect();
+    const at = Math.min(bins.length - 1, Math.max(0, Math.floor(((event.clientX - left) / width) * bins.length)));
+    told.textContent = moment(rank, timeline, first + at);
+  });
+  picture.addEventListener("pointerleave", () => {
+    told.textContent = "";
+  });
+  const name = element("span", "pp-rank", String(rank.rank));
+  name.title = rank.device;
+  const line = element("div", "pp-line", name, picture);
+  line.style.marginBottom = `${ROW.gap}px`;
+  return line;
+}
+
+/** @type {(timeline: Timeline, first: number) => HTMLElement} */
+function legend(timeline, first) {
+  const from = first * timeline.width;
+  const all = { preparing: 0, computing: 0, sending: 0, waiting: 0 };
+  for (const rank of timeline.ranks) {
+    const sums = totals(rank, timeline, from);
+    for (const kind of KINDS) all[kind] += sums[kind];
+  }
+  const whole = KINDS.reduce((sum, kind) => sum + all[kind], 0);
+  const shown = KINDS.filter((kind) => all[kind] >= 0.005 * whole);
+  const items = shown.map((kind) =>
+    element("span", "pp-key", element("i", `pp-swatch pp-${kind}`), `${kind} ${percent(all[kind], whole)}`),
+  );
+  return element("div", "pp-legend", ...items);
+}
+
+/** @type {(timeline: Timeline, first: number) => HTMLElement} */
+function axis({ bins, width, steps }, first) {
+  const ticks = steps
+    .map((at) => at / width - first)
+    .filter((at) => at >= 0)
+    .map((at) => shape("path", { d: `M${round(at)} 0v1`, class: "pp-tick", "vector-effect": "non-scaling-stroke" }));
+  const box = { viewBox: `0 0 ${bins - first} 1`, preserveAspectRatio: "none", height: 5, width: "100%" };
+  const line = element("div", "pp-line", element("span", "pp-rank"), shape("svg", box, ...ticks));
+  const told = [seconds(first * width), steps.length ? "marks: steps" : "", seconds(bins * width)];
+  const scale = element("div", "pp-scale", ...told.map((text) => element("span", "", text)));
+  return element("div", "", line, scale);
+}
+
+/** @type {(rank: RankTimeline, timeline: Timeline, bin: number) => string} */
+function moment(rank, timeline, bin) {
+  const at = bin * timeline.width;
+  const parts = shares(rank, timeline)[bin];
+  const step = timeline.steps.filter((begun) => begun <= at).length;
+  const told = KINDS.filter((kind) => parts && parts[kind] >= 0.005).map(
+    (kind) => `${kind} ${percent(parts?.[kind] ?? 0, 1)}`,
+  );
+  const phase = phaseAt(rank, at + timeline.width / 2);
+  return `${seconds(at)}, rank ${rank.rank}: ${phase}${step ? `, step ${step}` : ""}: ${told.join(", ") || "done"}`;
+}
+
+/** @type {(rank: RankTimeline, timeline: Timeline, first: number) => string} */
+function summary(rank, timeline, first) {
+  const sums = totals(rank, timeline, first * timeline.width);
+  const told = KINDS.filter((kind) => sums[kind] > 0).map((kind) => `${kind} ${seconds(sums[kind])}`);
+  return `rank ${rank.rank} on ${rank.device}: ${told.join(", ")}`;
+}
+
+/** @type {(checked: boolean, choose: (checked: boolean) => void) => HTMLInputElement} */
+function checkbox(checked, choose) {
+  const box = element("input", "");
+  box.type = "checkbox";
+  box.checked = checked;
+  box.addEventListener("change", () => choose(box.checked));
+  return box;
+}
+
+/** @type {(value: number) => number} */
+function round(value) {
+  return Math.round(1000 * value) / 1000;
+}

@@ -1,0 +1,46 @@
+// @ts-check
+/** Numbers as people read them. */
+
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
+/**
+ * Bytes with three digits, in powers of ten as plans count them.
+ *
+ * @param {number} count
+ * @returns {string}
+ */
+export function bytes(count) {
+  let value = count;
+  let unit = 0;
+  while (value >= 999.5 && unit < UNITS.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${unit ? digits(value) : value} ${UNITS[unit]}`;
+}
+
+/**
+ * A time span with three digits.
+ *
+ * @param {number} count of seconds
+ * @returns {string}
+ */
+export function seconds(count) {
+  return count < 0.9995 ? `${digits(1000 * count)} ms` : `${digits(count)} s`;
+}
+
+/**
+ * A share as a percentage.
+ *
+ * @param {number} part
+ * @param {number} whole
+ * @returns {string}
+ */
+export function percent(part, whole) {
+  return `${whole > 0 ? Math.round((100 * part) / whole) : 0} %`;
+}
+
+/** @type {(value: number) => string} */
+function digits(value) {
+  return value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2);
+}

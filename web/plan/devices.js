@@ -1,0 +1,67 @@
+// @ts-check
+/** Parallel Plan in the page: it offers the GPUs of this machine, and folds its advanced inputs in the old canvas too. */
+
+const WORDS = {
+  en: { name: "GPUs here", choose: "choose…" },
+  zh: { name: "本机 GPU", choose: "选择…" },
+};
+
+/**
+ * @typedef {import("../comfyui").Widget & {serialize?: boolean, callback?: (value: unknown) => void}} Widget
+ * @typedef {object} PlanNode
+ * @property {string} comfyClass
+ * @property {Widget[]} widgets
+ * @property {boolean} [showAdvanced]
+ * @property {[number, number]} size
+ * @property {{nodeData: {input: {required: {devices: [string, {choices: [string, string][]}]}}}} & Function} constructor
+ * @property {() => [number, number]} computeSize
+ * @property {(size: [number, number]) => void} setSize
+ * @property {(kind: string, name: string, value: string, callback: (value: string) => void, options: object) => Widget}
+ *   addWidget
+ */
+
+/**
+ * Whether a node is Parallel Plan.
+ * @param {object} node
+ * @returns {node is PlanNode}
+ */
+export function isPlan(node) {
+  return "comfyClass" in node && node.comfyClass === "ParallelPlan";
+}
+
+/**
+ * Adds a list of what this machine has; choosing writes `devices`, which stays a text that takes anything else. It is the last
+ * widget and not kept, so that the values of a saved graph keep their places.
+ * @param {PlanNode} node
+ * @param {string | undefined} locale ComfyUI's
+ */
+export function offerDevices(node, locale) {
+  const words = locale?.startsWith("zh") ? WORDS.zh : WORDS.en;
+  const { choices } = node.constructor.nodeData.input.required.devices[1];
+  const values = new Map(choices.map(([value, meaning]) => [`${value}: ${meaning}`, value]));
+  const devices = node.widgets.find((widget) => widget.name === "devices");
+  /** @param {string} chosen */
+  const choose = (chosen) => {
+    const value = values.get(chosen);
+    if (value === undefined || !devices) return;
+    devices.value = value;
+    devices.callback?.(value);
+    offer.value = words.choose;
+  };
+  const options = { values: [words.choose, ...values.keys()], serialize: false };
+  const offer = node.addWidget("combo", words.name, words.choose, choose, options);
+  offer.serialize = false;
+}
+
+/**
+ * The old canvas folds a widget that says so itself ("Show Advanced" in the node's menu), and leaves a gap for it unless it is
+ * hidden too.
+ * @param {PlanNode} node
+ */
+export function foldAdvanced(node) {
+  for (const widget of node.widgets.filter((each) => each.options?.advanced)) {
+    widget.advanced = true;
+    Object.defineProperty(widget, "hidden", { configurable: true, get: () => !node.showAdvanced, set: () => {} });
+  }
+  node.setSize([node.size[0], node.computeSize()[1]]);
+}

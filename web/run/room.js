@@ -1,0 +1,37 @@
+// @ts-check
+/** Room on a node for all lines of what its run came to; ComfyUI's text shows two and scrolls. */
+
+/** @import { GraphNode } from "../comfyui" */
+
+/** ComfyUI's name of the widget that shows a progress text. */
+const TEXT = "$$node-text-preview";
+
+const LINE = 17;
+const MARGIN = 30;
+const CHARACTERS_A_PIXEL = 0.16;
+
+/**
+ * How high a text is, in pixels, on a node so wide.
+ *
+ * @param {string} text
+ * @param {number} width
+ * @returns {number}
+ */
+export function heightOf(text, width) {
+  const fitting = Math.max(1, (width - 2 * MARGIN) * CHARACTERS_A_PIXEL);
+  const lines = text.split("\n").map((line) => Math.max(1, Math.ceil(line.length / fitting)));
+  return MARGIN + LINE * lines.reduce((sum, count) => sum + count, 0);
+}
+
+/**
+ * Makes the node as high as its text needs, if it has one.
+ *
+ * @param {GraphNode} node
+ */
+export function makeRoom(node) {
+  const widget = node.widgets?.find(({ name }) => name === TEXT);
+  if (!widget?.options) return;
+  const height = heightOf(String(widget.value), node.size[0]);
+  widget.options.getMinHeight = () => height;
+  node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
+}
