@@ -66,9 +66,10 @@ class Launched:
         os.close(self.death_pipe)
         for process in self.processes:
             process.kill()
+        forking = any(process.pid is not None for process in self.processes)  # or the server imports yet, and will not fork
         for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-                process.wait(KILL_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_SECONDS if forking else 0)
         remove(self.directory)
 
 

@@ -31,10 +31,13 @@ class Process:
         self.returncode: int | None = None
         self._server = server
         self._pidfd: int | None = None
+        self._killed = False
 
     def poll(self) -> int | None:
-        """The exit code once the process has ended."""
+        """The exit code once the process has ended. Raises OSError where there was no file number left to watch it by."""
         self._server.update()
+        if self.returncode is None and self.pid is not None and self._pidfd is None and not self._killed:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.returncode is None and self._pidfd is not None and _readable(self._pidfd, 0):
             self._server.wait(REAP_SECONDS)  # it has ended this moment, and the server is about to say how
             self._server.update()
@@ -50,19 +53,17 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """Kill it; one that was not forked yet never will be, once its group's death pipe is closed."""
-        if self.returncode is None and self._pidfd is None:
-            self.ended(-signal.SIGKILL)
-        elif self._pidfd is not None:
+        """Kill it. Once its group's death pipe is closed, one that cannot be watched ends, and one not forked yet never is."""
+        self._killed = True
+        if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def started(self, pid: int, pidfd: int) -> None:
-        """The server has forked it."""
+    def started(self, pid: int, pidfd: int | None) -> None:
+        """The server has forked it; without `pidfd` there was no file number left for one."""
         self.pid, self._pidfd = pid, pidfd
-        if self.returncode is not None:  # it was killed before
+        if self._killed:
             self.kill()
-            self.ended(self.returncode)
 
     def ended(self, code: int) -> None:
         """It is gone."""
@@ -115,7 +116,7 @@ class ForkServer:
         return processes
 
     def update(self) -> None:
-        """Take note of what has happened to the workers. Raises OSError where there is no file number left for one."""
+        """Take note of what has happened to the workers."""
         while self.wait(0):
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
@@ -127,9 +128,7 @@ class ForkServer:
             message = msgspec.msgpack.decode(data, type=Started | Ended)
             process = self._processes[message.group, message.rank]
             if isinstance(message, Started):
-                if not fds:  # the kernel drops a descriptor that there is no number for
-                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                process.started(message.pid, *fds)
+                process.started(message.pid, fds[0] if fds else None)  # the kernel drops one that there is no number for
             else:
                 del self._processes[message.group, message.rank]
                 process.ended(message.code)
