@@ -49,9 +49,9 @@ class CogVideoParallelDecode(io.ComfyNode):
             raise Refused(
                 "CogVideoX Parallel Decode takes a VAE from Load Parallel VAE: use that loader, or VAE Decode."
             )
-        if vae.remote.family.dims != 5:
+        if vae.remote.dims != 5:
             raise Refused(
-                f"CogVideoX Parallel Decode was given {vae.remote.family.kind} and decodes videos: choose a CogVideoX VAE, "
+                f"CogVideoX Parallel Decode was given {vae.remote.kind} and decodes videos: choose a CogVideoX VAE, "
                 "or use VAE Decode."
             )
         latent = samples["samples"]

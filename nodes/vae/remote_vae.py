@@ -40,6 +40,16 @@ class RemoteVAE:
         """How many workers hold weights on a device of this process."""
         return self.devices.count(device_name(device))
 
+    @property
+    def dims(self) -> int:
+        """Dimensions of a latent."""
+        return self.family.dims(self.config)
+
+    @property
+    def kind(self) -> str:
+        """The VAE's name in sentences."""
+        return self.family.kind(self.config)
+
     def frames(self, latent_frames: int) -> int:
         """Frames of a video with so many latent frames."""
         return self.family.decoded_shape(self.config, (1, 1, latent_frames, 1, 1))[2]
@@ -53,18 +63,18 @@ class RemoteVAE:
         Raises:
             Refused: the latent is not of this VAE, or what it decodes to does not fit into memory.
         """
-        family, channels = self.family, self.family.channels(self.config)
-        if len(latent) != family.dims or latent[1] != channels or min(latent) < 1:
-            layout = f"[batch, {channels}, {'frames, ' if family.dims == 5 else ''}height, width]"
+        channels = self.family.channels(self.config)
+        if len(latent) != self.dims or latent[1] != channels or min(latent) < 1:
+            layout = f"[batch, {channels}, {'frames, ' if self.dims == 5 else ''}height, width]"
             raise Refused(
-                f"the latent has the shape {list(latent)} and {family.kind} takes {layout}: use the VAE that belongs to the "
+                f"the latent has the shape {list(latent)} and {self.kind} takes {layout}: use the VAE that belongs to the "
                 "model which made the latent."
             )
-        shape = family.decoded_shape(self.config, latent)
+        shape = self.family.decoded_shape(self.config, latent)
         needed, free = torch.Size(shape).numel() * element, available_on_host()
         if needed > free:
             *_, height, width = shape
-            count = shape[0] * (shape[2] if family.dims == 5 else 1)
+            count = shape[0] * (shape[2] if self.dims == 5 else 1)
             raise Refused(
                 f"{count} decoded pictures of {width}x{height} take {needed / GIGABYTE:.1f} GB of RAM and "
                 f"{free / GIGABYTE:.1f} GB are free: decode fewer frames at a time, or a smaller size."

@@ -66,7 +66,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     def __init__(self, part: Checkpoint) -> None:
         try:
             with torch.device("meta"):
-                super().__init__(sd=part.meta_tensors())
+                super().__init__(sd=part.meta_tensors(), metadata=dict(part.metadata))
         except RuntimeError as error:
             raise Refused(
                 f"{part.path.name} has tensors of other sizes than ComfyUI's VAE of this kind "

@@ -10,10 +10,11 @@ from ..errors import Refused
 from ..weights.checkpoint import Checkpoint
 from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
 from .cogvideox import CogVideoXFamily
+from .comfyui import ComfyFamily
 from .kl import KLFamily
 
 AUTOENCODERS: Mapping[str, AutoencoderFamily] = MappingProxyType(
-    {"cogvideox vae": CogVideoXFamily(), "image vae": KLFamily()}
+    {"cogvideox vae": CogVideoXFamily(), "image vae": KLFamily(), "comfyui vae": ComfyFamily()}
 )
 """Every kind of autoencoder the backend runs, by name."""
 
@@ -42,6 +43,5 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Checkpoint, Any]:
                 family.keys(config, part)
                 return name, part, config
     raise Refused(
-        f"{checkpoint.path.name} has no tensors of a FLUX.1, Stable Diffusion or CogVideoX VAE: choose one of these, or use "
-        "Load VAE."
+        f"{checkpoint.path.name} has no tensors of a VAE: choose a VAE file."
     )

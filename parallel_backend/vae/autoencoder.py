@@ -36,16 +36,19 @@ class Autoencoder(Protocol):
 
 
 class AutoencoderFamily(Protocol):
-    """A kind of autoencoder. `dims` are a latent's dimensions, `kind` its name in sentences."""
-
-    dims: int
-    kind: str
+    """A kind of autoencoder."""
 
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """Whether the tensors, names without prefix, are of this kind, possibly incomplete."""
 
     def configure(self, checkpoint: Checkpoint) -> Any:
         """The configuration, read off the tensors. Raises KeyError for a missing tensor and Refused for another variant."""
+
+    def kind(self, config: Any) -> str:
+        """Its name in sentences."""
+
+    def dims(self, config: Any) -> int:
+        """Dimensions of a latent."""
 
     def channels(self, config: Any) -> int:
         """Channels of a latent."""

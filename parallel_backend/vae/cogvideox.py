@@ -49,9 +49,6 @@ class CogVideoXConfig:
 class CogVideoXFamily:
     """Reads CogVideoX autoencoder files, which have diffusers' tensor names, ComfyUI's too."""
 
-    dims = 5
-    kind = "a CogVideoX VAE"
-
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """By the causal convolutions and the norms conditioned by the latent, as ComfyUI does."""
         names = ("decoder.conv_in.conv.weight", "decoder.mid_block.resnets.0.norm1.norm_layer.weight")
@@ -74,6 +71,14 @@ class CogVideoXFamily:
             layers=layers,
             latent_channels=entries["decoder.conv_in.conv.weight"].shape[1],
         )
+
+    def kind(self, _config: CogVideoXConfig) -> str:
+        """Its name in sentences."""
+        return "a CogVideoX VAE"
+
+    def dims(self, _config: CogVideoXConfig) -> int:
+        """A video's."""
+        return 5
 
     def channels(self, config: CogVideoXConfig) -> int:
         """Channels of a latent."""

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from ..attention.kernels import choose_kernel, flash_fault
 from ..attention.parallel import around_the_ring
-from ..errors import Refused
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
 from ..weights.vae_keys import older_diffusers_kl_name, original_kl_name
@@ -40,29 +39,30 @@ class KLConfig:
 class KLFamily:
     """Reads AutoencoderKL files with the original's (ComfyUI's) or diffusers' tensor names."""
 
-    dims = 4
-    kind = "an image VAE (AutoencoderKL)"
-
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """By the attention in the decoder's middle and the 2D convolutions."""
         entry = checkpoint.entries.get("decoder.conv_in.weight")
-        return entry is not None and len(entry.shape) == 4
+        normalised = "bn.running_mean" in checkpoint.entries  # FLUX.2's
+        return entry is not None and len(entry.shape) == 4 and entry.shape[1] in (4, 16) and not normalised
 
     def configure(self, checkpoint: Checkpoint) -> KLConfig:
         """Read off the first convolutions."""
         entries = checkpoint.entries
         first = entries["decoder.conv_in.weight"].shape
-        if "bn.running_mean" in entries or first[1] not in (4, 16):
-            raise Refused(
-                f"{checkpoint.path.name} is a VAE with {first[1]} latent channels of a kind not supported: choose a FLUX.1, "
-                "Stable Diffusion or CogVideoX VAE, or use Load VAE."
-            )
         return KLConfig(
             encoder_width=entries["encoder.conv_in.weight"].shape[0],
             decoder_width=first[0] // WIDTHS[-1],
             latent_channels=first[1],
             moments="post_quant_conv.weight" in entries,
         )
+
+    def kind(self, _config: KLConfig) -> str:
+        """Its name in sentences."""
+        return "an image VAE (AutoencoderKL)"
+
+    def dims(self, _config: KLConfig) -> int:
+        """A picture's."""
+        return 4
 
     def channels(self, config: KLConfig) -> int:
         """Channels of a latent."""

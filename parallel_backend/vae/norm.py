@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..layout import cut
 from .rows import Slab
@@ -14,7 +16,16 @@ PARTS = 8
 Affine = tuple[Tensor, Tensor]
 
 
-def group_norm(norm: nn.GroupNorm, x: Slab) -> Tensor:
+class GroupNorm(Protocol):
+    """What there is to know of a group normalisation, as torch's module calls it."""
+
+    num_groups: int
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+
+def group_norm(norm: GroupNorm, x: Slab) -> Tensor:
     """Normalised local rows, in x's dtype; the arithmetic is fp32. A collective."""
     scale, shift = affine(norm, x)
     out = torch.empty_like(x.values)
@@ -23,7 +34,7 @@ def group_norm(norm: nn.GroupNorm, x: Slab) -> Tensor:
     return out
 
 
-def affine(norm: nn.GroupNorm, x: Slab) -> Affine:
+def affine(norm: GroupNorm, x: Slab) -> Affine:
     """Scale and shift of each channel, fp32 `[batch, channels, 1, ...]`, by statistics over the rows of all ranks.
 
     Means and sums of squared deviations (M2) of the ranks are merged as Chan, Golub and LeVeque do (1979).

@@ -1,0 +1,80 @@
+"""ComfyUI's autoencoders: which of them a file holds, by ComfyUI's own detection, on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import Refused
+from ...weights.checkpoint import Checkpoint
+from .importing import import_comfyui
+
+DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("WanVAE", "comfy.ldm.wan.vae"): "a Wan 2.1 or Qwen-Image VAE",
+        ("WanVAE", "comfy.ldm.wan.vae2_2"): "a Wan 2.2 VAE",
+        ("AutoencoderKL", "comfy.ldm.modules.diffusionmodules.model"): "a FLUX.2 or HunyuanVideo VAE",
+        ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae_refiner"): "a HunyuanVideo 1.5 VAE",
+        ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae"): "a HunyuanImage 2.1 VAE",
+    }
+)
+"""ComfyUI's class and where its decoder is defined -> its name in sentences: those whose code was tried over rows."""
+
+
+@dataclass(frozen=True)
+class Detected:
+    """An autoencoder of ComfyUI's on the meta device.
+
+    `vae` is ComfyUI's own object around it, which knows how frames and pixels go together; `kind` its name in sentences.
+    """
+
+    vae: Any
+    kind: str
+    names: tuple[str, ...]
+
+    @property
+    def module(self) -> nn.Module:
+        """The autoencoder itself."""
+        return self.vae.first_stage_model  # type: ignore[no-any-return]
+
+
+def detect(checkpoint: Checkpoint) -> Detected:
+    """What ComfyUI finds in a file.
+
+    Raises:
+        Refused: nothing, or an autoencoder that is not declared.
+    """
+    import_comfyui()
+    import comfy.sd
+
+    file = checkpoint.path.name
+    with torch.device("meta"):
+        vae = comfy.sd.VAE(sd=checkpoint.meta_tensors(), metadata=dict(checkpoint.metadata))
+    model = vae.first_stage_model
+    if model is None:
+        raise Refused(f"{file} has no tensors of a VAE that ComfyUI knows: choose a VAE file.")
+    decoder = getattr(model, "decoder", None)
+    kind = DECLARED.get((type(model).__name__, type(decoder).__module__))
+    if kind is None or vae.output_channels != 3 or vae.not_video:
+        raise Refused(
+            f"{file} holds a VAE of ComfyUI's class {type(model).__name__}, which is not supported on several GPUs: use "
+            f"Load VAE. Supported are a FLUX.1 or Stable Diffusion VAE, a CogVideoX VAE, {', '.join(DECLARED.values())}."
+        )
+    _buffers_to_parameters(model)
+    return Detected(vae, kind, tuple(name for name, _ in model.named_parameters()))
+
+
+def _buffers_to_parameters(model: nn.Module) -> None:
+    """Statistics that a file holds are loaded as weights are."""
+    for module in model.modules():
+        for name in [name for name in module._buffers if name not in module._non_persistent_buffers_set]:
+            values = module._buffers[name]
+            if values is not None and values.is_floating_point():
+                del module._buffers[name]
+                module.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        assert not module._non_persistent_buffers_set, f"{type(module).__name__} computes {module._non_persistent_buffers_set}"

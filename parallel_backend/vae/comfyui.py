@@ -1,0 +1,108 @@
+"""Any of ComfyUI's autoencoders that is declared, its own code over the rows of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..models.comfyui.autoencoder import Detected, detect
+from ..weights.checkpoint import Checkpoint
+from ..weights.keymap import KeyMap
+from .autoencoder import Mark, whole_tensors
+from .row_rules import attend
+from .row_tensor import RowTensor
+from .rows import Slab, slab_of
+
+FRAMES = 8
+"""Frames of a clip that are gathered and sent at a time."""
+
+ATTENTION = "optimized_attention"
+"""Where ComfyUI's attention blocks keep the function that they call."""
+
+
+@dataclass(frozen=True)
+class ComfyConfig:
+    """A file's header, and what ComfyUI makes of it."""
+
+    checkpoint: Checkpoint
+    found: Detected
+
+
+class ComfyFamily:
+    """Reads whatever files ComfyUI's Load VAE reads, of the declared classes."""
+
+    def recognises(self, checkpoint: Checkpoint) -> bool:
+        """By a decoder; which one is ComfyUI's to say."""
+        return any(name.startswith("decoder.") for name in checkpoint.entries)
+
+    def configure(self, checkpoint: Checkpoint) -> ComfyConfig:
+        """By ComfyUI's detection."""
+        return ComfyConfig(checkpoint, detect(checkpoint))
+
+    def kind(self, config: ComfyConfig) -> str:
+        """As declared."""
+        return config.found.kind
+
+    def dims(self, config: ComfyConfig) -> int:
+        """A video's or a picture's."""
+        return int(config.found.vae.latent_dim) + 2
+
+    def channels(self, config: ComfyConfig) -> int:
+        """Channels of a latent."""
+        return int(config.found.vae.latent_channels)
+
+    def keys(self, config: ComfyConfig, checkpoint: Checkpoint) -> KeyMap:
+        """The names are ComfyUI's."""
+        return whole_tensors(config.found.module, lambda name: name, checkpoint)
+
+    def decoded_shape(self, config: ComfyConfig, latent: Sequence[int]) -> tuple[int, ...]:
+        """By ComfyUI's formula of frames."""
+        vae, (batch, _, *frames, height, width) = config.found.vae, latent
+        scale = vae.spacial_compression_decode()
+        count = [vae.upscale_ratio[0](frames[0])] if frames else []
+        return (batch, 3, *count, height * scale, width * scale)
+
+    def build(self, config: ComfyConfig) -> ComfyAutoencoder:
+        """The autoencoder on the meta device."""
+        return ComfyAutoencoder(config.found.module, int(config.found.vae.spacial_compression_decode()))
+
+
+class ComfyAutoencoder:
+    """ComfyUI's module, run as it is: on one rank on tensors, on several on `RowTensor`s."""
+
+    def __init__(self, module: nn.Module, scale: int) -> None:
+        self.module = module
+        self.scale = scale
+
+    def decode(self, latent: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+        """The whole clip is decoded, each rank keeping its rows, and handed out some frames at a time."""
+        return _pieces(self._run("decode", latent, mark))
+
+    def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+        """The means, in one piece."""
+        yield self._run("encode", pixels, mark)
+
+    def _run(self, method: str, given: Slab, mark: Mark) -> Slab:
+        alone = given.axis.size == 1
+        with ExitStack() as undo:
+            for module in self.module.modules():
+                if isinstance(module, nn.Conv2d | nn.Conv3d):
+                    undo.callback(module.register_forward_hook(lambda *_: mark()).remove)
+                if not alone and hasattr(module, ATTENTION):
+                    undo.callback(setattr, module, ATTENTION, getattr(module, ATTENTION))
+                    setattr(module, ATTENTION, attend)
+            out: Any = getattr(self.module, method)(given.values if alone else RowTensor.of(given))
+        return Slab(out.local, out.runs, out.axis) if isinstance(out, RowTensor) else slab_of(out, given.axis)
+
+
+def _pieces(clip: Slab) -> Iterator[Slab]:
+    values: Tensor = clip.values
+    if values.dim() == 4:
+        yield clip
+        return
+    for part in values.split(FRAMES, dim=2):
+        yield clip.with_values(part)

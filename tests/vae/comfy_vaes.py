@@ -1,0 +1,98 @@
+"""ComfyUI's own autoencoders, small and random, as its `comfy.sd.VAE` puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.comfy_oracle import comfy_on_path
+from tests.tiny_vae import random_weights
+
+IMAGE = {"double_z": True, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32, "ch_mult": [1, 2, 4, 4]} | {
+    "num_res_blocks": 1,
+    "attn_resolutions": [],
+    "dropout": 0.0,
+}
+DEEP = {"in_channels": 3, "out_channels": 3, "num_res_blocks": 1} | {
+    "downsample_match_channel": True,
+    "upsample_match_channel": True,
+}
+WAN = {"dim": 8, "temperal_downsample": [False, True, True]}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one is made, and the shape of its latent; `scale` is the pixels of a value of the latent."""
+
+    scale: int
+    latent: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+    def pixels(self) -> tuple[int, ...]:
+        """The shape of what the latent decodes to."""
+        batch, _, *frames, height, width = self.latent
+        count = [4 * frames[0] - 3] if frames else []
+        return (batch, 3, *count, height * self.scale, width * self.scale)
+
+
+KINDS = {
+    "wan": Kind(8, (1, 16, 3, 5, 3), {**WAN, "z_dim": 16}),
+    "wan22": Kind(16, (1, 48, 3, 3, 2), {**WAN, "z_dim": 48, "dec_dim": 8, "dim_mult": [1, 2, 4, 4]}),
+    "hunyuan": Kind(8, (1, 16, 3, 4, 3), {**IMAGE, "z_channels": 16, "conv3d": True, "time_compress": 4}),
+    "flux2": Kind(16, (1, 128, 5, 4), {**IMAGE, "z_channels": 32, "batch_norm_latent": True}),
+    "hunyuan15": Kind(
+        16,
+        (1, 32, 3, 3, 2),
+        {**DEEP, "block_out_channels": [32, 32, 64, 64, 64], "z_channels": 32, "ffactor_spatial": 16, "ffactor_temporal": 4},
+    ),
+    "hunyuan_image": Kind(
+        32, (1, 64, 4, 3), {**DEEP, "block_out_channels": [64, 64, 64, 128, 128, 128], "z_channels": 64, "ffactor_spatial": 32}
+    ),
+}
+"""By the name in tests."""
+
+
+def build(name: str) -> nn.Module:
+    """One of `KINDS` with random weights and statistics."""
+    comfy_on_path()
+    settings = dict(KINDS[name].settings)
+    module = _made(name, settings).eval()
+    module.load_state_dict(random_weights(module, seed=0), strict=False)
+    generator = torch.Generator().manual_seed(1)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+    return module
+
+
+def inputs(name: str) -> tuple[Tensor, Tensor]:
+    """A latent and pixels from -1 to 1."""
+    generator = torch.Generator().manual_seed(7)
+    kind = KINDS[name]
+    return torch.randn(kind.latent, generator=generator), torch.rand(kind.pixels(), generator=generator) * 2 - 1
+
+
+def _made(name: str, settings: dict[str, Any]) -> nn.Module:
+    import comfy.ldm.models.autoencoder as engines
+    import comfy.ldm.wan.vae
+    import comfy.ldm.wan.vae2_2
+
+    if name == "wan":
+        return comfy.ldm.wan.vae.WanVAE(**settings)  # type: ignore[no-any-return]
+    if name == "wan22":
+        return comfy.ldm.wan.vae2_2.WanVAE(**settings)  # type: ignore[no-any-return]
+    if name in ("hunyuan", "flux2"):
+        return engines.AutoencoderKL(ddconfig=settings, embed_dim=settings["z_channels"])  # type: ignore[no-any-return]
+    where, regularizer = {
+        "hunyuan15": ("vae_refiner", "EmptyRegularizer"),
+        "hunyuan_image": ("vae", "DiagonalGaussianRegularizer"),
+    }[name]
+    return engines.AutoencodingEngine(  # type: ignore[no-any-return]
+        regularizer_config={"target": f"comfy.ldm.models.autoencoder.{regularizer}"},
+        encoder_config={"target": f"comfy.ldm.hunyuan_video.{where}.Encoder", "params": settings},
+        decoder_config={"target": f"comfy.ldm.hunyuan_video.{where}.Decoder", "params": settings},
+    )

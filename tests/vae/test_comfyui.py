@@ -1,0 +1,113 @@
+"""ComfyUI's own autoencoders over the rows of several ranks, against the same modules on one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.vae.comfyui import ComfyAutoencoder
+from parallel_backend.vae.row_tensor import RowTensor
+from parallel_backend.vae.rows import slab_of
+from tests.allocations import peak_bytes
+from tests.ranks import run_ranks
+from tests.selection import thorough
+from tests.vae.comfy_vaes import KINDS, build, inputs
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+
+GATHERS = {"flux2": 1}
+"""Pictures that are gathered whole, of one decode and one encode: FLUX.2 normalises its finished latent."""
+
+Results = dict[str, tuple[Tensor, Tensor, int]]
+
+
+def _axis(ranks: int) -> Communicator:
+    return Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
+
+
+@cache
+def over_ranks(ranks: int) -> Results:
+    """What the first rank decoded and encoded of each kind, and how many pictures were gathered."""
+    modules = {name: build(name) for name in KINDS}  # before the ranks are forked, which then need no import
+
+    def work(rank: int) -> Results:
+        axis, gathered = _axis(ranks), [0]
+        whole = RowTensor.whole
+
+        def counted(x: RowTensor) -> Tensor:
+            gathered[0] += 1
+            return whole(x)
+
+        RowTensor.whole = counted  # type: ignore[method-assign]
+        results = {}
+        for name, kind in KINDS.items():
+            ours, (latent, pixels) = ComfyAutoencoder(modules[name], kind.scale), inputs(name)
+            before = gathered[0]
+            with torch.inference_mode():  # as in a worker
+                decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda: None)]
+                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, kind.scale), "", lambda: None)]
+            results[name] = torch.cat(decoded, 2), encoded, gathered[0] - before
+        return results
+
+    return run_ranks(ranks, work)[0]
+
+
+@cache
+def oracle(name: str) -> tuple[Tensor, Tensor]:
+    module, (latent, pixels) = build(name), inputs(name)
+    with torch.inference_mode():
+        return module.decode(latent), module.encode(pixels)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=thorough), pytest.param(6, marks=thorough)])
+@pytest.mark.parametrize("name", KINDS)
+def test_equals_comfyuis(name: str, ranks: int) -> None:
+    """Uneven rows, and of six ranks some without any."""
+    decoded, encoded, gathers = over_ranks(ranks)[name]
+    for ours, theirs in zip((decoded, encoded), oracle(name), strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
+    assert gathers == GATHERS.get(name, 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_rank_gives_the_same_bits(name: str) -> None:
+    ours, (latent, pixels) = ComfyAutoencoder(build(name), KINDS[name].scale), inputs(name)
+    with torch.inference_mode():
+        decoded = [piece.whole() for piece in ours.decode(slab_of(latent, _axis(1)), "", lambda: None)]
+        (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, _axis(1), KINDS[name].scale), "", lambda: None)]
+    assert torch.equal(torch.cat(decoded, 2), oracle(name)[0])
+    assert torch.equal(encoded, oracle(name)[1])
+
+
+@pytest.mark.parametrize("name", ["wan", pytest.param("hunyuan15", marks=thorough)])
+def test_peak_falls_with_the_ranks(name: str) -> None:
+    _, channels, *frames, _, width = KINDS[name].latent
+    height = 16
+    latent, module = torch.randn(1, channels, *frames, height, width), build(name)
+
+    def peak(ranks: int) -> int:
+        def work(rank: int) -> int:
+            ours = ComfyAutoencoder(module, KINDS[name].scale)
+            slab = slab_of(latent, _axis(ranks))
+            with torch.inference_mode():
+                return peak_bytes(lambda: [None for _ in ours.decode(slab, "", lambda: None)])
+
+        return max(run_ranks(ranks, work))
+
+    rows = height // 2
+    assert peak(2) <= peak(1) / 2 * (rows + 2) / rows  # and a latent's row on either side, the narrowest there are
+
+
+def test_what_draws_random_numbers_is_refused() -> None:
+    with torch.inference_mode():
+        picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), _axis(1)))
+        with pytest.raises(AssertionError, match="random"):
+            torch.randn_like(picture)
