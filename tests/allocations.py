@@ -22,6 +22,8 @@ class Allocations(TorchDispatchMode):
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # such a tensor has no values of its own: what it is made of is counted
         made = func(*args, **(kwargs or {}))
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(made):

@@ -18,7 +18,9 @@ from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import node, queue_logged
+from tests.selection import thorough
 from tests.tiny_vae import REAL, save_cogvideox_vae, save_image_vae
+from tests.vae.comfy_vaes import save_comfy_vae
 
 TOLERANCE = 1e-5
 LATENTS = {
@@ -28,7 +30,12 @@ LATENTS = {
     "tall-video": (2, 16, 1, 11, 5),
     "image": (2, 16, 5, 7),
     "wide": (1, 16, 12, 20),
+    "wan-video": (1, 16, 3, 5, 3),
+    "flux2-image": (1, 128, 5, 3),
 }
+FLUX2 = {"ch": 128, "num_res_blocks": 2}
+"""The encoder that ComfyUI takes every file to have."""
+
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
 
@@ -38,6 +45,8 @@ def server(comfyui: ComfyUI) -> ComfyUI:
     folder = comfyui.base_dir / "models" / "vae"
     save_cogvideox_vae(folder / "video.safetensors", torch.float16, widths=REAL, layers=3)
     save_image_vae(folder / "flux.safetensors", torch.float16, encoder=128)
+    save_comfy_vae(folder / "wan.safetensors", "wan")
+    save_comfy_vae(folder / "flux2.safetensors", "flux2", **FLUX2)
     for name, shape in LATENTS.items():
         latent = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
         tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
@@ -114,6 +123,20 @@ def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: Com
     original = pixels(server, parallel(graph, frame_batches="original"))
     assert relative_error(pixels(server, default), original) == 0.0
     assert relative_error(original, pixels(server, graph)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("vae", "latent", "workers"),
+    [("wan", "wan-video", 1), ("wan", "wan-video", 3), pytest.param("flux2", "flux2-image", 2, marks=thorough)],
+)
+def test_comfyuis_own_code_over_rows(server: ComfyUI, vae: str, latent: str, workers: int) -> None:
+    graph = decode(vae, latent)
+    assert relative_error(pixels(server, parallel(graph, workers)), pixels(server, graph)) <= TOLERANCE
+    graph = encode(vae, latent)
+    ours, theirs = (
+        saved_latent(server, server.queue(g, timeout=500).check()) for g in (parallel(graph, workers), graph)
+    )
+    assert relative_error(ours, theirs) <= TOLERANCE
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.comfy_oracle import comfy_on_path
@@ -56,11 +58,15 @@ KINDS = {
 """By the name in tests."""
 
 
-def build(name: str) -> nn.Module:
+def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
+    """Write one of `KINDS` to a file, with other settings of its code if given."""
+    save_file({key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}, path)
+
+
+def build(name: str, **settings: Any) -> nn.Module:
     """One of `KINDS` with random weights and statistics."""
     comfy_on_path()
-    settings = dict(KINDS[name].settings)
-    module = _made(name, settings).eval()
+    module = _made(name, {**KINDS[name].settings, **settings}).eval()
     module.load_state_dict(random_weights(module, seed=0), strict=False)
     generator = torch.Generator().manual_seed(1)
     for buffer in module.buffers():
