@@ -6,8 +6,12 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from parallel_backend.host.journal import KINDS
+from parallel_backend.worker.process.status import CONNECTING
 
 REPO = Path(__file__).parents[1]
 HELP = sorted((REPO / "web" / "docs").glob("*.md"))
@@ -53,8 +57,32 @@ def test_help_is_complete_in_chinese(page: Path) -> None:
     assert len(headings.findall(chinese)) == len(headings.findall(page.read_text(encoding="utf-8")))
 
 
+def words(language: str, file: str) -> Any:
+    return json.loads((REPO / "locales" / language / file).read_text(encoding="utf-8"))
+
+
+def shape(words: Any) -> Any:
+    """The keys, in their order; which of a page's texts use which values is tested in tests/web."""
+    return [(key, shape(value)) for key, value in words.items()] if isinstance(words, dict) else None
+
+
+@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json"])
+def test_every_language_has_the_same_words(file: str) -> None:
+    languages = [folder.name for folder in (REPO / "locales").iterdir()]
+    assert {"en", "zh"} <= set(languages)
+    for language in languages:
+        assert shape(words(language, file)) == shape(words("en", file)), language
+
+
+def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (REPO / "parallel_backend").rglob("*.py"))
+    phases = set(re.findall(r"""status\.enter\("([^"]+)\"""", code)) | {CONNECTING}
+    assert len(phases) > 10
+    assert phases | set(KINDS.values()) <= words("en", "main.json")["parallel"]["names"].keys()
+
+
 def test_chinese_words_are_chinese() -> None:
-    nodes = json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))
+    nodes = words("zh", "nodeDefs.json")
     assert set(nodes) == {page.stem for page in HELP}
     for name, node in nodes.items():
         texts = [
