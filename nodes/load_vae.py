@@ -27,13 +27,14 @@ class LoadParallelVAE(io.ComfyNode):
             display_name="Load Parallel VAE",
             category=CATEGORY,
             description="Takes the place of Load VAE: the same VAE, decoding and encoding on several GPUs, each holding "
-            "its share of the picture's rows. For FLUX, Stable Diffusion and CogVideoX VAEs.",
+            "its share of the picture's rows. For the VAEs of FLUX, Stable Diffusion, Wan, Qwen-Image, HunyuanVideo and "
+            "CogVideoX.",
             search_aliases=["multi gpu vae", "load vae", "parallel decode", "video vae"],
             inputs=[
                 io.Combo.Input(
                     "vae_name",
                     options=folder_paths.get_filename_list(FOLDER),
-                    tooltip="A FLUX, Stable Diffusion or CogVideoX VAE in models/vae.",
+                    tooltip="A VAE in models/vae: FLUX, Stable Diffusion, Wan, Qwen-Image, HunyuanVideo or CogVideoX.",
                 ),
                 PlanType.Input(
                     "plan", optional=True, tooltip="Which devices to use; its other settings do not matter to a VAE."
@@ -43,8 +44,8 @@ class LoadParallelVAE(io.ComfyNode):
                     options=list(SCHEDULES),
                     optional=True,
                     default=SCHEDULES[0],
-                    tooltip="For video: which frames are decoded together, which changes the result a little. original: "
-                    "as CogVideoX's authors and diffusers do; comfyui: as ComfyUI's VAE Decode does.",
+                    tooltip="For CogVideoX: which frames are decoded together, which changes the result a little. original: "
+                    "as its authors and diffusers do; comfyui: as ComfyUI's VAE Decode does.",
                 ),
             ],
             outputs=[io.Vae.Output(tooltip="Works with VAE Decode, VAE Encode and CogVideoX Parallel Decode.")],

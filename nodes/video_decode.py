@@ -21,12 +21,12 @@ class CogVideoParallelDecode(io.ComfyNode):
             node_id="CogVideoParallelDecode",
             display_name="CogVideoX Parallel Decode",
             category=CATEGORY,
-            description="Decodes a CogVideoX latent on all workers of the VAE. Unlike VAE Decode it never falls back to "
+            description="Decodes a video latent on all workers of the VAE. Unlike VAE Decode it never falls back to "
             "tiles, which are approximate, unless they are asked for.",
             search_aliases=["video decode", "vae decode", "multi gpu decode", "cogvideo"],
             inputs=[
-                io.Latent.Input("samples", tooltip="A video latent from CogVideoX."),
-                io.Vae.Input("vae", tooltip="A CogVideoX VAE from Load Parallel VAE."),
+                io.Latent.Input("samples", tooltip="A video latent, from CogVideoX or another model."),
+                io.Vae.Input("vae", tooltip="A video VAE from Load Parallel VAE."),
                 io.Int.Input(
                     "approximate_tiles",
                     optional=True,
@@ -51,7 +51,7 @@ class CogVideoParallelDecode(io.ComfyNode):
             )
         if vae.remote.dims != 5:
             raise Refused(
-                f"CogVideoX Parallel Decode was given {vae.remote.kind} and decodes videos: choose a CogVideoX VAE, "
+                f"CogVideoX Parallel Decode was given {vae.remote.kind} and decodes videos: choose a video VAE, "
                 "or use VAE Decode."
             )
         latent = samples["samples"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,7 @@ from ...comm.communicator import Communicator
 from ...diffusion import ModelSpec
 from ...errors import Cancelled
 from ...vae import AUTOENCODERS, Autoencoder, recognise
+from ...vae.autoencoder import Mark
 from ...vae.rows import slab_of
 from ...weights.checkpoint import read_header
 from ...weights.loader import load_weights
@@ -19,6 +21,10 @@ from ...weights.store import Store, Whole
 from ...wire.messages import Decode, Done, Encode, Pixels
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
+
+
+MARKS_BETWEEN_WORDS = 64
+"""How often an autoencoder gets something done, such as a convolution, before ranks ask each other whether to stop."""
 
 
 class AutoencoderPart:
@@ -81,13 +87,14 @@ class Autoencoding:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
 
         Raises:
-            Cancelled: between two pieces.
+            Cancelled: now and then.
         """
         self._rank.status.enter("decoding")
+        mark = self._beat(message.request)
         for item in range(latent.shape[0]):
             start = 0
             slab = slab_of(latent[item : item + 1].to(self._rank.device), axis)
-            for piece in autoencoder.decode(slab, message.schedule, self._rank.status.mark):
+            for piece in autoencoder.decode(slab, message.schedule, mark):
                 pixels = piece.whole()[0]
                 if axis.rank == 0:
                     dtype = str(pixels.dtype).removeprefix("torch.")
@@ -106,22 +113,38 @@ class Autoencoding:
             pixels: `[batch, 3, (frames,) height, width]` from -1 to 1.
 
         Raises:
-            Cancelled: between two pieces.
+            Cancelled: now and then.
         """
         self._rank.status.enter("encoding")
+        mark = self._beat(message.request)
         items = []
         for item in range(pixels.shape[0]):
             slab = slab_of(pixels[item : item + 1], axis, autoencoder.scale)
             pieces = []
             for piece in autoencoder.encode(
-                slab.with_values(slab.values.to(self._rank.device)), message.schedule, self._rank.status.mark
+                slab.with_values(slab.values.to(self._rank.device)), message.schedule, mark
             ):
                 pieces.append(piece.whole())
                 self._next(message.request, "encoding")
             items.append(torch.cat(pieces, dim=2))
         return torch.cat(items)
 
+    def _beat(self, request: int) -> Mark:
+        """What an autoencoder calls whenever it got something done, every rank as often. Raises Cancelled now and then."""
+        count = itertools.count(1)
+
+        def mark() -> None:
+            self._rank.status.mark()
+            if next(count) % MARKS_BETWEEN_WORDS == 0:
+                self._stop_if_asked(request)
+
+        return mark
+
     def _next(self, request: int, phase: str) -> None:
         self._rank.status.enter(phase, self._rank.status.step + 1)
+        self._stop_if_asked(request)
+
+    def _stop_if_asked(self, request: int) -> None:
+        """A collective. Raises Cancelled on all ranks."""
         if self._rank.world.agree(self._rank.link.cancelled(request)):
             raise Cancelled
