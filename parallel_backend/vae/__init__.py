@@ -42,6 +42,4 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Checkpoint, Any]:
                     ) from None
                 family.keys(config, part)
                 return name, part, config
-    raise Refused(
-        f"{checkpoint.path.name} has no tensors of a VAE: choose a VAE file."
-    )
+    raise Refused(f"{checkpoint.path.name} has no tensors of a VAE: choose a VAE file.")

@@ -20,9 +20,15 @@ class GroupNorm(Protocol):
     """What there is to know of a group normalisation, as torch's module calls it."""
 
     num_groups: int
-    weight: Tensor
-    bias: Tensor
     eps: float
+
+    @property
+    def weight(self) -> Tensor:
+        """`[channels]`."""
+
+    @property
+    def bias(self) -> Tensor:
+        """`[channels]`."""
 
 
 def group_norm(norm: GroupNorm, x: Slab) -> Tensor:

@@ -125,7 +125,9 @@ def _expand(_func: Any, x: RowTensor, size: Sequence[int], **_: Any) -> Any:
     along = x.along + new
     if size[along] not in (-1, x.shape[x.along]) or x.shape[x.along] == 1:
         return NotImplemented
-    return x.like(x.local.expand(*size[:along], x.local.shape[x.along], *size[along + 1 :]), along=along, copied=x.copied)
+    return x.like(
+        x.local.expand(*size[:along], x.local.shape[x.along], *size[along + 1 :]), along=along, copied=x.copied
+    )
 
 
 def _select(func: Any, x: RowTensor, dim: int, index: Any) -> Any:
@@ -222,7 +224,7 @@ def _layer_norm(func: Any, x: RowTensor, shape: Sequence[int], *rest: Any) -> An
     return x.like(func(x.local, shape, *rest))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Affine:
     num_groups: int
     weight: Tensor
@@ -231,7 +233,13 @@ class _Affine:
 
 
 def _group_norm(
-    _func: Any, x: Any, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, _: Any = True
+    _func: Any,
+    x: Any,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _: Any = True,
 ) -> Any:
     if x.along != x.ndim - 2 or weight is None or bias is None:
         return NotImplemented
@@ -260,7 +268,14 @@ def _convolution(
 
 
 def _cudnn_convolution(
-    func: Any, x: Any, weight: Tensor, padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int], *rest: Any, **named: Any
+    func: Any,
+    x: Any,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    *rest: Any,
+    **named: Any,
 ) -> Any:
     """As ComfyUI calls it past torch's choice of algorithms."""
 
@@ -290,7 +305,9 @@ def _convolved(
     starts[0] = 0
     runs = tuple(slice(start, stop) for start, stop in zip(starts, [*starts[1:], height], strict=True))
     want = [
-        slice(run.start * stride - padding, (run.stop - 1) * stride - padding + kernel) if run.stop > run.start else NOTHING
+        slice(run.start * stride - padding, (run.stop - 1) * stride - padding + kernel)
+        if run.stop > run.start
+        else NOTHING
         for run in runs
     ]
     rows = x.local if list(x.runs) == want else Slab(x.local, x.runs, x.axis).padded(want)
@@ -346,7 +363,7 @@ def _enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Seq
     if size is None:
         assert scales is not None
         size = [int(length * scale) for length, scale in zip(x.shape[2:], scales, strict=True)]
-    given = scales or [None] * len(size)
+    given: Sequence[float | None] = scales or [None] * len(size)
     return _enlarge(func.overloadpacket.default, x, size, *given)
 
 

@@ -32,12 +32,10 @@ class RowTensor(torch.Tensor):
     axis: Communicator
     copied: bool
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(
-        cls, local: Tensor, runs: Runs, along: int, axis: Communicator, copied: bool = False
-    ) -> RowTensor:
+    def __new__(cls, local: Tensor, runs: Runs, along: int, axis: Communicator, copied: bool = False) -> RowTensor:
         """A tensor of the shape of the whole, without storage of its own."""
         run = runs[axis.rank]
         assert local.shape[along] == run.stop - run.start
@@ -64,7 +62,9 @@ class RowTensor(torch.Tensor):
         values = self.local.reshape(*self.local.shape[: self.along], self.local.shape[self.along], behind)
         return Slab(values, self.runs, self.axis)
 
-    def like(self, local: Tensor, runs: Runs | None = None, along: int | None = None, copied: bool = False) -> RowTensor:
+    def like(
+        self, local: Tensor, runs: Runs | None = None, along: int | None = None, copied: bool = False
+    ) -> RowTensor:
         """Other rows, by default in the same places."""
         return RowTensor(
             local, self.runs if runs is None else runs, self.along if along is None else along, self.axis, copied
@@ -107,7 +107,9 @@ class RowTensor(torch.Tensor):
             out = rule(func, *args, **kwargs)
             if out is not NotImplemented:
                 return out
-        assert torch.Tag.nondeterministic_seeded not in func.tags, f"{func} draws random numbers, other ones on each rank"
+        assert torch.Tag.nondeterministic_seeded not in func.tags, (
+            f"{func} draws random numbers, other ones on each rank"
+        )
         changed = func._schema.is_mutable and isinstance(args[0], RowTensor)
         assert not changed, f"{func} changes a picture in place and is not an element-wise operation"
         whole = tree_map_only(RowTensor, lambda x: x.whole(), (tuple(args), dict(kwargs)))

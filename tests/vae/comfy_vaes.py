@@ -49,10 +49,18 @@ KINDS = {
     "hunyuan15": Kind(
         16,
         (1, 32, 3, 3, 2),
-        {**DEEP, "block_out_channels": [32, 32, 64, 64, 64], "z_channels": 32, "ffactor_spatial": 16, "ffactor_temporal": 4},
+        {
+            **DEEP,
+            "block_out_channels": [32, 32, 64, 64, 64],
+            "z_channels": 32,
+            "ffactor_spatial": 16,
+            "ffactor_temporal": 4,
+        },
     ),
     "hunyuan_image": Kind(
-        32, (1, 64, 4, 3), {**DEEP, "block_out_channels": [64, 64, 64, 128, 128, 128], "z_channels": 64, "ffactor_spatial": 32}
+        32,
+        (1, 64, 4, 3),
+        {**DEEP, "block_out_channels": [64, 64, 64, 128, 128, 128], "z_channels": 64, "ffactor_spatial": 32},
     ),
 }
 """By the name in tests."""

@@ -77,4 +77,6 @@ def _buffers_to_parameters(model: nn.Module) -> None:
             if values is not None and values.is_floating_point():
                 del module._buffers[name]
                 module.register_parameter(name, nn.Parameter(values, requires_grad=False))
-        assert not module._non_persistent_buffers_set, f"{type(module).__name__} computes {module._non_persistent_buffers_set}"
+        assert not module._non_persistent_buffers_set, (
+            f"{type(module).__name__} computes {module._non_persistent_buffers_set}"
+        )

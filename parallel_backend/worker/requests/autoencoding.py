@@ -22,7 +22,6 @@ from ...wire.messages import Decode, Done, Encode, Pixels
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
 
-
 MARKS_BETWEEN_WORDS = 64
 """How often an autoencoder gets something done, such as a convolution, before ranks ask each other whether to stop."""
 
