@@ -13,7 +13,7 @@ from ..models.comfyui.autoencoder import Detected, detect
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
 from .autoencoder import Mark, whole_tensors
-from .row_rules import attend
+from .row_neighbours import attend
 from .row_tensor import RowTensor
 from .rows import Slab, slab_of
 

@@ -93,7 +93,8 @@ class RowTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Stay local where that gives the same, else gather."""
-        from .row_rules import RULES, element_wise, is_element_wise  # they are about this class
+        from .row_local import element_wise, is_element_wise  # they are about this class
+        from .row_rules import RULES
 
         kwargs = kwargs or {}
         rule = RULES.get(func)

@@ -1,0 +1,234 @@
+"""Operations that leave each rank with its own rows: element by element, views, joins, and sums along other dimensions.
+
+A rule is given the operation and its arguments, and gives NotImplemented where rows would not stay apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .row_tensor import RowTensor
+
+aten = torch.ops.aten
+
+COPIES = (
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.copy_.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+)
+"""Element-wise operations that torch does not tag as such."""
+
+
+def is_element_wise(func: Any) -> bool:
+    """Whether each value of the result hangs on the values in its place alone."""
+    tags = func.tags
+    return func in COPIES or (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags)
+
+
+def element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Each rank's rows; those of another cut are fetched."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
+    if func._schema.is_mutable:
+        if not isinstance(args[0], RowTensor):
+            return NotImplemented
+        first = args[0]
+        assert not first.copied, f"{func} writes into the copy of a picture's values"
+    from_end = first.ndim - first.along
+    for tensor in tensors:
+        if tensor.ndim > first.ndim or (isinstance(tensor, RowTensor) and tensor.ndim - tensor.along != from_end):
+            return NotImplemented
+
+    def local(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, RowTensor):
+            return tensor.at(first.runs)
+        if tensor.ndim < from_end or tensor.shape[-from_end] == 1:
+            return tensor
+        return first.own(tensor, tensor.ndim - from_end)
+
+    out = func(*(tree_map_only(Tensor, local, tuple(args))), **tree_map_only(Tensor, local, dict(kwargs)))
+    return first if func._schema.is_mutable else first.like(out)
+
+
+def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
+    """Rows stay apart from what is before and behind them, or several become one, or one becomes several."""
+    before = x.shape[: x.along].numel()
+    behind, height = x.shape[x.along + 1 :].numel(), x.shape[x.along]
+    known = torch.Size(n for n in size if n != -1).numel()
+    target = [x.numel() // known if n == -1 else n for n in size]
+    along = next((d for d, n in enumerate(target) if n != 1 and torch.Size(target[:d]).numel() == before), None)
+    if along is None:
+        return NotImplemented
+    wanted = target[along]
+    split, joined = height // wanted, wanted // height
+    if wanted not in (height, joined * height) and height != split * wanted:
+        return NotImplemented
+    if joined > 1 and behind % joined:
+        return NotImplemented
+    runs = tuple(_scaled(run, wanted, height) for run in x.runs)
+    mine = runs[x.axis.rank]
+    if mine is None or None in runs:
+        return NotImplemented
+    local = x.local.reshape(*target[:along], mine.stop - mine.start, *target[along + 1 :])
+    shares = local.untyped_storage().data_ptr() == x.local.untyped_storage().data_ptr()
+    return x.like(local, runs, along, x.copied or not shares)  # type: ignore[arg-type]
+
+
+def _scaled(run: slice, wanted: int, height: int) -> slice | None:
+    """A run of rows where each is several, or several are one; None if it does not begin and end with one."""
+    if run.start * wanted % height or run.stop * wanted % height:
+        return None
+    return slice(run.start * wanted // height, run.stop * wanted // height)
+
+
+def permute(_func: Any, x: RowTensor, dims: Sequence[int]) -> Any:
+    """Rows are along another dimension."""
+    order = [dim % x.ndim for dim in dims]
+    return x.like(x.local.permute(order), along=order.index(x.along), copied=x.copied)
+
+
+def transpose(func: Any, x: RowTensor, first: int, second: int) -> Any:
+    """Rows are along another dimension."""
+    order = list(range(x.ndim))
+    order[first], order[second] = order[second], order[first]
+    return permute(func, x, order)
+
+
+def unsqueeze(_func: Any, x: RowTensor, dim: int) -> Any:
+    """A dimension of size 1 more."""
+    dim %= x.ndim + 1
+    return x.like(x.local.unsqueeze(dim), along=x.along + (dim <= x.along), copied=x.copied)
+
+
+def squeeze(_func: Any, x: RowTensor, dims: int | Sequence[int]) -> Any:
+    """Dimensions of size 1 fewer; a single row stays."""
+    gone = [dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)]
+    gone = [dim for dim in gone if x.shape[dim] == 1]
+    if x.along in gone:
+        return NotImplemented
+    along = x.along - sum(dim < x.along for dim in gone)
+    return x.like(x.local.squeeze(gone), along=along, copied=x.copied)
+
+
+def expand(_func: Any, x: RowTensor, size: Sequence[int], **_: Any) -> Any:
+    """Along other dimensions than the rows."""
+    new = len(size) - x.ndim
+    along = x.along + new
+    if size[along] not in (-1, x.shape[x.along]) or x.shape[x.along] == 1:
+        return NotImplemented
+    return x.like(
+        x.local.expand(*size[:along], x.local.shape[x.along], *size[along + 1 :]), along=along, copied=x.copied
+    )
+
+
+def select(func: Any, x: RowTensor, dim: int, index: Any) -> Any:
+    """One of another dimension than the rows."""
+    dim %= x.ndim
+    if dim == x.along:
+        return NotImplemented
+    return x.like(func(x.local, dim, index), along=x.along - (dim < x.along), copied=x.copied)
+
+
+def index_select(func: Any, x: RowTensor, dim: int, index: Tensor) -> Any:
+    """Some of another dimension than the rows."""
+    if dim % x.ndim == x.along or isinstance(index, RowTensor):
+        return NotImplemented
+    return x.like(func(x.local, dim, index))
+
+
+def take(func: Any, x: RowTensor, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
+    """A slice; of rows, each rank keeps those that are in it."""
+    dim %= x.ndim
+    if dim != x.along:
+        return x.like(func(x.local, dim, start, stop, step), copied=x.copied)
+    first, last, _ = slice(start, stop).indices(x.shape[dim])
+    if step != 1 or last <= first:
+        return NotImplemented
+    runs = tuple(slice(*(min(max(end, first), last) - first for end in (run.start, run.stop))) for run in x.runs)
+    mine = runs[x.axis.rank]
+    skipped = min(max(first - x.runs[x.axis.rank].start, 0), x.local.shape[dim])
+    return x.like(x.local.narrow(dim, skipped, mine.stop - mine.start), runs, copied=x.copied)
+
+
+def parted(func: Any, x: RowTensor, sizes: Any, dim: int = 0) -> Any:
+    """Cut along another dimension than the rows."""
+    if dim % x.ndim == x.along:
+        return NotImplemented
+    return tuple(x.like(part, copied=x.copied) for part in func(x.local, sizes, dim))
+
+
+def unbind(func: Any, x: RowTensor, dim: int = 0) -> Any:
+    """Each of another dimension than the rows."""
+    dim %= x.ndim
+    if dim == x.along:
+        return NotImplemented
+    return tuple(x.like(part, along=x.along - (dim < x.along), copied=x.copied) for part in func(x.local, dim))
+
+
+def cat(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    """Joined along another dimension than the rows."""
+    first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
+    parts = _beside(first, tensors)
+    if parts is None or dim % first.ndim == first.along:
+        return NotImplemented
+    return first.like(func(parts, dim))
+
+
+def stacked(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    """Joined along a new dimension."""
+    first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
+    parts, dim = _beside(first, tensors), dim % (first.ndim + 1)
+    if parts is None:
+        return NotImplemented
+    return first.like(func(parts, dim), along=first.along + (dim <= first.along))
+
+
+def _beside(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """The rows of tensors like the first one's; None if they lie otherwise."""
+    alike = all(
+        tensor.ndim == first.ndim
+        and tensor.shape[first.along] == first.shape[first.along]
+        and (not isinstance(tensor, RowTensor) or tensor.along == first.along)
+        for tensor in tensors
+    )
+    if not alike:
+        return None
+    return [t.at(first.runs) if isinstance(t, RowTensor) else first.own(t, first.along) for t in tensors]
+
+
+def reduce(func: Any, x: RowTensor, *args: Any, **kwargs: Any) -> Any:
+    """Along other dimensions than the rows."""
+    names = [argument.name for argument in func._schema.arguments]
+    given: dict[str, Any] = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+    dims = given.get("dim")
+    if dims is None:
+        return NotImplemented
+    gone = {dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)}
+    if not gone or x.along in gone:
+        return NotImplemented
+    along = x.along if given.get("keepdim", False) else x.along - sum(dim < x.along for dim in gone)
+    return x.like(func(x.local, *args, **kwargs), along=along)
+
+
+def linear(func: Any, x: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A product of every position; the rows are none of its factors."""
+    if not isinstance(x, RowTensor) or x.along == x.ndim - 1 or isinstance(weight, RowTensor):
+        return NotImplemented
+    return x.like(func(x.local, weight, bias))
+
+
+def layer_norm(func: Any, x: RowTensor, shape: Sequence[int], *rest: Any) -> Any:
+    """Over dimensions behind the rows."""
+    if x.along >= x.ndim - len(shape):
+        return NotImplemented
+    return x.like(func(x.local, shape, *rest))

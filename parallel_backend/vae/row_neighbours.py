@@ -1,0 +1,181 @@
+"""Operations that see rows of other ranks: convolutions, normalisation, attention, padding and enlarging.
+
+A rule is given the operation and its arguments, and gives NotImplemented where it does not know how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention.kernels import choose_kernel, flash_fault
+from ..attention.parallel import around_the_ring
+from .norm import group_norm
+from .row_tensor import RowTensor
+from .rows import NOTHING, Slab
+
+
+@dataclass
+class _Affine:
+    num_groups: int
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+
+def normalised(
+    _func: Any,
+    x: Any,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _: Any = True,
+) -> Any:
+    """Group normalisation, of statistics over all rows."""
+    if x.along != x.ndim - 2 or weight is None or bias is None:
+        return NotImplemented
+    slab = Slab(x.local, x.runs, x.axis)
+    return x.like(group_norm(_Affine(groups, weight, bias, eps), slab))
+
+
+def convolution(
+    func: Any,
+    x: Any,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    *rest: Any,
+) -> Any:
+    """torch's convolution; a transposed one is not known."""
+    if transposed:
+        return NotImplemented
+
+    def local(rows: Tensor, padded: Sequence[int]) -> Tensor:
+        return func(rows, weight, bias, stride, padded, dilation, transposed, *rest)  # type: ignore[no-any-return]
+
+    return _convolved(x, weight, stride, padding, dilation, local)
+
+
+def cudnn_convolution(
+    func: Any,
+    x: Any,
+    weight: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """As ComfyUI calls it past torch's choice of algorithms."""
+
+    def local(rows: Tensor, padded: Sequence[int]) -> Tensor:
+        return func(rows, weight, padded, stride, dilation, *rest, **named)  # type: ignore[no-any-return]
+
+    return _convolved(x, weight, stride, padding, dilation, local)
+
+
+def _convolved(
+    x: Any,
+    weight: Tensor,
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    dilations: Sequence[int],
+    local: Callable[[Tensor, Sequence[int]], Tensor],
+) -> Any:
+    """A row of the result is where the row in the middle of what it sees is."""
+    if not isinstance(x, RowTensor) or x.along != x.ndim - 2 or x.ndim != weight.ndim:
+        return NotImplemented
+    at = x.along - 2
+    kernel, stride, padding = weight.shape[x.along], strides[at], paddings[at]
+    if dilations[at] != 1:
+        return NotImplemented
+    height = (x.shape[x.along] + 2 * padding - kernel) // stride + 1
+    starts = [min(max(-((kernel // 2 - padding - run.start) // stride), 0), height) for run in x.runs]
+    starts[0] = 0
+    runs = tuple(slice(start, stop) for start, stop in zip(starts, [*starts[1:], height], strict=True))
+    want = [
+        slice(run.start * stride - padding, (run.stop - 1) * stride - padding + kernel)
+        if run.stop > run.start
+        else NOTHING
+        for run in runs
+    ]
+    rows = x.local if list(x.runs) == want else Slab(x.local, x.runs, x.axis).padded(want)
+    mine = runs[x.axis.rank]
+    inside = [0 if i == at else p for i, p in enumerate(paddings)]
+    if mine.stop > mine.start:
+        return x.like(local(rows, inside), runs)
+    sizes = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, p, d, k, s in zip(x.shape[2:], paddings, dilations, weight.shape[2:], strides, strict=True)
+    ]
+    sizes[at] = 0
+    return x.like(x.local.new_empty(x.shape[0], weight.shape[0], *sizes), runs)
+
+
+def pad(func: Any, x: RowTensor, pad: Sequence[int], *value: Any) -> Any:
+    """The rows above and below come to the ranks that have the picture's first and last row."""
+    place = 2 * (x.ndim - 1 - x.along)
+    above, below = (*pad[place : place + 2], 0, 0)[:2]
+    if min(above, below) < 0:
+        return NotImplemented
+    having = [rank for rank, run in enumerate(x.runs) if run.stop > run.start]
+    rank, first, last = x.axis.rank, having[0], having[-1]
+    total = x.shape[x.along] + above + below
+    ends = [0 if r < first else total if r >= last else run.stop + above for r, run in enumerate(x.runs)]
+    runs = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
+    mine = list(pad)
+    mine[place : place + 2] = (above if rank == first else 0, below if rank == last else 0)[: len(pad) - place]
+    if first <= rank <= last and x.local.shape[x.along]:
+        return x.like(func(x.local, mine, *value), runs)
+    shape = list(x.local.shape)
+    for number in range(len(pad) // 2):
+        shape[-1 - number] += mine[2 * number] + mine[2 * number + 1]
+    return x.like(x.local.new_empty(shape), runs)
+
+
+def enlarge(func: Any, x: RowTensor, size: Sequence[int], *scales: Any) -> Any:
+    """The nearest row, a whole number of times."""
+    at, height = x.along - 2, x.shape[x.along]
+    if at < 0 or size[at] % height:
+        return NotImplemented
+    times = size[at] // height
+    runs = tuple(slice(run.start * times, run.stop * times) for run in x.runs)
+    rows = x.local.shape[x.along]
+    mine = [*size[:at], rows * times, *size[at + 1 :]]
+    if not rows:
+        return x.like(x.local.new_empty(*x.shape[:2], *mine), runs)
+    return x.like(func(x.local, mine, *scales), runs)
+
+
+def enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Sequence[float] | None) -> Any:
+    """As `torch.nn.functional.interpolate` calls it, which torch would take to pieces."""
+    if size is None:
+        assert scales is not None
+        size = [int(length * scale) for length, scale in zip(x.shape[2:], scales, strict=True)]
+    given: Sequence[float | None] = scales or [None] * len(size)
+    return enlarge(func.overloadpacket.default, x, size, *given)
+
+
+def attend(q: Any, k: Any, v: Any) -> RowTensor:
+    """Every position attends to all others, with one head as wide as the channels; keys go round the ring of ranks.
+
+    q, k, v: `[batch, channels, (frames,) height, width]`, of one cut.
+    """
+
+    def tokens(x: Any) -> Tensor:
+        return x.at(q.runs).flatten(2).transpose(1, 2).contiguous().unsqueeze(2)  # type: ignore[no-any-return]
+
+    row = q.shape[2:].numel() // q.shape[q.along]
+    counts = [row * (run.stop - run.start) for run in q.runs]
+    channels = q.shape[1]
+    kernel = choose_kernel("auto", q.local.device, q.dtype, channels, flash_fault(q.local.device))
+    out = around_the_ring(q.axis, counts, kernel.attend, tokens(q), torch.stack((tokens(k), tokens(v))))
+    return q.like(out.squeeze(2).transpose(1, 2).reshape(q.local.shape))  # type: ignore[no-any-return]
