@@ -16,12 +16,14 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.kl import KLAutoencoder, KLConfig
 from parallel_backend.vae.rows import slab_of
 from scripts.comfyui import REPO
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.tiny_vae import random_weights
+from tests.vae.comfy_vaes import KINDS, build
 
 RANKS = (1, 2, 3, 4)
 ROUNDS = 3
@@ -39,20 +41,23 @@ class Subject:
 
 
 def subjects() -> list[Subject]:
-    """A clip by both schedules, and a picture."""
+    """A clip by both schedules, a picture, and one of ComfyUI's own."""
     video = CogVideoXAutoencoder(CogVideoXConfig((32, 64, 64, 128), 3, 16))
     image = KLAutoencoder(KLConfig(64, 64, 16, False))
     for autoencoder in (video, image):
         module = autoencoder.module.to_empty(device="cpu")
         module.load_state_dict(random_weights(module, seed=0))
+    wan = ComfyAutoencoder(build("wan", dim=32), KINDS["wan"].scale)
     clip = torch.randn(1, 16, 5, 12, 8)
     return [
         Subject("CogVideoX, 17 frames of 64x96, original batches", video, clip, "original"),
         Subject("CogVideoX, 17 frames of 64x96, ComfyUI's batches", video, clip, "comfyui"),
         Subject("FLUX, 192x192", image, torch.randn(1, 16, 24, 24), "original"),
+        Subject("Wan 2.1, 9 frames of 96x64", wan, torch.randn(1, 16, 3, 12, 8), "original"),
     ]
 
 
+@torch.inference_mode()
 def decode(subject: Subject, axis: Communicator) -> None:
     """Decode once; the first rank gets all pixels."""
     for piece in subject.autoencoder.decode(slab_of(subject.latent, axis), subject.schedule, lambda: None):
@@ -114,7 +119,7 @@ def main() -> None:
         "# Decoding on several ranks",
         "",
         "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores "
-        "(gloo, one thread a rank); CogVideoX's with a quarter of its channels, FLUX's with half. *Peak*: bytes of tensors alive "
+        "(gloo, one thread a rank); CogVideoX's with a quarter of its channels, FLUX's with half, Wan's (ComfyUI's own code) with a third. *Peak*: bytes of tensors alive "
         "at the same time at the most, on each rank, without weights; the first rank also gathers the pixels. *Share*: the "
         "largest against one rank's. *Sent*: by the rank that sends most. Seconds are the shortest of "
         f"{ROUNDS} decodes, one rank and two taking turns in one run; both by the clock, while other programs used the "
