@@ -119,7 +119,9 @@ def main() -> None:
         "# Decoding on several ranks",
         "",
         "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores "
-        "(gloo, one thread a rank); CogVideoX's with a quarter of its channels, FLUX's with half, Wan's (ComfyUI's own code) with a third. *Peak*: bytes of tensors alive "
+        "(gloo, one thread a rank); CogVideoX's with a quarter of its "
+        "channels, FLUX's with half, Wan's (ComfyUI's own code) with a third. "
+        "*Peak*: bytes of tensors alive "
         "at the same time at the most, on each rank, without weights; the first rank also gathers the pixels. *Share*: the "
         "largest against one rank's. *Sent*: by the rank that sends most. Seconds are the shortest of "
         f"{ROUNDS} decodes, one rank and two taking turns in one run; both by the clock, while other programs used the "
