@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,9 +15,12 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.host.graphs import Graph, insert_after_model, parallel
-from tests.host.test_refusals import CONDITIONINGS, MODEL_NODES, PLANS, WAY_OUT, on_one_worker, small
+from tests.host import refused
+from tests.host.graphs import Graph, parallel
+from tests.host.test_refusals import small
+from tests.selection import thorough
 
 (PACK,) = PACKS
 NODES = (
@@ -354,35 +358,62 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
 # -- what a run tells
 
 
-def refused_graphs(comfyui: ComfyUI) -> Iterator[tuple[Graph, str, str]]:
-    """Graphs that are refused, by loaders, plans, samplers and for what they are given; how each sentence begins and ends."""
-    for plan, sentence in PLANS.values():
-        yield parallel(small(), **plan), sentence, sentence
-    for kind, inputs, what in MODEL_NODES.values():
-        if "lora_name" not in inputs:
-            yield insert_after_model(on_one_worker(small()), kind, **inputs), f"{what} cannot be ", WAY_OUT
-    for number, (write, sentence) in enumerate(CONDITIONINGS.values()):
-        write(comfyui.input_dir / f"wrong-{number}.safetensors")
-        yield on_one_worker(small(positive=f"wrong-{number}")), sentence, sentence
+THOROUGH_LISTS = ("loras", "files", "families", "vaes")
+"""Their sentences come from where those of the others come from."""
 
 
-def test_every_refusal_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI) -> None:
-    graphs = list(refused_graphs(comfyui))
+def queue(page: Page, graphs: list[Graph]) -> list[dict[str, str]]:
+    """Queue graphs from the page and wait until each has failed; what the page was told of each."""
     page.evaluate(
         """async graphs => {
             window.errors = [];
-            app.api.addEventListener("execution_error", event => errors.push(event.detail.exception_type));
+            window.heard ??= app.api.addEventListener("execution_error", ({detail}) => errors.push(detail)) ?? true;
             for (const output of graphs) await app.api.queuePrompt(0, {output, workflow: {}});
         }""",
-        [graph for graph, *_ in graphs],
+        graphs,
     )
-    page.wait_for_function("count => errors.length === count", arg=len(graphs), timeout=120_000)
-    assert set(page.evaluate("errors")) == {"Refused", "PlanRefused"}
+    page.wait_for_function("count => errors.length === count", arg=len(graphs), timeout=240_000)
+    told: list[dict[str, str]] = page.evaluate("errors")
+    return told
+
+
+def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
+    """The sentence of each error is on the screen, in order."""
     shown = page.locator(".p-toast-detail")
-    expect(shown).to_have_count(len(graphs))
-    for text, (_, begins, ends) in zip(shown.all_inner_texts(), graphs, strict=True):
-        assert text.startswith(begins) and text.endswith(ends)
+    expect(shown).to_have_text([re.compile(re.escape(error["exception_message"].strip())) for error in errors])
     dismiss(page)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in refused.LISTS]
+)
+def test_every_refusal_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI, name: str) -> None:
+    graphs, sentences = zip(*refused.LISTS[name](comfyui), strict=True)
+    errors = queue(page, list(graphs))
+    for error, sentence in zip(errors, sentences, strict=True):
+        assert re.match(sentence, error["exception_message"], re.DOTALL), (sentence, error)
+    kinds = {error["exception_type"] for error in errors}
+    assert kinds <= {"Refused", "PlanRefused", "NotFinite"}
+    assert ("NotFinite" in kinds) == (name == "in the middle")
+    assert_shown(page, errors)
+
+
+FAILURES = {
+    "kill": ("WorkerFailed", "Worker 1 of 2 (cpu) was killed by SIGKILL while sampling, step 1. "),
+    "raise": ("WorkerFailed", "Worker 1 of 2 (cpu) failed while sampling, step 1: "),
+    "oom": ("WorkerOutOfMemory", "Worker 1 of 2 (cpu) ran out of memory while sampling, step 1: "),
+}
+
+
+@pytest.mark.parametrize("kind", ["kill", pytest.param("raise", marks=thorough), "oom"])
+def test_a_workers_failure_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI, kind: str) -> None:
+    fault, (name, begins) = Path(comfyui.env[FAULT_FILE]), FAILURES[kind]
+    fault.write_text(f"rank=1,phase=sampling,step=1,kind={kind}")
+    (error,) = queue(page, [parallel(small())])
+    assert not fault.exists(), "it has struck"
+    assert error["exception_type"] == name
+    assert error["exception_message"].startswith(begins)
+    assert_shown(page, [error])
 
 
 def dismiss(page: Page) -> None:
