@@ -97,7 +97,11 @@ def families(server: ComfyUI) -> Refusals:
     graph = graph_of("wan")
     graph["model"]["inputs"]["unet_name"] = "scail.safetensors"
     yield spread(graph), ".*is a WAN21_SCAIL model, which is not supported yet"
-    for kind, what in (("Flux", "is a WAN21_T2V model"), ("CogVideoX", "has no CogVideoX"), ("PixArt", "has no PixArt")):
+    for kind, what in (
+        ("Flux", "is a WAN21_T2V model"),
+        ("CogVideoX", "has no CogVideoX"),
+        ("PixArt", "has no PixArt"),
+    ):
         graph = spread(graph_of("wan"))
         graph["model"]["class_type"] = f"LoadParallel{kind}"
         yield graph, f"wan.safetensors {what}"
