@@ -45,7 +45,12 @@ class LoadParallelModel(io.ComfyNode):
                     tooltip="The precision the weights are kept in; default does as ComfyUI's Load Diffusion Model. "
                     "Weights that are quantised in the file stay as they are.",
                 ),
-                PlanType.Input("plan", optional=True, tooltip="Which devices to use and how; without one, all GPUs."),
+                PlanType.Input(
+                    "plan",
+                    optional=True,
+                    tooltip="Which GPUs to use and how they share the work; without one, "
+                    "those that are faster together.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="Works with every sampler node.")],
         )

@@ -213,9 +213,9 @@ def test_a_refusal_is_one_sentence(wish, gpus, limits):
         (
             {"pipefusion": 2, "stages": "1,1"},
             ONE_SIDED,
-            'gives 2 stages with 2 blocks, and pipefusion 2 needs 2 with 3: write "1,2"',
+            'is 2 stages with 1 + 1 = 2 blocks, but pipefusion 2 needs 2 stages and the model has 3 blocks: write "1,2"',
         ),
-        ({"pipefusion": 2, "stages": "a"}, ONE_SIDED, 'write blocks a stage such as "1,2"'),
+        ({"pipefusion": 2, "stages": "a"}, ONE_SIDED, 'write the blocks of each stage, such as "1,2"'),
         ({"weights": "spread"}, ONE_SIDED, "use replicated, sharded or streamed"),
         ({"patches": -1}, ONE_SIDED, "cannot be negative"),
         (

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
+
+from parallel_backend.host.journal import KINDS
+from parallel_backend.worker.process.status import CONNECTING
 
 REPO = Path(__file__).parents[1]
 HELP = sorted((REPO / "web" / "docs").glob("*.md"))
@@ -38,8 +44,32 @@ def test_the_registry_knows_what_it_is() -> None:
     assert "comfyui" not in name
     for field in ("Repository", "Icon", "Banner", "PublisherId", "DisplayName", "requires-comfyui"):
         assert re.search(rf"^{field} = ", text, re.MULTILINE), field
-    for picture in re.findall(r"/raw/main/(\S+)\"", text):
-        assert (REPO / picture).is_file()
+    for picture, most in (("icon", (400, 400)), ("banner", (2100, 900))):
+        assert f'/raw/main/docs/{picture}.png"' in text
+        with Image.open(REPO / "docs" / f"{picture}.png") as image:
+            assert image.width * most[1] == image.height * most[0] and image.width <= most[0]
+    assert re.search(r'^version = "\d+\.\d+\.\d+"$', text, re.MULTILINE)
+    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
+    dependencies = re.search(r"^dependencies = (\[.+\])$", text, re.MULTILINE)
+    assert dependencies is not None
+    listed = {line.split("#")[0].strip() for line in requirements.splitlines()} - {""}
+    assert set(json.loads(dependencies[1])) == listed
+
+
+def test_the_address_is_filled_in_once(tmp_path: Path) -> None:
+    """By a script, which is wherever it is needed; run again, it changes it."""
+    files = ["pyproject.toml", "README.md", "scripts/address.sh"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(REPO / file, tmp_path / file)
+    (before,) = re.findall(r'^Repository = "(.+)"$', (REPO / "pyproject.toml").read_text(), re.MULTILINE)
+    counts = [(REPO / file).read_text().count(before) for file in files]
+    assert counts[:2] == [5, 1]
+    for address in ("https://example.org/owner/name", "https://example.org/other/name.of-it"):
+        subprocess.run(["bash", "scripts/address.sh", address], cwd=tmp_path, check=True)
+        assert [(tmp_path / file).read_text().count(f"{address}") for file in files] == counts
+    refused = subprocess.run(["bash", "scripts/address.sh", "owner/name"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 1 and "write https://HOST/OWNER/NAME" in refused.stderr
 
 
 @pytest.mark.parametrize("page", HELP, ids=lambda page: page.stem)
@@ -53,8 +83,32 @@ def test_help_is_complete_in_chinese(page: Path) -> None:
     assert len(headings.findall(chinese)) == len(headings.findall(page.read_text(encoding="utf-8")))
 
 
+def words(language: str, file: str) -> Any:
+    return json.loads((REPO / "locales" / language / file).read_text(encoding="utf-8"))
+
+
+def shape(words: Any) -> Any:
+    """The keys, in their order; which of a page's texts use which values is tested in tests/web."""
+    return [(key, shape(value)) for key, value in words.items()] if isinstance(words, dict) else None
+
+
+@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json"])
+def test_every_language_has_the_same_words(file: str) -> None:
+    languages = [folder.name for folder in (REPO / "locales").iterdir()]
+    assert {"en", "zh"} <= set(languages)
+    for language in languages:
+        assert shape(words(language, file)) == shape(words("en", file)), language
+
+
+def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (REPO / "parallel_backend").rglob("*.py"))
+    phases = set(re.findall(r"""status\.enter\("([^"]+)\"""", code)) | {CONNECTING}
+    assert len(phases) > 10
+    assert phases | set(KINDS.values()) <= words("en", "main.json")["parallel"]["names"].keys()
+
+
 def test_chinese_words_are_chinese() -> None:
-    nodes = json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))
+    nodes = words("zh", "nodeDefs.json")
     assert set(nodes) == {page.stem for page in HELP}
     for name, node in nodes.items():
         texts = [

@@ -109,5 +109,7 @@ def test_ranks_that_agree_on_a_version_out_of_range_are_refused() -> None:
 
 def test_workers_with_other_code_than_comfyui_are_refused() -> None:
     old = msgspec.structs.replace(FACTS, code="1234")
-    with pytest.raises(Refused, match=r"^the workers on machine-a run other code of this pack \(1234\) than ComfyUI"):
+    with pytest.raises(
+        Refused, match=r"^the workers on machine-a run another version of this pack \(1234\) than ComfyUI"
+    ):
         versions.check_members([old, old])

@@ -2,6 +2,7 @@
 
 export interface Extension {
   name: string;
+  init?(app: App): void | Promise<void>;
   setup?(app: App): void | Promise<void>;
   nodeCreated?(node: object): void;
 }
@@ -27,6 +28,7 @@ export interface SidebarTab {
 
 export interface ExtensionManager {
   toast: { add(message: ToastMessage): void };
+  setting: { get(id: string): string | undefined };
   registerSidebarTab(tab: SidebarTab): void;
 }
 
@@ -73,7 +75,6 @@ export interface Prompt {
 
 export interface App {
   rootGraph: Graph;
-  ui: { settings: { getSettingValue(id: string): string | undefined } };
   graphToPrompt(): Promise<{ output: Prompt }>;
   registerExtension(extension: Extension): void;
   extensionManager: ExtensionManager;

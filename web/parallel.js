@@ -7,17 +7,23 @@ import { addTab } from "./panel/tab.js";
 import { foldAdvanced, isPlan, offerDevices } from "./plan/devices.js";
 import { showOutcomes } from "./run/outcomes.js";
 import { showRefusals } from "./run/refusals.js";
+import { Words } from "./words.js";
+
+const words = Words.of(app);
 
 app.registerExtension({
   name: "Parallel",
+  async init() {
+    await words.load(api); // before any node is made
+  },
   setup() {
-    showRefusals(app, api);
-    showOutcomes(app, api, window.LGraphBadge);
-    addTab(app, api);
+    showRefusals(app, api, words);
+    showOutcomes(app, api, window.LGraphBadge, words);
+    addTab(app, api, words);
   },
   nodeCreated(node) {
     if (!isPlan(node)) return;
-    offerDevices(node, app.ui.settings.getSettingValue("Comfy.Locale"));
+    offerDevices(node, words);
     foldAdvanced(node);
   },
 });

@@ -25,6 +25,9 @@ from .unsupported import refuse_prompts, refuse_transformer_options
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
 
+OTHER_SAMPLER = "a sampler that Parallel Sampler offers, such as euler or dpmpp_2m"
+"""What to choose for one that the workers do not run."""
+
 SHOWN_CLEAN = (
     comfy.model_base.WAN22,
     comfy.model_base.LTXV,
@@ -88,12 +91,12 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
         NotSupported: with the reason.
     """
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
-        raise NotSupported("a sampler with arguments of its own")
+        raise NotSupported("a sampler with arguments of its own", OTHER_SAMPLER)
     name, options = _sampler(run.sampler)
     prompts, tensors = _prompts(run, translator)
     sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
     if samplers.SAMPLERS[name].own and isinstance(sampling, FlowSettings):
-        raise NotSupported(f"the sampler {name}, which is made for CogVideoX, with this model")
+        raise NotSupported(f"the sampler {name}, which is made for CogVideoX, with this model", OTHER_SAMPLER)
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampler": name,
@@ -125,18 +128,19 @@ def runs_in_workers(name: str) -> bool:
 
 def _sampler(sampler: Any) -> tuple[str, dict[str, Any]]:
     if type(sampler) is not comfy.samplers.KSAMPLER:
-        raise NotSupported(f"the sampler {type(sampler).__name__}")
+        raise NotSupported(f"the sampler {type(sampler).__name__}", OTHER_SAMPLER)
     function = sampler.sampler_function
     stock = comfy.k_diffusion.sampling
     name = next((n for n in samplers.SAMPLERS if getattr(stock, f"sample_{n}", None) is function), None)
     if name is None:
-        raise NotSupported(f"the sampler {getattr(function, '__name__', str(function)).removeprefix('sample_')}")
+        unknown = getattr(function, "__name__", str(function)).removeprefix("sample_")
+        raise NotSupported(f"the sampler {unknown}", OTHER_SAMPLER)
     try:
         samplers.check(name, sampler.extra_options)
     except Refused as reason:
         raise NotSupported(f"this setting: {reason}") from None
     if set(sampler.inpaint_options) - {"random"}:
-        raise NotSupported("a sampler with inpaint options")
+        raise NotSupported("a sampler with inpaint options", OTHER_SAMPLER)
     return name, {key: value for key, value in sampler.extra_options.items() if value is not None}
 
 
@@ -164,7 +168,7 @@ def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:
         if _is(kind, comfy_kind) and by_table and sampling.sigma_data == 1.0:
             tensors["log_sigmas"] = sampling.log_sigmas
             return DiffusionSettings(prediction)
-    raise NotSupported(f"the model sampling {kind.__name__}")
+    raise NotSupported(f"the model sampling {kind.__name__}", "another ModelSampling node")
 
 
 def _is(kind: type, comfy_kind: type) -> bool:

@@ -51,8 +51,18 @@ SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
 
 
+WAY_OUT = "remove the node that adds it, or use Load Diffusion Model"
+
+
 class NotSupported(Exception):
-    """The workers' loop does not support this; it runs with one forward of the model per call instead."""
+    """The workers' loop does not support this; it runs with one forward of the model per call instead.
+
+    `instead` is what to choose for the workers' loop.
+    """
+
+    def __init__(self, what: str, instead: str = "a graph without it") -> None:
+        super().__init__(what)
+        self.instead = instead
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ class ByName:
         """By that list."""
         unknown = sorted(set(model_conds) - set(TENSOR_NAMES))
         if unknown:
-            raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL yet: remove it.")
+            raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL: {WAY_OUT}.")
         return Given({TENSOR_NAMES[name]: value.cond.to(dtype) for name, value in model_conds.items()})
 
     def check(self, entry: Mapping[str, Any]) -> None:
@@ -125,7 +135,7 @@ class ByName:
         given = {name: value for name, value in inputs.items() if value is not None}
         unknown = sorted(set(given) - set(TENSOR_NAMES))
         if unknown:
-            raise Refused(f"{', '.join(unknown)} is not supported by this MODEL yet: remove the node that adds it.")
+            raise Refused(f"{', '.join(unknown)} is not supported by this MODEL: {WAY_OUT}.")
         return Given({"context": context, **given})
 
 

@@ -25,8 +25,8 @@ from .unsupported import refuse_weights
 log = logging.getLogger(__name__)
 
 STAGES_IN_TURN = (
-    "Each call passes the whole picture through the pipeline's stages one after the other, which is exact but slower "
-    "than patches: only one stage works at a time"
+    "Each model call goes through PipeFusion's stages one after the other, so that one stage works at a time: choose "
+    "pipefusion 1 for such a graph"
 )
 
 
@@ -71,7 +71,8 @@ def run_in_workers(
     except NotSupported as error:
         if run.model_options["transformer_options"].get(STRICT):
             raise Refused(
-                f"Parallel Sampler does not support {error}: the stock KSampler works on the same MODEL, one forward at a time."
+                f"Parallel Sampler does not support {error}: choose {error.instead}, or KSampler, which is slower (one model "
+                "call at a time)."
             ) from None
         reason = error
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
@@ -86,12 +87,15 @@ def run_in_workers(
         where = f"{plan.describe()}, attention {attention}"
         if reason is not None:
             log.info(
-                "Parallel: one forward per model call on %s, because the workers' loop does not support %s",
+                "Parallel: slower path: one forward per model call on %s (choose %s for the fast one), because the workers' "
+                "loop does not support %s",
                 where,
+                reason.instead,
                 reason,
             )
             told.warnings.append(
-                f"Slower path, one model call at a time: {reason} is not supported in the workers' loop."
+                f"Slower path: one model call at a time, because the workers do not support {reason}. Choose {reason.instead} "
+                "for the fast path."
             )
             if plan.pipefusion > 1:
                 log.info("Parallel: %s", STAGES_IN_TURN)

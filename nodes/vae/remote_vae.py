@@ -65,9 +65,11 @@ class RemoteVAE:
         if needed > free:
             *_, height, width = shape
             count = shape[0] * (shape[2] if family.dims == 5 else 1)
+            most = int(count * free / needed)
+            fewer = f"decode {most} of them at a time" if most else "close other programs"
             raise Refused(
-                f"{count} decoded pictures of {width}x{height} take {needed / GIGABYTE:.1f} GB of RAM and "
-                f"{free / GIGABYTE:.1f} GB are free: decode fewer frames at a time, or a smaller size."
+                f"{count} decoded pictures of {width} x {height} take {needed / GIGABYTE:.1f} GB of RAM and "
+                f"{free / GIGABYTE:.1f} GB are free: {fewer}, or use a smaller size."
             )
         return shape
 

@@ -76,7 +76,7 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
     rank = min(heard, key=lambda r: (heard[r].pulse.waiting, heard[r].pulse.step, heard[r].pulse.marks))
     what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
     return WorkerFailed(
-        f"No worker got anywhere for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. "
+        f"No worker made progress for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. "
         f"{_unconnected(devices, heard[rank])}{AFTERWARDS}"
     )
 
@@ -121,7 +121,7 @@ def _from_end(
 ) -> WorkerFailed:
     code = launched.processes[rank].returncode
     assert code is not None
-    how = f"was killed by {_signal(-code)}" if code < 0 else f"left with exit code {code}"
+    how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
     tail = launched.log_tail(rank)
     remedy = MEMORY_REMEDY if code == -signal.SIGKILL else _remedy(tail)
     return WorkerFailed(f"{_who(rank, devices)} {how}{_doing(heard.get(rank))}. {remedy}{AFTERWARDS}{_said(tail)}")

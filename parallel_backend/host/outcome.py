@@ -117,4 +117,4 @@ def _slower_than_one(choice: Choice) -> list[str]:
     if not choice.better_alone:
         return []
     device = choice.single.plan.devices[0].removeprefix("cuda:")
-    return [f"One device alone would be faster for this job: write {device} into devices of Parallel Plan."]
+    return [f"One device alone would be faster for this job: choose devices {device} in Parallel Plan."]

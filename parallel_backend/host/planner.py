@@ -108,7 +108,7 @@ class Planner:
         )
         if choice.better_alone:
             log.warning(
-                "Parallel: one device alone is faster for this job: write %s into devices of Parallel Plan.",
+                "Parallel: one device alone is faster for this job: choose devices %s in Parallel Plan.",
                 choice.single.plan.devices[0].removeprefix("cuda:"),
             )
 

@@ -46,7 +46,7 @@ def check_members(members: Sequence[Facts]) -> None:
     first = members[0]
     if first.code != code_digest():
         raise Refused(
-            f"the workers on {first.host} run other code of this pack ({first.code}) than ComfyUI ({code_digest()}): "
+            f"the workers on {first.host} run another version of this pack ({first.code}) than ComfyUI ({code_digest()}): "
             "install the same version of the pack on both, and restart both."
         )
     for rank, member in enumerate(members):

@@ -189,7 +189,9 @@ class CogVideoXFamily:
                 "use EmptyHunyuanLatentVideo, or encode with a CogVideoX VAE."
             )
         if min(shape) < 1:
-            raise Refused(f"the latent has the shape {shape}, with nothing in it: use at least 16 x 16 pixels.")
+            raise Refused(
+                f"the latent has the shape {shape}, which is empty: use a batch of at least 1 and at least 16 x 16 pixels."
+            )
         if latent.shape[2] % config.patch_frames:
             frames = latent.shape[2]
             raise Refused(

@@ -160,7 +160,9 @@ class PixArtFamily:
                 "use EmptyLatentImage, or encode with the model's VAE."
             )
         if min(shape) < 1:
-            raise Refused(f"the latent has the shape {shape}, with nothing in it: use at least 16 x 16 pixels.")
+            raise Refused(
+                f"the latent has the shape {shape}, which is empty: use a batch of at least 1 and at least 16 x 16 pixels."
+            )
         text = conditioning["context"]
         if text.ndim != 3 or text.shape[1] == 0 or text.shape[2] != config.text_width:
             raise Refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import msgspec
 
 from ..errors import PlanRefused
 from .cost import Cost, Job, cost
-from .plan import ResolvedPlan
+from .plan import ResolvedPlan, share_a_gpu
 from .profiles import ModelShape, Profile
 from .roomier import gigabytes
 
@@ -146,11 +147,12 @@ def _none_fits(
 ) -> str:
     if fitting:
         return (
-            f"only plans that change the picture fit into {gigabytes(limit)}, such as {fitting[0].plan.degrees} with "
-            f"{gigabytes(fitting[0].breakdown.memory)}: ask for PipeFusion, or use weights sharded or smaller weights."
+            f"Only PipeFusion fits into {gigabytes(limit)} ({fitting[0].plan.degrees} needs "
+            f"{gigabytes(fitting[0].breakdown.memory)}), and it changes the picture slightly: choose preset slow links to allow "
+            "it, or weights sharded, or smaller weights (fp8, GGUF)."
         )
     if not ranking:
-        return "no plan goes with these devices and this job: set degrees to 0 (automatic), or choose other devices."
+        return "no plan works for this job on these devices: set all degrees to 0 (automatic), or choose other devices."
     least = min(ranking, key=lambda entry: entry.breakdown.memory)
     need, weights = least.breakdown.memory, least.breakdown.weights
     ways_out = []
@@ -162,11 +164,21 @@ def _none_fits(
     if in_fp8 < need and in_fp8 <= limit:
         ways_out.append(f"try weight_dtype fp8_e4m3fn ({gigabytes(in_fp8)})")
     if not ways_out:
-        ways_out = ["use more devices, smaller weights (fp8, GGUF) or a smaller job"]
+        ways_out = ["use more devices, smaller weights (fp8, GGUF) or a smaller size, length or batch"]
+    one_each = least.plan.devices[0].startswith("cuda") and not share_a_gpu(least.plan.devices)
+    memory, place = ("GPU memory", "on each GPU") if one_each else ("memory", "for each worker")
     return (
-        f"Not enough memory: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} for each worker "
-        f"({gigabytes(weights)} of it weights), and {gigabytes(limit)} are free: {', or '.join(ways_out)}."
+        f"Not enough {memory}: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} {place} ({gigabytes(weights)} "
+        f"of it weights), and {_available(least.plan, limit)}: {', or '.join(ways_out)}."
     )
+
+
+def _available(plan: ResolvedPlan, limit: float) -> str:
+    """What a worker may use, and whether the user has said so."""
+    sharers = max(plan.devices.count(device) for device in plan.devices)
+    if plan.memory_limit and math.isclose(limit * sharers, plan.memory_limit * 1e9):
+        return f"each may use {gigabytes(limit)} (memory_limit {plan.memory_limit:g})"
+    return f"each has {gigabytes(limit)} free"
 
 
 def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked, limit: float) -> str:
@@ -180,7 +192,8 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
     fastest = fitting[0]
     if fastest.seconds < chosen.seconds:
         sentences.append(
-            f"{fastest.plan.degrees} would take {_ms(fastest.seconds)} but changes the picture, so it must be asked for."
+            f"{fastest.plan.degrees} would take {_ms(fastest.seconds)} but changes the picture slightly: choose preset slow "
+            "links for it."
         )
     return " ".join(sentences) or "There is one device and one plan."
 
@@ -190,7 +203,7 @@ def _against_single(chosen: Ranked, single: Ranked, limit: float) -> str:
     if single.breakdown.memory > limit:
         return (
             f"{name} takes {_ms(chosen.seconds)} a step; one device cannot hold the job "
-            f"({single.breakdown.memory / 1e9:.1f} GB needed, {limit / 1e9:.1f} GB there)."
+            f"({single.breakdown.memory / 1e9:.1f} GB needed, {limit / 1e9:.1f} GB free)."
         )
     if single.seconds <= chosen.seconds:
         return (

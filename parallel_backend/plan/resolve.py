@@ -145,14 +145,17 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
         )
     if not 0 <= plan.memory_limit < math.inf:
         raise PlanRefused(
-            f"memory_limit {plan.memory_limit} is no amount: use gigabytes a device, or 0 for all that is free."
+            f"memory_limit {plan.memory_limit} is not an amount of memory: use gigabytes for each GPU, such as 20, or 0 for "
+            "all that is free."
         )
     if plan.patches < 0 or plan.warmup_steps < 0:
         raise PlanRefused(
             f"patches {plan.patches} and warmup_steps {plan.warmup_steps} cannot be negative: use 0 (automatic) or more."
         )
     if plan.cfg > 2:
-        raise PlanRefused(f"cfg {plan.cfg} is too many, there are a positive and a negative side: use cfg 2 or 1.")
+        raise PlanRefused(
+            f"cfg {plan.cfg} is more than the 2 prompts, the positive and the negative one: use cfg 2 or 1."
+        )
     if plan.cfg == 2 and not workload.two_sided:
         raise PlanRefused(
             "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): "
@@ -170,7 +173,7 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
         )
     if plan.weights == "sharded" and plan.pipefusion > 1:
         raise PlanRefused(
-            f"weights sharded does not go with pipefusion {plan.pipefusion}, which splits the weights already: "
+            f"weights sharded cannot be used with pipefusion {plan.pipefusion}, which splits the weights already: "
             "use weights replicated, or pipefusion 1."
         )
     if plan.data > workload.batch:
@@ -193,13 +196,14 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
     parts = plan.stages.split(",")
     if not all(part.strip().isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
         raise PlanRefused(
-            f'stages {plan.stages!r} is not understood: write blocks a stage such as "{even}", or nothing.'
+            f'stages {plan.stages!r} is not understood: write the blocks of each stage, such as "{even}", or leave it empty.'
         )
     sizes = [int(part) for part in parts]
     if len(sizes) != stages or sum(sizes) != limits.blocks:
         raise PlanRefused(
-            f"stages {plan.stages!r} gives {len(sizes)} stages with {sum(sizes)} blocks, and pipefusion {stages} "
-            f'needs {stages} with {limits.blocks}: write "{even}", or nothing.'
+            f"stages {plan.stages!r} is {len(sizes)} stages with {' + '.join(map(str, sizes))} = {sum(sizes)} blocks, but "
+            f"pipefusion {stages} needs {stages} stages and the model has {limits.blocks} blocks: write "
+            f'"{even}", or leave it empty.'
         )
 
 
@@ -216,8 +220,9 @@ def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Work
         return f"{asked}, but {visible(gpus)}: {instead}{trial}."
     workers = f"there are {world} workers" if world != 1 else "there is 1 worker"
     if world % product == 0 and plan.ring and not plan.ulysses:
+        share = f"{world} / {product} = {world // product}" if product > 1 else f"{world}"
         return (
-            f"{asked}, and {workers}: that leaves ulysses {world // product}, more than the model's {limits.heads} attention "
+            f"{asked}, and {workers}: that leaves ulysses {share}, more than the model's {limits.heads} attention "
             f"heads; {instead}."
         )
     return f"{asked}, but {workers} (devices {plan.devices!r}): {instead}, or choose other devices."

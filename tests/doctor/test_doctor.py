@@ -56,7 +56,7 @@ NO_P2P = (
     "Worker 0 of 2 (cuda:0) failed: RuntimeError: CUDA error: peer access is not supported between these two devices"
 )
 NO_SPACE = "Worker 1 of 2 (cuda:1) failed\nNCCL WARN Error while creating shared memory segment /dev/shm/nccl-KW (size 5967872)"
-WRONG_NCCL = "Worker 0 left with exit code 1\nlibtorch_cuda.so: undefined symbol: ncclCommRegister"
+WRONG_NCCL = "Worker 0 ended with exit code 1\nlibtorch_cuda.so: undefined symbol: ncclCommRegister"
 WRONG_WHEEL = (
     "flash-attn does not work on cuda:0 (ImportError: flash_attn_2_cuda: undefined symbol: _ZN3c104cuda9SetDeviceEi)"
 )

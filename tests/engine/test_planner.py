@@ -94,7 +94,7 @@ def test_it_says_so_when_one_device_is_faster(backend, models, cache, caplog, wo
     )
     kept.write_bytes(msgspec.json.encode(slow))
     choose(backend, question(models[4], two_sided=False, devices="cpu:2"))
-    assert "one device alone is faster for this job: write cpu into devices" in caplog.text
+    assert "one device alone is faster for this job: choose devices cpu in Parallel Plan" in caplog.text
 
 
 @pytest.mark.parametrize("workers", [2])

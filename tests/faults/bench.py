@@ -49,8 +49,8 @@ DEATHS = {
     "kill": "was killed by SIGKILL",
     "segv": "was killed by SIGSEGV",
     "term": "was killed by SIGTERM",
-    "exit0": "left with exit code 0",
-    "exit3": "left with exit code 3",
+    "exit0": "ended with exit code 0",
+    "exit3": "ended with exit code 3",
 }
 """Ways in which a process ends, and what the message says of each."""
 

@@ -177,7 +177,7 @@ def test_a_signal_comes_before_what_others_say_of_it():
 
 
 def test_an_exit_without_a_word_comes_before_lost_connections():
-    assert Group({2: 0}, {0: LOST, 1: LOST}, {}).message().startswith("Worker 2 of 3 (cuda:2) left with exit code 0")
+    assert Group({2: 0}, {0: LOST, 1: LOST}, {}).message().startswith("Worker 2 of 3 (cuda:2) ended with exit code 0")
 
 
 def test_an_exception_comes_before_the_abort_of_those_who_lost_it():
@@ -210,7 +210,7 @@ def test_gpus_that_hang_in_their_first_exchange_have_p2p_that_does_not_work(devi
     devices = [f"{device}:{rank}" for rank in range(2)]
     heard = {rank: Heard(Pulse(phase, 0, 5, False), 0, 0) for rank in range(2)}
     message = str(diagnosis.stalled(devices, heard, 300))
-    start = f"No worker got anywhere for 300 s; the furthest behind is worker 0 of 2 ({device}:0) while {phase}. "
+    start = f"No worker made progress for 300 s; the furthest behind is worker 0 of 2 ({device}:0) while {phase}. "
     assert message.startswith(start)
     assert ("NCCL_P2P_DISABLE" in message) == bool(remedy)
     assert remedy in message and message.endswith(diagnosis.AFTERWARDS)

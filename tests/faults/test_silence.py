@@ -57,7 +57,7 @@ def test_a_stopped_worker_is_named(bench, place):
 def test_a_worker_that_joins_no_collective_is_named(bench, place):
     case = Case(*place, "hang")
     waited = re.escape(case.worker.lower())
-    said = rf"No worker got anywhere for \d+ s; the others wait for {waited} while {case.place}\. "
+    said = rf"No worker made progress for \d+ s; the others wait for {waited} while {case.place}\. "
     held(bench, case, said, "a worker joins no collective", PATIENCE.stall)
 
 

@@ -115,7 +115,8 @@ def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[R
 
 
 _WAY = re.compile(
-    r"Parallel: (?:\w+ in the workers on |one forward per model call on .*, because the workers' loop does not support (.+))"
+    r"Parallel: (?:\w+ in the workers on |slower path: one forward per model call on .*\(choose .* for the fast one\), "
+    r"because the workers' loop does not support (.+))"
 )
 
 

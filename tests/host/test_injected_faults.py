@@ -69,7 +69,7 @@ def test_a_stopped_worker_is_named(server, ledger, case):
 )
 def test_a_worker_that_joins_no_collective_is_named(server, ledger, case):
     waited = re.escape(case.worker.lower())
-    said = rf"No worker got anywhere for \d+ s; the others wait for {waited} while {case.place}\. "
+    said = rf"No worker made progress for \d+ s; the others wait for {waited} while {case.place}\. "
     seconds = assert_failed(server, case, said)
     patience = PATIENCE["stall"]
     fault = f"a worker joins no collective (patience {patience} s)"

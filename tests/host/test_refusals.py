@@ -294,7 +294,8 @@ def test_a_controlnet_of_another_model_is_refused(comfyui, refusal, assert_still
     )
     control["sampler"]["class_type"] = "ParallelSampler"
     assert refusal(control) == (
-        "Parallel Sampler does not support ControlNet: the stock KSampler works on the same MODEL, one forward at a time."
+        "Parallel Sampler does not support ControlNet: choose a graph without it, or KSampler, which is slower (one model "
+        "call at a time)."
     )
 
 
@@ -567,8 +568,8 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a ring that leaves more workers than heads": (
         {"devices": "cpu:8", "ring": 1, "data": 1},
-        "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; use ring 2 x "
-        "ulysses 4, or 0 (automatic) for all of them.",
+        "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; "
+        "use ring 2 x ulysses 4, or 0 (automatic) for all of them.",
     ),
     "automatic devices without GPUs": (
         {"devices": "auto", "ulysses": 4, "ring": 1},
@@ -581,11 +582,12 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "stages of other blocks": (
         {"devices": "cpu:2", "pipefusion": 2, "stages": "1,1"},
-        "stages '1,1' gives 2 stages with 2 blocks, and pipefusion 2 needs 2 with 3: write \"1,2\", or nothing.",
+        "stages '1,1' is 2 stages with 1 + 1 = 2 blocks, but pipefusion 2 needs 2 stages and the model has 3 blocks: write "
+        '"1,2", or leave it empty.',
     ),
     "stages that are no numbers": (
         {"devices": "cpu:2", "pipefusion": 2, "stages": "half"},
-        "stages 'half' is not understood: write blocks a stage such as \"1,2\", or nothing.",
+        "stages 'half' is not understood: write the blocks of each stage, such as \"1,2\", or leave it empty.",
     ),
     "more patches than rows": (
         {"devices": "cpu:2", "pipefusion": 2, "patches": 9},
@@ -597,7 +599,7 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weights split twice": (
         {"devices": "cpu:2", "pipefusion": 2, "weights": "sharded"},
-        "weights sharded does not go with pipefusion 2, which splits the weights already: use weights replicated, or "
+        "weights sharded cannot be used with pipefusion 2, which splits the weights already: use weights replicated, or "
         "pipefusion 1.",
     ),
     "flash on the CPU": (
@@ -648,7 +650,7 @@ def from_file(comfyui: ComfyUI, tensor: torch.Tensor, name: str = "wrong") -> Gr
 
 
 TAKES = f"and FluxSchnell takes [batch, {CHANNELS}, height, width]: use the empty latent or the VAE that belongs to this model."
-EMPTY = "with nothing in it: use a larger size."
+EMPTY = "which is empty: use a batch of at least 1 and at least 16 x 16 pixels."
 LATENTS: dict[str, tuple[torch.Tensor, str]] = {
     "no width": (latent(1, CHANNELS, 8, 0), f"the latent has the shape [1, 16, 8, 0], {EMPTY}"),
     "no height": (latent(1, CHANNELS, 0, 8), f"the latent has the shape [1, 16, 0, 8], {EMPTY}"),

@@ -66,6 +66,7 @@ def test_a_slower_path_is_warned_of(comfyui: ComfyUI) -> None:
     found = outcome(comfyui, run, "sampler")
     slower = [warning for warning in found["warnings"] if warning.startswith("Slower path")]
     assert slower, found
+    assert "Choose a graph without it" in slower[0]
     assert f"⚠ {slower[0]}" in told(run, "sampler")[-1]
     assert found["sent"] > 0, "of all its model calls"
 

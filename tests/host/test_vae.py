@@ -210,7 +210,7 @@ def test_a_latent_too_long_for_the_ram(server: ComfyUI) -> None:
     graph = parallel(decode("video", "video-9"))
     graph["latent"] = node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)
     needed = f"{frames * of_a_frame / 1e9:.1f} GB of RAM"
-    assert f"{frames} decoded pictures of 2048x2048 take {needed}" in refused(server, graph)
+    assert f"{frames} decoded pictures of 2048 x 2048 take {needed}" in refused(server, graph)
 
 
 FILES = {

@@ -48,14 +48,14 @@ def gpu_plan(**degrees: int) -> ResolvedPlan:
 
 def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_not_one_that_is_in_use():
     assert choose(Planner(), TOTAL, question()).ulysses == 2
-    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and 23\.90 GB are free: use pipefusion 2, which"):
+    with pytest.raises(Refused, match=r"needs 24\.\d\d GB .* and each has 23\.90 GB free: use pipefusion 2, which"):
         choose(Planner(), TOTAL - TAKEN, question())
 
 
 def test_what_is_free_is_asked_for_each_time():
     planner, asked = Planner(), question()
     choose(planner, TOTAL, asked)
-    with pytest.raises(Refused, match=r"23\.90 GB are free"):
+    with pytest.raises(Refused, match=r"each has 23\.90 GB free"):
         choose(planner, TOTAL - TAKEN, asked)
     assert choose(planner, TOTAL, asked).ulysses == 2
 
@@ -75,7 +75,7 @@ def test_the_same_plan_is_not_told_twice(caplog):
 
 
 def test_what_the_user_allows_is_less_than_what_is_free():
-    with pytest.raises(Refused, match=r"20\.00 GB are free"):
+    with pytest.raises(Refused, match=r"each may use 20\.00 GB \(memory_limit 20\)"):
         choose(Planner(), TOTAL, question(memory_limit=20.0))
 
 

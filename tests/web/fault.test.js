@@ -40,7 +40,7 @@ const named = (sentence) => fieldsNamed(sentence, widgets).map((widget) => widge
 
 test("a field is named with a value behind it", () => {
   assert.deepEqual(named("ring 2, but there are 4 workers (devices 'cpu:4')."), ["devices", "ring"]);
-  assert.deepEqual(named("weights sharded does not go with pipefusion 2."), ["weights"]);
+  assert.deepEqual(named("weights sharded cannot be used with pipefusion 2."), ["weights"]);
   assert.deepEqual(named("cfg -1 is no degree."), ["cfg"]);
 });
 

@@ -1,7 +1,8 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { SIGN, showOutcomes } from "../../web/run/outcomes.js";
+import { showOutcomes } from "../../web/run/outcomes.js";
+import { ENGLISH } from "./languages.js";
 
 /** @import { Api, App, GraphNode } from "../../web/comfyui" */
 
@@ -38,7 +39,7 @@ function page() {
       tell = (warnings) => listener({ detail: { prompt_id: "p", node: "7:4", outcome: { warnings } } });
     },
   };
-  showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), OneBadge);
+  showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), OneBadge, ENGLISH);
   return { inner, tell };
 }
 
@@ -46,7 +47,7 @@ test("a run with warnings marks its node once, beside its other badges", () => {
   const { inner, tell } = page();
   tell(["One device alone would be faster."]);
   tell(["Slower path.", "One device alone would be faster."]);
-  assert.deepEqual(inner.badges, [its, new OneBadge({ text: SIGN })]);
+  assert.deepEqual(inner.badges, [its, new OneBadge({ text: "⚠ could be faster" })]);
 });
 
 test("a run without takes the mark away", () => {

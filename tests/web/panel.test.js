@@ -8,6 +8,7 @@ import { phaseAt, prepared, shares, totals } from "../../web/panel/shares.js";
 import { saidIn } from "../../web/panel/source.js";
 import { layer } from "../../web/panel/timeline.js";
 import { bytes, percent, seconds } from "../../web/panel/units.js";
+import { ENGLISH } from "./languages.js";
 
 test("numbers have three digits and a unit", () => {
   assert.deepEqual([0, 999, 1000, 74_512_000, 25.13e9].map(bytes), ["0 B", "999 B", "1.00 kB", "74.5 MB", "25.1 GB"]);
@@ -44,9 +45,9 @@ test("a layer is drawn from its foot to its head, and not where it is empty", ()
 
 test("a rank's state is said in words", () => {
   const sampling = { phase: "sampling", step: 3, waiting: true };
-  assert.equal(doingOf(sampling, "running"), "sampling, step 3, waits");
-  assert.equal(doingOf(sampling, "ready"), "idle");
-  assert.equal(doingOf(sampling, "failed"), "has ended");
+  assert.equal(doingOf(sampling, "running", ENGLISH), "sampling, step 3, waits");
+  assert.equal(doingOf(sampling, "ready", ENGLISH), "idle");
+  assert.equal(doingOf(sampling, "failed", ENGLISH), "has ended");
 });
 
 test("what waits in the computer's memory is counted there", () => {
@@ -77,11 +78,11 @@ test("what waits in the computer's memory is counted there", () => {
 
 test("findings and gains are told in a sentence", () => {
   const finding = { name: "GPUs", text: "", remedy: "" };
-  assert.equal(verdict([{ ...finding, status: "ok" }]), "Everything is all right.");
-  assert.equal(verdict([{ ...finding, status: "failure" }]), "1 fault; the rest is all right.");
+  assert.equal(verdict([{ ...finding, status: "ok" }], ENGLISH), "Everything is all right.");
+  assert.equal(verdict([{ ...finding, status: "failure" }], ENGLISH), "1 fault; the rest is all right.");
   const times = { seconds: 0.25, alone: 0.5, predicted: 0.2, predicted_alone: 0.5 };
   assert.equal(
-    gain({ plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: true }),
+    gain({ plan: "ulysses 2", ...times, steps: 6, of: 20, without_adapters: true }, ENGLISH),
     "Measured on 6 of 20 steps, without LoRA: 250 ms a step with ulysses 2, 500 ms on one device, so 2.00x as fast (2.50x predicted).",
   );
 });
@@ -94,6 +95,9 @@ test("an answer's sentence is found in the panel's JSON and in a refusal's text"
 test("a run without steps has its time alone", () => {
   const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
   const run = { number: 1, kind: "decoding", model: "vae", plan: "", ended: 0, decision: null, timeline };
-  assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }), "2.00 s");
-  assert.equal(timeOf({ ...run, steps: 4, ranks: [{ ...cost, seconds: 2 }] }), "2.00 s for 4 steps: 500 ms each");
+  assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH), "2.00 s");
+  assert.equal(
+    timeOf({ ...run, steps: 4, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH),
+    "2.00 s for 4 steps: 500 ms each",
+  );
 });

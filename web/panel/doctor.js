@@ -1,6 +1,7 @@
 // @ts-check
 /** The doctor's lines: how each thing is, and what to do about it. */
 
+/** @import { Words } from "../words" */
 /** @import { Finding, Status } from "./state" */
 
 import { element, progress } from "./elements.js";
@@ -13,15 +14,17 @@ const ORDER = ["failure", "warning", "ok"];
  * How far the doctor has got, and its last findings.
  *
  * @param {Status["doctor"]} doctor
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function doctorView({ doing, findings }) {
-  const lines = ORDER.flatMap((status) => (findings ?? []).filter((finding) => finding.status === status)).map(line);
+export function doctorView({ doing, findings }, words) {
+  const sorted = ORDER.flatMap((status) => (findings ?? []).filter((finding) => finding.status === status));
+  const lines = sorted.map((finding) => line(finding, words));
   return element(
     "div",
     "",
     doing && progress(doing),
-    findings && !doing && element("p", "", verdict(findings)),
+    findings && !doing && element("p", "", verdict(findings, words)),
     ...lines,
   );
 }
@@ -30,25 +33,23 @@ export function doctorView({ doing, findings }) {
  * The findings in a sentence.
  *
  * @param {readonly Finding[]} findings
+ * @param {Words} words
  * @returns {string}
  */
-export function verdict(findings) {
+export function verdict(findings, words) {
   const failures = findings.filter((finding) => finding.status === "failure").length;
   const warnings = findings.filter((finding) => finding.status === "warning").length;
-  if (!failures && !warnings) return "Everything is all right.";
-  const told = [failures && counted(failures, "fault"), warnings && counted(warnings, "warning")].filter(Boolean);
-  return `${told.join(" and ")}; the rest is all right.`;
+  if (!failures && !warnings) return words.say("doctor.fine");
+  const one = words.say(failures === 1 ? "doctor.fault" : "doctor.faults", { count: failures });
+  const other = words.say(warnings === 1 ? "doctor.warning" : "doctor.warnings", { count: warnings });
+  const found = failures && warnings ? words.say("doctor.and", { one, other }) : failures ? one : other;
+  return words.say("doctor.found", { found });
 }
 
-/** @type {(count: number, what: string) => string} */
-function counted(count, what) {
-  return `${count} ${what}${count > 1 ? "s" : ""}`;
-}
-
-/** @type {(finding: Finding) => HTMLElement} */
-function line({ name, status, text, remedy }) {
+/** @type {(finding: Finding, words: Words) => HTMLElement} */
+function line({ name, status, text, remedy }, words) {
   const sign = element("span", `pp-sign pp-${status}`, SIGNS[status]);
-  sign.title = status;
+  sign.title = words.name(status);
   const body = element("div", "", element("b", "", name), element("div", "pp-text", text));
   if (remedy) body.append(element("div", "pp-remedy", `→ ${remedy}`));
   return element("div", `pp-finding pp-${status}-line`, sign, body);

@@ -1,6 +1,7 @@
 // @ts-check
 /** What the machine has and what the workers do: memory of each device, and a line for each rank. */
 
+/** @import { Words } from "../words" */
 /** @import { DeviceMemory, GroupStatus, RankStatus, Status } from "./state" */
 
 import { element } from "./elements.js";
@@ -10,10 +11,12 @@ import { bytes } from "./units.js";
  * A bar for each device: what workers hold, what else is used, what is free.
  *
  * @param {Status} status
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function memoryView(status) {
-  return element("div", "", ...status.memory.map((device) => memoryBar(device, heldOn(status, device.device))));
+export function memoryView(status, words) {
+  const bars = status.memory.map((device) => memoryBar(device, heldOn(status, device.device), words));
+  return element("div", "", ...bars);
 }
 
 /**
@@ -36,21 +39,23 @@ export function heldOn(status, device) {
  * A line for each rank of each group of workers.
  *
  * @param {Status} status
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function workersView({ workers: { groups } }) {
-  if (!groups.length) return element("p", "pp-note", "No workers are running; the next run starts them.");
-  return element("div", "", ...groups.map(groupView));
+export function workersView({ workers: { groups } }, words) {
+  if (!groups.length) return element("p", "pp-note", words.say("workers.none"));
+  return element("div", "", ...groups.map((group) => groupView(group, words)));
 }
 
-/** @type {(memory: DeviceMemory, held: number) => HTMLElement} */
-function memoryBar({ device, name, total, free }, held) {
+/** @type {(memory: DeviceMemory, held: number, words: Words) => HTMLElement} */
+function memoryBar({ device, name, total, free }, held, words) {
   const used = free === null ? held : Math.max(0, total - free);
   const ours = Math.min(held, used);
   const bar = element("div", "pp-bar", part("pp-held", ours, total), part("pp-used", used - ours, total));
-  const figures = free === null ? `${bytes(total)}, free not known` : `${bytes(used)} used, ${bytes(free)} free`;
-  bar.title = `${bytes(held)} held by workers, ${bytes(used - ours)} used by others, of ${bytes(total)}`;
-  const title = device === "cpu" ? "Computer's memory" : `${device} ${name}`;
+  const known = { used: bytes(used), free: bytes(free ?? 0), total: bytes(total) };
+  const figures = words.say(free === null ? "memory.unknown" : "memory.figures", known);
+  bar.title = words.say("memory.tooltip", { held: bytes(held), others: bytes(used - ours), total: bytes(total) });
+  const title = device === "cpu" ? words.say("memory.host") : `${device} ${name}`;
   const told = element("div", "pp-spread", element("span", "pp-name", title), element("span", "pp-figures", figures));
   return element("div", "pp-device", told, bar);
 }
@@ -62,21 +67,22 @@ function part(kind, count, total) {
   return made;
 }
 
-/** @type {(group: GroupStatus) => HTMLElement} */
-function groupView(group) {
-  return element("div", "pp-group", ...group.ranks.map((rank) => rankLine(rank, group)));
+/** @type {(group: GroupStatus, words: Words) => HTMLElement} */
+function groupView(group, words) {
+  return element("div", "pp-group", ...group.ranks.map((rank) => rankLine(rank, group, words)));
 }
 
-/** @type {(rank: RankStatus, group: GroupStatus) => HTMLElement} */
-function rankLine(rank, { state, model }) {
+/** @type {(rank: RankStatus, group: GroupStatus, words: Words) => HTMLElement} */
+function rankLine(rank, { state, model }, words) {
   const waits = rank.waiting && state === "running";
   const held = rank.held.map((each) => `${each.model} ${bytes(each.nbytes)}`);
-  if (rank.on_host) held.push(`${bytes(rank.on_host)} waiting in the computer's memory`);
+  if (rank.on_host) held.push(words.say("workers.waiting", { bytes: bytes(rank.on_host) }));
   const dot = element("i", `pp-dot pp-is-${waits ? "waiting" : state}`);
-  const models = element("div", "pp-models", held.join(", ") || model || "holds no model");
+  const models = element("div", "pp-models", held.join(", ") || model || words.say("workers.empty"));
   models.title = held.join("\n");
-  const doing = element("span", "pp-doing", doingOf(rank, state));
-  doing.title = waits ? `${rank.phase}: waits for other ranks` : rank.phase;
+  const doing = element("span", "pp-doing", doingOf(rank, state, words));
+  const phase = words.name(rank.phase);
+  doing.title = waits ? words.say("rank.waits.tooltip", { phase }) : phase;
   const head = element("div", "pp-spread", element("span", "", dot, `${rank.rank} ${rank.device}`), doing);
   return element("div", "pp-worker", head, models);
 }
@@ -86,11 +92,11 @@ function rankLine(rank, { state, model }) {
  *
  * @param {Pick<RankStatus, "phase" | "step" | "waiting">} rank
  * @param {GroupStatus["state"]} state
+ * @param {Words} words
  * @returns {string}
  */
-export function doingOf({ phase, step, waiting }, state) {
-  if (state === "failed") return "has ended";
-  if (state !== "running") return state === "ready" ? "idle" : state;
-  const what = step ? `${phase}, step ${step}` : phase;
-  return waiting ? `${what}, waits` : what;
+export function doingOf({ phase, step, waiting }, state, words) {
+  if (state !== "running") return words.name(state);
+  const doing = step ? words.say("rank.step", { phase: words.name(phase), step }) : words.name(phase);
+  return waiting ? words.say("rank.waits", { doing }) : doing;
 }

@@ -1,6 +1,7 @@
 // @ts-check
 /** The last run's plan among those it was chosen from, and what each rank spent. */
 
+/** @import { Key, Words } from "../words" */
 /** @import { Alternative, Comparison, RankCost, Run, Status } from "./state" */
 
 import { element, progress } from "./elements.js";
@@ -10,30 +11,33 @@ import { bytes, percent, seconds } from "./units.js";
  * What a run took, and was predicted to.
  *
  * @param {Run} run
+ * @param {Words} words
  * @returns {string}
  */
-export function timeOf({ ranks, steps, decision }) {
+export function timeOf({ ranks, steps, decision }, words) {
   const longest = Math.max(...ranks.map((rank) => rank.seconds));
   if (!steps) return seconds(longest);
   const predicted = decision?.alternatives.find((each) => each.chosen);
-  const against = predicted ? `, ${seconds(predicted.seconds)} predicted` : "";
-  return `${seconds(longest)} for ${steps} step${steps > 1 ? "s" : ""}: ${seconds(longest / steps)} each${against}`;
+  const values = { total: seconds(longest), steps, each: seconds(longest / steps) };
+  const time = words.say(steps === 1 ? "run.step" : "run.steps", values);
+  return predicted ? words.say("run.predicted", { time, predicted: seconds(predicted.seconds) }) : time;
 }
 
 /**
  * The plans that were predicted, fastest first, with the chosen one marked, and one device alone.
  *
  * @param {NonNullable<Run["decision"]>} decision
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function plansView({ why, memory, single, alternatives }) {
+export function plansView({ why, memory, single, alternatives }, words) {
   const every = alternatives.some((each) => each.devices === 1) ? alternatives : [...alternatives, single];
   const listed = every.toSorted((a, b) => Number(b.fits) - Number(a.fits) || a.seconds - b.seconds);
   const slowest = Math.max(...listed.map((each) => each.seconds));
-  const head = element("tr", "", cell("th", "plan"), cell("th", "a step, predicted"), cell("th", "memory"));
-  const rows = listed.map((each) => planRow(each, slowest));
+  const head = heading(["plans.plan", "plans.step", "plans.memory"], words);
+  const rows = listed.map((each) => planRow(each, slowest, words));
   const table = element("table", "pp-table", element("thead", "", head), element("tbody", "", ...rows));
-  const note = element("p", "pp-note", `Each device had ${bytes(memory)} free.`);
+  const note = element("p", "pp-note", words.say("plans.free", { bytes: bytes(memory) }));
   return element("div", "", element("p", "", why), table, note);
 }
 
@@ -41,12 +45,12 @@ export function plansView({ why, memory, single, alternatives }) {
  * What each rank computed, exchanged, sent and held at most.
  *
  * @param {Run} run
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function costsView({ ranks }) {
-  const names = ["rank", "compute", "exchange", "sent", "peak"];
-  const head = element("tr", "", ...names.map((name) => cell("th", name)));
-  const body = element("tbody", "", ...ranks.map(costRow));
+export function costsView({ ranks }, words) {
+  const head = heading(["run.rank", "run.compute", "run.exchange", "run.sent", "run.peak"], words);
+  const body = element("tbody", "", ...ranks.map((cost) => costRow(cost, words)));
   return element("table", "pp-table", element("thead", "", head), body);
 }
 
@@ -54,14 +58,15 @@ export function costsView({ ranks }) {
  * How far a comparison has got, or what came out.
  *
  * @param {Status["comparison"]} comparison
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function comparisonView({ doing, result, said }) {
+export function comparisonView({ doing, result, said }, words) {
   return element(
     "div",
     "",
     doing && progress(doing),
-    result && !doing && element("p", "", gain(result)),
+    result && !doing && element("p", "", gain(result, words)),
     said && element("p", "pp-note", said),
   );
 }
@@ -70,19 +75,30 @@ export function comparisonView({ doing, result, said }) {
  * A comparison in a sentence.
  *
  * @param {Comparison} comparison
+ * @param {Words} words
  * @returns {string}
  */
-export function gain({ plan, seconds: together, alone, predicted, predicted_alone, steps, of, without_adapters }) {
-  const times = `${seconds(together)} a step with ${plan}, ${seconds(alone)} on one device`;
-  const measured = `${(alone / together).toFixed(2)}x as fast (${(predicted_alone / predicted).toFixed(2)}x predicted)`;
-  return `Measured on ${steps} of ${of} steps${without_adapters ? ", without LoRA" : ""}: ${times}, so ${measured}.`;
+export function gain(
+  { plan, seconds: together, alone, predicted, predicted_alone, steps, of, without_adapters },
+  words,
+) {
+  return words.say("gain", {
+    plan,
+    steps,
+    of,
+    without: without_adapters ? words.say("gain.without") : "",
+    together: seconds(together),
+    alone: seconds(alone),
+    measured: (alone / together).toFixed(2),
+    predicted: (predicted_alone / predicted).toFixed(2),
+  });
 }
 
-/** @type {(alternative: Alternative, slowest: number) => HTMLElement} */
-function planRow(alternative, slowest) {
+/** @type {(alternative: Alternative, slowest: number, words: Words) => HTMLElement} */
+function planRow(alternative, slowest, words) {
   const { plan, devices, chosen, parts, memory, fits, changes } = alternative;
-  const notes = [!fits && "too large", changes && "changes the picture"].filter(Boolean).join(", ");
-  const name = element("td", "", `${chosen ? "✓ " : ""}${devices === 1 ? "one device" : plan}`);
+  const notes = [!fits && words.say("plans.large"), changes && words.say("plans.changes")].filter(Boolean).join(", ");
+  const name = element("td", "", `${chosen ? "✓ " : ""}${devices === 1 ? words.say("plans.one") : plan}`);
   if (notes) name.append(element("div", "pp-note", notes));
   const bar = element("span", "pp-length");
   bar.style.width = `${(100 * alternative.seconds) / slowest}%`;
@@ -93,18 +109,23 @@ function planRow(alternative, slowest) {
   return element("tr", chosen ? "pp-chosen" : fits ? "" : "pp-unfit", name, time, cell("td", bytes(memory)));
 }
 
-/** @type {(cost: RankCost) => HTMLElement} */
-function costRow({ rank, device, seconds: spent, waiting, sent, peak }) {
+/** @type {(cost: RankCost, words: Words) => HTMLElement} */
+function costRow({ rank, device, seconds: spent, waiting, sent, peak }, words) {
   const total = Object.values(sent).reduce((sum, count) => sum + count, 0);
   const first = cell("td", String(rank));
   first.title = device;
   const exchange = cell("td", percent(waiting, spent));
-  exchange.title = `${seconds(waiting)} in which it waited for others or sent`;
+  exchange.title = words.say("run.exchange.tooltip", { time: seconds(waiting) });
   const traffic = cell("td", bytes(total));
   traffic.title = Object.entries(sent)
     .map(([kind, count]) => `${kind} ${bytes(count)}`)
     .join("\n");
   return element("tr", "", first, cell("td", seconds(spent - waiting)), exchange, traffic, cell("td", bytes(peak)));
+}
+
+/** @type {(keys: Key[], words: Words) => HTMLElement} */
+function heading(keys, words) {
+  return element("tr", "", ...keys.map((key) => cell("th", words.say(key))));
 }
 
 /** @type {(tag: "td" | "th", text: string) => HTMLElement} */

@@ -2,13 +2,12 @@
 /** Where the panel's state comes from: asked for when it opens, then told by events; asked for again once the server is back. */
 
 /** @import { Api } from "../comfyui" */
+/** @import { Words } from "../words" */
 /** @import { Run, State, Status } from "./state" */
 
 /** Milliseconds between two tries while the server is gone, and between two requests while events come. */
 const AGAIN = 2_000;
 const STILL_THERE = 30_000;
-
-const GONE = "ComfyUI's server does not answer. The panel goes on by itself once it is back.";
 
 export class Source {
   /** @type {State} */
@@ -16,6 +15,7 @@ export class Source {
 
   #api;
   #changed;
+  #words;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
   #open = false;
@@ -23,8 +23,10 @@ export class Source {
   /**
    * @param {Api} api
    * @param {() => void} changed called whenever the state has changed
+   * @param {Words} words
    */
-  constructor(api, changed) {
+  constructor(api, changed, words) {
+    this.#words = words;
     this.#api = api;
     this.#changed = changed;
   }
@@ -84,7 +86,7 @@ export class Source {
 
   /** @type {(error: unknown) => void} */
   #lost = (error) => {
-    this.state = { ...this.state, problem: error instanceof Refusal ? error.message : GONE };
+    this.state = { ...this.state, problem: error instanceof Refusal ? error.message : this.#words.say("tab.gone") };
     this.#changed();
     this.#askAgain(AGAIN);
   };

@@ -2,6 +2,7 @@
 /** The sidebar tab: sections that are drawn anew when what they show has changed. */
 
 /** @import { Api, App, SidebarTab } from "../comfyui" */
+/** @import { Key, Words } from "../words" */
 
 import { doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
@@ -10,13 +11,28 @@ import { comparisonView, costsView, plansView, timeOf } from "./plans.js";
 import { Source } from "./source.js";
 import { timelineView } from "./timeline.js";
 
+/** Titles of the sections that have one. */
+/** @type {Record<string, Key>} */
+const TITLES = {
+  memory: "section.memory",
+  workers: "section.workers",
+  "last-run": "section.last-run",
+  plans: "section.plans",
+  doctor: "section.doctor",
+};
+
+/** What is said when an action has been carried out, where that is not seen by itself. */
+/** @type {Record<string, Key>} */
+const DONE = { free: "workers.free.done", stop: "workers.stop.done", measure: "plans.measure.done" };
+
 /**
  * Adds the tab "Parallel" to ComfyUI's sidebar.
  *
  * @param {App} app
  * @param {Api} api
+ * @param {Words} words
  */
-export function addTab(app, api) {
+export function addTab(app, api, words) {
   const sheet = element("link", "");
   sheet.rel = "stylesheet";
   sheet.href = new URL("./panel.css", import.meta.url).href;
@@ -27,12 +43,12 @@ export function addTab(app, api) {
   const tab = {
     id: "parallel",
     icon: "pi pi-sitemap",
-    title: "Parallel",
-    tooltip: "Parallel: GPUs, workers and the last run",
+    title: words.say("tab.title"),
+    tooltip: words.say("tab.tooltip"),
     type: "custom",
     render(parent) {
       panel?.close();
-      panel = new Panel(parent, api);
+      panel = new Panel(parent, api, words);
     },
     destroy() {
       panel?.close();
@@ -45,6 +61,7 @@ export function addTab(app, api) {
 /** One showing of the tab. */
 class Panel {
   #source;
+  #words;
   #root = element("div", "pp-panel");
   /** What each section was last drawn from, so that what is the same stays, with its selection and scroll position. */
   #drawn = new Map();
@@ -56,9 +73,11 @@ class Panel {
   /**
    * @param {HTMLElement} parent
    * @param {Api} api
+   * @param {Words} words
    */
-  constructor(parent, api) {
-    this.#source = new Source(api, () => this.#draw());
+  constructor(parent, api, words) {
+    this.#words = words;
+    this.#source = new Source(api, () => this.#draw(), words);
     parent.replaceChildren(this.#root);
     this.#source.open();
     this.#draw();
@@ -80,99 +99,87 @@ class Panel {
     const working = running || doctor.doing !== "" || comparison.doing !== "";
     const idle = !working && !problem && !this.#busy;
     this.#section("failure", [failure, idle, doctor], () => this.#failure(failure?.text ?? "", idle), !!failure);
-    this.#section("Memory", [memory, workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held))], () =>
-      memoryView(status),
+    this.#section("memory", [memory, workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held))], () =>
+      memoryView(status, this.#words),
     );
-    this.#section("Workers", [workers.groups, idle, this.#answers], () => this.#workers(idle));
-    this.#section("Last run", [run, this.#whole], () => this.#lastRun(), true);
-    this.#section("Plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
-    this.#section("Doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
+    this.#section("workers", [workers.groups, idle, this.#answers], () => this.#workers(idle));
+    this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
+    this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
+    this.#section("doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
   }
 
   /** @type {(name: string, from: unknown, make: () => HTMLElement, shown?: boolean) => void} */
   #section(name, from, make, shown = true) {
-    const key = JSON.stringify([from, shown]);
+    const key = JSON.stringify([from, shown, this.#words.locale]);
     let section = this.#drawn.get(name);
     if (section?.key === key) return;
     if (!section) {
-      section = { body: element("div", "") };
-      const titled = /^[A-Z]/.test(name) && element("h3", "", name);
-      section.frame = element(
-        "section",
-        `pp-section pp-on-${name.toLowerCase().replace(" ", "-")}`,
-        titled,
-        section.body,
-      );
+      section = { frame: element("section", `pp-section pp-on-${name}`) };
       this.#root.append(section.frame);
       this.#drawn.set(name, section);
     }
     section.key = key;
     section.frame.hidden = !shown;
-    section.body.replaceChildren(...(shown ? [make()] : []));
+    const title = TITLES[name];
+    const heading = title ? [element("h3", "", this.#words.say(title))] : [];
+    section.frame.replaceChildren(...(shown ? [...heading, make()] : []));
   }
 
   /** @type {(text: string, idle: boolean) => HTMLElement} */
   #failure(text, idle) {
-    const ask = this.#action("Check this machine", "doctor", "Look at this machine for the cause", idle);
-    return element("div", "pp-problem", element("b", "", "The last run failed"), element("p", "pp-text", text), ask);
+    const ask = this.#action("doctor", "doctor.check", "failure.tooltip", idle);
+    const title = element("b", "", this.#words.say("failure.title"));
+    return element("div", "pp-problem", title, element("p", "pp-text", text), ask);
   }
 
   /** @type {(idle: boolean) => HTMLElement} */
   #workers(idle) {
     const { status } = this.#source.state;
     if (!status) return element("div", "");
-    const free = "Take all models off the devices; they wait in the computer's memory while it has room";
-    const stop = "End all workers and give back all they hold; the next run starts new ones";
     const buttons = element(
       "div",
       "pp-buttons",
-      this.#action("Free memory", "free", free, idle),
-      this.#action("Stop workers", "stop", stop, idle),
+      this.#action("free", "workers.free", "workers.free.tooltip", idle),
+      this.#action("stop", "workers.stop", "workers.stop.tooltip", idle),
     );
-    return element("div", "", workersView(status), buttons, this.#answer("free", "stop"));
+    return element("div", "", workersView(status, this.#words), buttons, this.#answer("free", "stop"));
   }
 
   #lastRun() {
     const { run } = this.#source.state;
-    if (!run) return element("p", "pp-note", "No run has come to its end yet.");
-    const head = element(
-      "div",
-      "",
-      element("p", "", `${run.model}, ${run.kind}: ${run.plan}`),
-      element("p", "", timeOf(run)),
-    );
+    if (!run) return element("p", "pp-note", this.#words.say("run.none"));
+    const what = this.#words.say("run.head", { model: run.model, kind: this.#words.name(run.kind), plan: run.plan });
+    const head = element("div", "", element("p", "", what), element("p", "", timeOf(run, this.#words)));
     const choose = (/** @type {boolean} */ whole) => {
       this.#whole = whole;
       this.#draw();
     };
-    return element("div", "", head, timelineView(run, this.#whole, choose), costsView(run));
+    const timeline = timelineView(run, this.#whole, choose, this.#words);
+    return element("div", "", head, timeline, costsView(run, this.#words));
   }
 
   /** @type {(idle: boolean) => HTMLElement} */
   #plans(idle) {
     const { run, status } = this.#source.state;
     if (!status) return element("div", "");
-    const again = "Forget what was measured of this machine, and measure it anew: after a new driver, or new cards";
-    const one =
-      "Time the last run's first steps with its plan and on its first device alone. The model is loaded there for it, and a run that is queued ends it";
     const buttons = element(
       "div",
       "pp-buttons",
-      this.#action("Compare with one GPU", "compare", one, idle),
-      this.#action("Measure again", "measure", again, idle),
+      this.#action("compare", "plans.compare", "plans.compare.tooltip", idle),
+      this.#action("measure", "plans.measure", "plans.measure.tooltip", idle),
     );
-    const unpredicted = element("p", "pp-note", "Its plan was not chosen by prediction.");
-    const plans = run?.decision ? plansView(run.decision) : unpredicted;
-    return element("div", "", plans, buttons, this.#answer("compare", "measure"), comparisonView(status.comparison));
+    const unpredicted = element("p", "pp-note", this.#words.say("plans.unpredicted"));
+    const plans = run?.decision ? plansView(run.decision, this.#words) : unpredicted;
+    const comparison = comparisonView(status.comparison, this.#words);
+    return element("div", "", plans, buttons, this.#answer("compare", "measure"), comparison);
   }
 
   /** @type {(idle: boolean) => HTMLElement} */
   #doctor(idle) {
     const { status } = this.#source.state;
     if (!status) return element("div", "");
-    const tooltip = "Start workers on each device, measure them and look at all they need; takes about half a minute";
-    const ask = this.#action("Check this machine", "doctor", tooltip, idle);
-    return element("div", "", element("div", "pp-buttons", ask), this.#answer("doctor"), doctorView(status.doctor));
+    const buttons = element("div", "pp-buttons", this.#action("doctor", "doctor.check", "doctor.tooltip", idle));
+    return element("div", "", buttons, this.#answer("doctor"), doctorView(status.doctor, this.#words));
   }
 
   /** @type {(...actions: string[]) => HTMLElement | false} */
@@ -181,17 +188,19 @@ class Panel {
     return said !== "" && actions.includes(action) && element("p", "pp-note", said);
   }
 
-  /** @type {(text: string, action: string, tooltip: string, enabled: boolean) => HTMLButtonElement} */
-  #action(text, action, tooltip, enabled) {
+  /** @type {(action: string, label: Key, tooltip: Key, enabled: boolean) => HTMLButtonElement} */
+  #action(action, label, tooltip, enabled) {
+    const text = this.#words.say(label);
     const press = async () => {
       this.#busy = action;
       this.#answers = { action, said: `${text} …` };
       this.#draw();
-      const { said } = await this.#source.act(action);
+      const { done, said } = await this.#source.act(action);
+      const success = DONE[action];
       this.#busy = "";
-      this.#answers = { action, said };
+      this.#answers = { action, said: done && success ? this.#words.say(success) : said };
       this.#draw();
     };
-    return button(text, tooltip, press, !enabled);
+    return button(text, this.#words.say(tooltip), press, !enabled);
   }
 }

@@ -1,6 +1,7 @@
 // @ts-check
 /** The last run as a picture: a row a rank, time from left to right, each bin filled by what the rank did. */
 
+/** @import { Words } from "../words" */
 /** @import { RankTimeline, Run, Timeline } from "./state" */
 
 import { element, shape } from "./elements.js";
@@ -19,23 +20,25 @@ const LITTLE = 0.05;
  * @param {Run} run
  * @param {boolean} whole whether to show what came before the first step, too
  * @param {(whole: boolean) => void} choose called when the user wants the other
+ * @param {Words} words
  * @returns {HTMLElement}
  */
-export function timelineView({ timeline, kind }, whole, choose) {
+export function timelineView({ timeline, kind }, whole, choose, words) {
   const end = timeline.bins * timeline.width;
   const before = prepared(timeline);
   const long = before > LITTLE * end;
   const first = long && !whole ? Math.floor(before / timeline.width) : 0;
   const told = element("div", "pp-told");
-  const rows = timeline.ranks.map((rank) => row(rank, timeline, first, told));
+  const rows = timeline.ranks.map((rank) => row(rank, timeline, first, told, words));
+  const preparation = words.say("timeline.preparation", { time: seconds(before), kind: words.name(kind) });
   return element(
     "div",
     "pp-timeline",
-    legend(timeline, first),
+    legend(timeline, first, words),
     ...rows,
-    axis(timeline, first),
+    axis(timeline, first, words),
     told,
-    long && element("label", "pp-whole", checkbox(whole, choose), ` with ${seconds(before)} before the ${kind}`),
+    long && element("label", "pp-whole", checkbox(whole, choose), ` ${preparation}`),
   );
 }
 
@@ -56,8 +59,8 @@ export function layer(low, high) {
   return parts.join("");
 }
 
-/** @type {(rank: RankTimeline, timeline: Timeline, first: number, told: HTMLElement) => HTMLElement} */
-function row(rank, timeline, first, told) {
+/** @type {(rank: RankTimeline, timeline: Timeline, first: number, told: HTMLElement, words: Words) => HTMLElement} */
+function row(rank, timeline, first, told, words) {
   const bins = shares(rank, timeline).slice(first);
   const many = timeline.ranks.length > ROW.manyRanks;
   const height = many ? ROW.flat : ROW.tall;
@@ -70,11 +73,11 @@ function row(rank, timeline, first, told) {
     return path;
   });
   const box = { viewBox: `0 0 ${bins.length} 1`, preserveAspectRatio: "none", height, width: "100%", class: "pp-row" };
-  const picture = shape("svg", { ...box, role: "img", "aria-label": summary(rank, timeline, first) }, ...layers);
+  const picture = shape("svg", { ...box, role: "img", "aria-label": summary(rank, timeline, first, words) }, ...layers);
   picture.addEventListener("pointermove", (event) => {
     const { left, width } = picture.getBoundingClientRect();
     const at = Math.min(bins.length - 1, Math.max(0, Math.floor(((event.clientX - left) / width) * bins.length)));
-    told.textContent = moment(rank, timeline, first + at);
+    told.textContent = moment(rank, timeline, first + at, words);
   });
   picture.addEventListener("pointerleave", () => {
     told.textContent = "";
@@ -86,8 +89,8 @@ function row(rank, timeline, first, told) {
   return line;
 }
 
-/** @type {(timeline: Timeline, first: number) => HTMLElement} */
-function legend(timeline, first) {
+/** @type {(timeline: Timeline, first: number, words: Words) => HTMLElement} */
+function legend(timeline, first, words) {
   const from = first * timeline.width;
   const all = { preparing: 0, computing: 0, sending: 0, waiting: 0 };
   for (const rank of timeline.ranks) {
@@ -96,42 +99,45 @@ function legend(timeline, first) {
   }
   const whole = KINDS.reduce((sum, kind) => sum + all[kind], 0);
   const shown = KINDS.filter((kind) => all[kind] >= 0.005 * whole);
-  const items = shown.map((kind) =>
-    element("span", "pp-key", element("i", `pp-swatch pp-${kind}`), `${kind} ${percent(all[kind], whole)}`),
-  );
+  const items = shown.map((kind) => {
+    const share = `${words.name(kind)} ${percent(all[kind], whole)}`;
+    return element("span", "pp-key", element("i", `pp-swatch pp-${kind}`), share);
+  });
   return element("div", "pp-legend", ...items);
 }
 
-/** @type {(timeline: Timeline, first: number) => HTMLElement} */
-function axis({ bins, width, steps }, first) {
+/** @type {(timeline: Timeline, first: number, words: Words) => HTMLElement} */
+function axis({ bins, width, steps }, first, words) {
   const ticks = steps
     .map((at) => at / width - first)
     .filter((at) => at >= 0)
     .map((at) => shape("path", { d: `M${round(at)} 0v1`, class: "pp-tick", "vector-effect": "non-scaling-stroke" }));
   const box = { viewBox: `0 0 ${bins - first} 1`, preserveAspectRatio: "none", height: 5, width: "100%" };
   const line = element("div", "pp-line", element("span", "pp-rank"), shape("svg", box, ...ticks));
-  const told = [seconds(first * width), steps.length ? "marks: steps" : "", seconds(bins * width)];
+  const told = [seconds(first * width), steps.length ? words.say("timeline.marks") : "", seconds(bins * width)];
   const scale = element("div", "pp-scale", ...told.map((text) => element("span", "", text)));
   return element("div", "", line, scale);
 }
 
-/** @type {(rank: RankTimeline, timeline: Timeline, bin: number) => string} */
-function moment(rank, timeline, bin) {
+/** @type {(rank: RankTimeline, timeline: Timeline, bin: number, words: Words) => string} */
+function moment(rank, timeline, bin, words) {
   const at = bin * timeline.width;
   const parts = shares(rank, timeline)[bin];
   const step = timeline.steps.filter((begun) => begun <= at).length;
   const told = KINDS.filter((kind) => parts && parts[kind] >= 0.005).map(
-    (kind) => `${kind} ${percent(parts?.[kind] ?? 0, 1)}`,
+    (kind) => `${words.name(kind)} ${percent(parts?.[kind] ?? 0, 1)}`,
   );
-  const phase = phaseAt(rank, at + timeline.width / 2);
-  return `${seconds(at)}, rank ${rank.rank}: ${phase}${step ? `, step ${step}` : ""}: ${told.join(", ") || "done"}`;
+  const name = words.name(phaseAt(rank, at + timeline.width / 2));
+  const phase = step ? words.say("rank.step", { phase: name, step }) : name;
+  const shown = told.join(", ") || words.say("timeline.done");
+  return words.say("timeline.moment", { at: seconds(at), rank: rank.rank, phase, shares: shown });
 }
 
-/** @type {(rank: RankTimeline, timeline: Timeline, first: number) => string} */
-function summary(rank, timeline, first) {
+/** @type {(rank: RankTimeline, timeline: Timeline, first: number, words: Words) => string} */
+function summary(rank, timeline, first, words) {
   const sums = totals(rank, timeline, first * timeline.width);
-  const told = KINDS.filter((kind) => sums[kind] > 0).map((kind) => `${kind} ${seconds(sums[kind])}`);
-  return `rank ${rank.rank} on ${rank.device}: ${told.join(", ")}`;
+  const told = KINDS.filter((kind) => sums[kind] > 0).map((kind) => `${words.name(kind)} ${seconds(sums[kind])}`);
+  return words.say("timeline.row", { rank: rank.rank, device: rank.device, shares: told.join(", ") });
 }
 
 /** @type {(checked: boolean, choose: (checked: boolean) => void) => HTMLInputElement} */

@@ -1,10 +1,7 @@
 // @ts-check
 /** Parallel Plan in the page: it offers the GPUs of this machine, and folds its advanced inputs in the old canvas too. */
 
-const WORDS = {
-  en: { name: "GPUs here", choose: "choose…" },
-  zh: { name: "本机 GPU", choose: "选择…" },
-};
+/** @import { Words } from "../words" */
 
 /**
  * @typedef {import("../comfyui").Widget & {serialize?: boolean, callback?: (value: unknown) => void}} Widget
@@ -33,10 +30,10 @@ export function isPlan(node) {
  * Adds a list of what this machine has; choosing writes `devices`, which stays a text that takes anything else. It is the last
  * widget and not kept, so that the values of a saved graph keep their places.
  * @param {PlanNode} node
- * @param {string | undefined} locale ComfyUI's
+ * @param {Words} words
  */
-export function offerDevices(node, locale) {
-  const words = locale?.startsWith("zh") ? WORDS.zh : WORDS.en;
+export function offerDevices(node, words) {
+  const unchosen = words.say("devices.choose");
   const { choices } = node.constructor.nodeData.input.required.devices[1];
   const values = new Map(choices.map(([value, meaning]) => [`${value}: ${meaning}`, value]));
   const devices = node.widgets.find((widget) => widget.name === "devices");
@@ -46,10 +43,10 @@ export function offerDevices(node, locale) {
     if (value === undefined || !devices) return;
     devices.value = value;
     devices.callback?.(value);
-    offer.value = words.choose;
+    offer.value = unchosen;
   };
-  const options = { values: [words.choose, ...values.keys()], serialize: false };
-  const offer = node.addWidget("combo", words.name, words.choose, choose, options);
+  const options = { values: [unchosen, ...values.keys()], serialize: false };
+  const offer = node.addWidget("combo", words.say("devices.name"), unchosen, choose, options);
   offer.serialize = false;
 }
 

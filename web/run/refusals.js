@@ -2,29 +2,32 @@
 /** The pack's own errors, told as the sentences they are, and shown at the node that is to be changed. */
 
 /** @import { Api, App, ExecutionError, ToastMessage } from "../comfyui" */
+/** @import { Key, Words } from "../words" */
 
 import { fieldsNamed, nodeAtFault } from "./fault.js";
 import { Marks, nodeOf } from "./marks.js";
 
-/** What each of the pack's errors (parallel_backend/errors.py) means, in a word. */
-const KINDS = new Map([
-  ["Refused", "Cannot run"],
-  ["PlanRefused", "This plan cannot run"],
-  ["NotFinite", "Not a number"],
-  ["WorkerFailed", "A worker failed"],
-  ["WorkerOutOfMemory", "Not enough GPU memory"],
-]);
+/** The title of each of the pack's errors (parallel_backend/errors.py). */
+/** @type {Record<string, Key>} */
+const TITLES = {
+  Refused: "error.Refused",
+  PlanRefused: "error.PlanRefused",
+  NotFinite: "error.NotFinite",
+  WorkerFailed: "error.WorkerFailed",
+  WorkerOutOfMemory: "error.WorkerOutOfMemory",
+};
 
 /**
  * The message for an error of a run; nothing for an error that is not the pack's.
  *
  * @param {ExecutionError} error
+ * @param {Words} words
  * @returns {ToastMessage | undefined}
  */
-export function messageOf(error) {
-  const summary = KINDS.get(error.exception_type);
-  if (summary === undefined) return undefined;
-  return { severity: "error", summary, detail: error.exception_message.trim() };
+export function messageOf(error, words) {
+  const title = TITLES[error.exception_type];
+  if (title === undefined) return undefined;
+  return { severity: "error", summary: words.say(title), detail: error.exception_message.trim() };
 }
 
 /**
@@ -32,12 +35,13 @@ export function messageOf(error) {
  *
  * @param {App} app
  * @param {Api} api
+ * @param {Words} words
  */
-export function showRefusals(app, api) {
+export function showRefusals(app, api, words) {
   const marks = new Marks();
   api.addEventListener("execution_start", () => marks.clear());
   api.addEventListener("execution_error", async ({ detail }) => {
-    const message = messageOf(detail);
+    const message = messageOf(detail, words);
     if (!message) return;
     app.extensionManager.toast.add(message);
     const { output } = await app.graphToPrompt();

@@ -104,7 +104,8 @@ class ComfyFamily:
         declaration.compute(module)
         if missing := _not_computed(module):
             raise Refused(
-                f"{name} is a {kind} model, whose {missing[0]} no file has: update this pack, or use Load Diffusion Model."
+                f"{name} is a {kind} model, whose {missing[0]} is not in the file and not known to this pack: update this "
+                "pack, or use Load Diffusion Model."
             )
         blocks = blocks_of(module, declaration)
         channels, dims = declaration.channels(module), base.latent_format.latent_dimensions
@@ -168,7 +169,11 @@ class ComfyFamily:
                 "empty latent or the VAE that belongs to this model."
             )
         if min(shape) < 1:
-            raise Refused(f"the latent has the shape {shape}, with nothing in it: use a larger size.")
+            least = config.patch_size[-1] * config.described.latent_format.spacial_downscale_ratio
+            raise Refused(
+                f"the latent has the shape {shape}, which is empty: use a batch of at least 1 and at least {least} x "
+                f"{least} pixels."
+            )
         text = conditioning.get("context")
         if text is not None and text.ndim == 3 and text.shape[1] == 0:
             raise Refused(

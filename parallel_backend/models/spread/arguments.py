@@ -109,7 +109,7 @@ class Arguments:
         """The positions that are not hidden of a text that begins at `start`."""
         rows = mask.reshape(mask.shape[0], -1)
         if rows.shape[1] != total:
-            raise self._refused(name, f"is for {rows.shape[1]} tokens of {total}")
+            raise self._refused(name, f"is for {rows.shape[1]} tokens and the text has {total}, which is not supported")
         hidden = rows < MASKED if rows.is_floating_point() else rows == 0
         plain = not rows.is_floating_point() or bool(((rows == 0) | hidden).all())
         if not plain or bool((hidden != hidden[:1]).any()):
@@ -154,7 +154,9 @@ class Arguments:
 
                 def along(tensor: Tensor) -> Tensor:
                     if tensor.shape[dim] != total:
-                        raise self._refused(name, f"has {tensor.shape[dim]} places along its dimension {dim}")
+                        raise self._refused(
+                            name, f"has {tensor.shape[dim]} places for {total} tokens, which is not supported"
+                        )
                     return chosen(tensor, dim)
 
                 return tree_map_only(Tensor, along, value)
@@ -174,7 +176,7 @@ class Arguments:
                 return len(positions_of(placements[stream], call.rank))
             case Same():
                 if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
-                    raise self._refused(name, "is spread over the ranks and was declared the same on all")
+                    raise self._refused(name, "differs from GPU to GPU, which is not supported")
                 return value
 
     def _refused(self, name: str, reason: str) -> Refused:

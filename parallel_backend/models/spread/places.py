@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -75,9 +76,15 @@ class Places:
         start = kind.start(length, tokens)
         if not 0 <= start <= length - tokens:
             raise Refused(
-                f"the model makes {length} tokens of what should hold the picture's {tokens}: use a width and height whose "
-                f"latents are multiples of {' x '.join(map(str, self._picture.patch_size))}."
+                f"the model makes {length} tokens where the picture has {tokens}, because the latent "
+                f"({_by(self._picture.shape[2:])}) is not a multiple of {_by(self._picture.patch_size)}: the nearest size that "
+                f"works has a latent of {_by(map(math.prod, zip(self._picture.grid, self._picture.patch_size, strict=True)))}."
             )
         first, *others = (positions + start for positions in self._patch_tokens)
         around = every[(every < start) | (every >= start + tokens)]
         return [torch.cat([around, first]).sort().values, *others]
+
+
+def _by(sizes: Iterable[int]) -> str:
+    """Sizes in words, such as `32 x 32`."""
+    return " x ".join(map(str, sizes))

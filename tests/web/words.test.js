@@ -1,0 +1,69 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
+import { test } from "node:test";
+import { Words } from "../../web/words.js";
+import { LANGUAGES } from "./languages.js";
+
+const WEB = new URL("../../web/", import.meta.url);
+const modules = readdirSync(WEB, { recursive: true }).filter((path) => String(path).endsWith(".js"));
+const source = modules.map((path) => readFileSync(new URL(String(path), WEB), "utf8")).join("\n");
+
+const { texts, names } = LANGUAGES.en.parallel;
+
+/** @type {(text: string) => string[]} */
+const placeholders = (text) => (text.match(/\{\w+\}/g) ?? []).sort();
+
+for (const [language, { parallel }] of Object.entries(LANGUAGES)) {
+  test(`${language} has every text with its values, and every name`, () => {
+    assert.deepEqual(Object.keys(parallel.texts), Object.keys(texts));
+    assert.deepEqual(Object.keys(parallel.names), Object.keys(names));
+    const values = (/** @type {Record<string, string>} */ all) => Object.values(all).map(placeholders);
+    assert.deepEqual(values(parallel.texts), values(texts));
+    assert.ok([...Object.values(parallel.texts), ...Object.values(parallel.names)].every(Boolean));
+  });
+}
+
+test("the page says every text that there is", () => {
+  assert.deepEqual(
+    Object.keys(texts).filter((key) => !source.includes(`"${key}"`)),
+    [],
+  );
+});
+
+test("a text is in ComfyUI's language of the moment, with its values", () => {
+  let locale = "en";
+  const words = new Words(LANGUAGES, () => locale);
+  assert.equal(words.say("memory.figures", { used: "1 GB", free: "2 GB" }), "1 GB used, 2 GB free");
+  locale = "zh";
+  assert.equal(words.say("memory.figures", { used: "1 GB", free: "2 GB" }), "已用 1 GB，空闲 2 GB");
+  assert.equal(words.name("sampling"), "采样");
+});
+
+test("a language without a text has it from its base, else in English", () => {
+  const texts = { "workers.free": "釋放顯存" };
+  const languages = { ...LANGUAGES, "zh-TW": { parallel: { texts } } };
+  const words = new Words(languages, () => "zh-TW");
+  assert.equal(words.say("workers.free"), "釋放顯存");
+  assert.equal(words.say("workers.stop"), LANGUAGES.zh.parallel.texts["workers.stop"]);
+  assert.equal(new Words(languages, () => "fr").say("workers.stop"), "Stop workers");
+  assert.equal(new Words(languages, () => undefined).say("workers.stop"), "Stop workers");
+});
+
+test("what has no name is left as the server says it", () => {
+  assert.equal(new Words(LANGUAGES, () => "zh").name("something new"), "something new");
+});
+
+test("texts are the server's, and the keys if it has none", async () => {
+  const app = { extensionManager: { setting: { get: () => "zh" } } };
+  const words = Words.of(/** @type {any} */ (app));
+  assert.equal(words.say("workers.free"), "workers.free");
+  const asked = /** @type {string[]} */ ([]);
+  const fetchApi = async (/** @type {string} */ path) => {
+    asked.push(path);
+    return new Response(JSON.stringify(LANGUAGES));
+  };
+  await words.load(/** @type {any} */ ({ fetchApi }));
+  assert.deepEqual(asked, ["/i18n"]);
+  assert.equal(words.say("workers.free"), "释放显存");
+});
