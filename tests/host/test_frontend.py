@@ -53,6 +53,9 @@ ARGUMENTS = (
 PATIENCE = 30_000
 """Milliseconds for one thing to appear in the page."""
 
+READY = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
+"""The page is up, with the default graph."""
+
 Info = dict[str, dict[str, Any]]
 
 
@@ -67,8 +70,7 @@ def page(comfyui: ComfyUI) -> Iterator[Page]:
         page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
         page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
         page.goto(comfyui.url)
-        ready = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
-        page.wait_for_function(ready)  # the default graph is there
+        page.wait_for_function(READY)
         yield page
         browser.close()
 
@@ -123,19 +125,21 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_opens_whole(page: Page, name: str) -> None:
     open_template(page, name)
-    every = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
-    nodes = dict(page.evaluate(f"{every}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
+    nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
     assert nodes.keys() & LOADERS
     assert all(nodes.values()), nodes
     expect(page.get_by_text("Missing node")).to_have_count(0)
     if name == SPRITES:  # its files are here; FLUX.1 dev's are not
         expect(page.get_by_test_id("error-overlay")).to_have_count(0)
     unconnected = page.evaluate(
-        f"{every}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
+        f"{EVERY}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
         ".map(i => `${n.type} ${i.name}`))"
     )
     assert unconnected == []
 
+
+EVERY = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
+"""All nodes of a graph, those inside of others too."""
 
 BOXES = """() => {
     const {scale} = app.canvas.ds;
@@ -161,25 +165,35 @@ SETTLED = """boxes => {
 @pytest.fixture(params=[False, True], ids=["old canvas", "Nodes 2.0"])
 def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
     """The page with one of the two ways in which ComfyUI draws nodes; the old canvas afterwards."""
-    setting = "value => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', value)"
-    page.evaluate(setting, request.param)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", request.param])
     page.wait_for_function("wanted => !!LiteGraph.vueNodesMode === wanted", arg=request.param)
     yield
-    page.evaluate(setting, False)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+
+
+SET = "([name, value]) => app.extensionManager.setting.set(name, value)"
+
+
+@pytest.fixture(params=["en", pytest.param("zh", marks=thorough)])
+def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The page in one of the pack's languages; in English afterwards."""
+    if request.param == "en":
+        yield "en"
+        return
+    for language in (request.param, "en"):
+        page.evaluate(SET, ["Comfy.Locale", language])
+        page.reload()  # nodes are given their words when the page opens
+        page.wait_for_function(READY)
+        if language != "en":
+            yield language
 
 
 @pytest.mark.usefixtures("renderer")
-def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page) -> None:
+def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page, language: str) -> None:
     """At 1600 x 1000: text is not left out for the zoom, as it is where letters of 14 pixels would have less than 8."""
     wrong = {}
     for name in TEMPLATES:
-        page.evaluate(
-            """async ([url, name]) => {
-                const graph = await (await fetch(url)).json();
-                await app.loadGraphData(graph, true, true, name, {openSource: "template"});
-            }""",
-            [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
-        )
+        open_graph(page, name)
         page.wait_for_function("count => app.canvas.graph.nodes.length === count", arg=len(template(name)["nodes"]))
         page.wait_for_function(SETTLED, arg=BOXES, polling=100)
         scale, boxes = page.evaluate("app.canvas.ds.scale"), page.evaluate(BOXES)
@@ -188,7 +202,23 @@ def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page) 
         for one, other in itertools.combinations(boxes, 2):
             if overlap(one, other):
                 wrong[f"{name}: {one[0]} and {other[0]}"] = overlap(one, other)
+        for kind in page.evaluate(f"{EVERY}.map(n => n.type).filter(t => !(t in LiteGraph.registered_node_types))"):
+            wrong[f"{name}: {kind}"] = 0.0
     assert wrong == {}
+    loader = page.evaluate("LiteGraph.createNode('LoadParallelFlux').title")
+    words = json.loads((REPO / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert loader == words["LoadParallelFlux"]["display_name"], "the page is in this language"
+
+
+def open_graph(page: Page, name: str) -> None:
+    """Open one of the pack's templates without the template browser."""
+    page.evaluate(
+        """async ([url, name]) => {
+            const graph = await (await fetch(url)).json();
+            await app.loadGraphData(graph, true, true, name, {openSource: "template"});
+        }""",
+        [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
+    )
 
 
 def overlap(one: list[Any], other: list[Any]) -> float:
@@ -260,6 +290,32 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
     centre, corner = picture.getpixel((64, 64)), picture.getpixel((4, 4))
     assert centre[0] > 150 and max(centre[1:]) < 100, centre  # a red circle …
     assert min(corner) > 200, corner  # … on white
+
+
+def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyUI) -> None:
+    name = "sprites-flux-schnell.safetensors"
+    gone = [
+        comfyui.base_dir / "models" / "diffusion_models" / name,
+        comfyui.input_dir / "white-cross-on-red.safetensors",
+    ]
+    for file in gone:
+        file.unlink()
+    kept = comfyui.input_dir / "red-circle-on-white.safetensors"
+    before = kept.stat()
+    page.evaluate("app.refreshComboInNodes()")
+    open_graph(page, SPRITES)
+    chosen = f"app.graph.nodes.flatMap(n => n.widgets ?? []).find(w => w.value === {name!r}).options.values"
+    assert name not in page.evaluate(chosen)
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("ComfyUI-Parallel (23 MB)")
+    press(dialog.get_by_role("button", name="Confirm"))
+    expect(page.locator(".p-toast-detail")).to_have_text("Press Run.")
+    assert name in page.evaluate(chosen)
+    expect(page.get_by_test_id("error-overlay")).to_have_count(0)  # nothing is missing any more
+    for file in gone:
+        assert file.read_bytes() == (REPO / "workflows" / "sprites" / file.name).read_bytes()
+    assert kept.stat() == before
+    dismiss(page)
 
 
 def test_api_graph_is_the_demos() -> None:
