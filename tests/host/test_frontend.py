@@ -344,6 +344,16 @@ def test_blueprints_are_offered(comfyui: ComfyUI) -> None:
     assert ours == {path.stem for path in (REPO / "subgraphs").glob("*.json")}
 
 
+def test_blueprints_open_whole(page: Page, comfyui: ComfyUI) -> None:
+    for name in (path.stem for path in (REPO / "subgraphs").glob("*.json")):
+        (key,) = [key for key, entry in comfyui.get("/global_subgraphs").items() if entry["name"] == name]
+        graph = json.loads(comfyui.get(f"/global_subgraphs/{key}")["data"])
+        page.evaluate("async ([graph, name]) => app.loadGraphData(graph, true, true, name)", [graph, name])
+        nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
+        assert nodes.keys() & LOADERS, name
+        assert all(nodes.values()), (name, nodes)
+
+
 def test_pack_has_these_nodes(info: Info) -> None:
     assert sorted(info) == sorted(NODES)
     assert {node["category"] for node in info.values()} == {"Parallel"}
