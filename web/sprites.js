@@ -16,7 +16,8 @@ const MODEL = "sprites-flux-schnell.safetensors";
  * @param {Words} words
  */
 export async function offerSprites(app, api, words) {
-  if (!app.rootGraph.nodes.some(lacksModel)) return;
+  const node = app.rootGraph.nodes.find(lacksModel);
+  if (!node) return;
   const { command, dialog, toast } = app.extensionManager;
   const wanted = await dialog.confirm({ title: words.say("sprites.title"), message: words.say("sprites.message") });
   if (!wanted) return;
@@ -26,6 +27,7 @@ export async function offerSprites(app, api, words) {
     return;
   }
   await command.execute("Comfy.RefreshNodeDefinitions"); // what R does: the lists, and what is said to be missing
+  node.setDirtyCanvas(true, true); // its mark is gone, which R does not draw
   toast.add({ severity: "success", summary: words.say("sprites.done"), detail: words.say("sprites.run"), life: 5000 });
 }
 
