@@ -309,7 +309,7 @@ def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyU
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("ComfyUI-Parallel (23 MB)")
     press(dialog.get_by_role("button", name="Confirm"))
-    expect(page.locator(".p-toast-detail")).to_have_text("Press Run.")
+    expect(page.locator(".p-toast-detail", has_text="Press Run.")).to_be_visible()
     assert name in page.evaluate(chosen)
     expect(page.get_by_test_id("error-overlay")).to_have_count(0)  # nothing is missing any more
     for file in gone:
