@@ -5,6 +5,8 @@ export interface Extension {
   init?(app: App): void | Promise<void>;
   setup?(app: App): void | Promise<void>;
   nodeCreated?(node: object): void;
+  /** A graph has been opened, with all of its nodes. */
+  afterConfigureGraph?(): void;
 }
 
 export interface ToastMessage {
@@ -28,6 +30,9 @@ export interface SidebarTab {
 
 export interface ExtensionManager {
   toast: { add(message: ToastMessage): void };
+  command: { execute(id: string): Promise<void> };
+  /** Asks yes or no; null where it is closed. */
+  dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
   setting: { get(id: string): string | undefined };
   registerSidebarTab(tab: SidebarTab): void;
 }
@@ -64,6 +69,7 @@ export interface GraphNode {
 }
 
 export interface Graph {
+  nodes: GraphNode[];
   getNodeById(id: string | number): GraphNode | null | undefined;
   trigger(action: string, event: object): void;
 }

@@ -7,6 +7,7 @@ import { addTab } from "./panel/tab.js";
 import { foldAdvanced, isPlan, offerDevices } from "./plan/devices.js";
 import { showOutcomes } from "./run/outcomes.js";
 import { showRefusals } from "./run/refusals.js";
+import { offerSprites } from "./sprites.js";
 import { Words } from "./words.js";
 
 const words = Words.of(app);
@@ -20,6 +21,9 @@ app.registerExtension({
     showRefusals(app, api, words);
     showOutcomes(app, api, window.LGraphBadge, words);
     addTab(app, api, words);
+  },
+  afterConfigureGraph() {
+    void offerSprites(app, api, words); // the graph is open while it asks
   },
   nodeCreated(node) {
     if (!isPlan(node)) return;

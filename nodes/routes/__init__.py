@@ -1,6 +1,6 @@
 """What ComfyUI's server answers under /parallel: the state of the workers, the last run, the doctor, and a few actions.
 
-No route takes a parameter, and none answers a page of another origin.
+One puts the sprites' files in place. No route takes a parameter, and none answers a page of another origin.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from server import PromptServer
 
 from ..runtime import backend
 from .doctor import DoctorRoute
+from .guard import guarded
 from .panel import Panel
+from .sprites import put_sprites
 
 
 def add_routes() -> None:
@@ -22,3 +24,4 @@ def add_routes() -> None:
     routes.get("/parallel/run")(panel.run)
     for name, action in panel.actions().items():
         routes.post(f"/parallel/{name}")(action)
+    routes.post("/parallel/sprites")(guarded(put_sprites))

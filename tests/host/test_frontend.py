@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,9 +15,12 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.host.graphs import Graph, insert_after_model, parallel
-from tests.host.test_refusals import CONDITIONINGS, MODEL_NODES, PLANS, WAY_OUT, on_one_worker, small
+from tests.host import refused
+from tests.host.graphs import Graph, parallel
+from tests.host.test_refusals import small
+from tests.selection import thorough
 
 (PACK,) = PACKS
 NODES = (
@@ -49,6 +53,9 @@ ARGUMENTS = (
 PATIENCE = 30_000
 """Milliseconds for one thing to appear in the page."""
 
+READY = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
+"""The page is up, with the default graph."""
+
 Info = dict[str, dict[str, Any]]
 
 
@@ -63,8 +70,7 @@ def page(comfyui: ComfyUI) -> Iterator[Page]:
         page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
         page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
         page.goto(comfyui.url)
-        ready = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
-        page.wait_for_function(ready)  # the default graph is there
+        page.wait_for_function(READY)
         yield page
         browser.close()
 
@@ -119,19 +125,21 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_opens_whole(page: Page, name: str) -> None:
     open_template(page, name)
-    every = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
-    nodes = dict(page.evaluate(f"{every}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
+    nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
     assert nodes.keys() & LOADERS
     assert all(nodes.values()), nodes
     expect(page.get_by_text("Missing node")).to_have_count(0)
     if name == SPRITES:  # its files are here; FLUX.1 dev's are not
         expect(page.get_by_test_id("error-overlay")).to_have_count(0)
     unconnected = page.evaluate(
-        f"{every}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
+        f"{EVERY}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
         ".map(i => `${n.type} ${i.name}`))"
     )
     assert unconnected == []
 
+
+EVERY = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
+"""All nodes of a graph, those inside of others too."""
 
 BOXES = """() => {
     const {scale} = app.canvas.ds;
@@ -157,25 +165,35 @@ SETTLED = """boxes => {
 @pytest.fixture(params=[False, True], ids=["old canvas", "Nodes 2.0"])
 def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
     """The page with one of the two ways in which ComfyUI draws nodes; the old canvas afterwards."""
-    setting = "value => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', value)"
-    page.evaluate(setting, request.param)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", request.param])
     page.wait_for_function("wanted => !!LiteGraph.vueNodesMode === wanted", arg=request.param)
     yield
-    page.evaluate(setting, False)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+
+
+SET = "([name, value]) => app.extensionManager.setting.set(name, value)"
+
+
+@pytest.fixture(params=["en", pytest.param("zh", marks=thorough)])
+def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The page in one of the pack's languages; in English afterwards."""
+    if request.param == "en":
+        yield "en"
+        return
+    for language in (request.param, "en"):
+        page.evaluate(SET, ["Comfy.Locale", language])
+        page.reload()  # nodes are given their words when the page opens
+        page.wait_for_function(READY)
+        if language != "en":
+            yield language
 
 
 @pytest.mark.usefixtures("renderer")
-def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page) -> None:
+def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page, language: str) -> None:
     """At 1600 x 1000: text is not left out for the zoom, as it is where letters of 14 pixels would have less than 8."""
     wrong = {}
     for name in TEMPLATES:
-        page.evaluate(
-            """async ([url, name]) => {
-                const graph = await (await fetch(url)).json();
-                await app.loadGraphData(graph, true, true, name, {openSource: "template"});
-            }""",
-            [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
-        )
+        open_graph(page, name)
         page.wait_for_function("count => app.canvas.graph.nodes.length === count", arg=len(template(name)["nodes"]))
         page.wait_for_function(SETTLED, arg=BOXES, polling=100)
         scale, boxes = page.evaluate("app.canvas.ds.scale"), page.evaluate(BOXES)
@@ -184,7 +202,23 @@ def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page) 
         for one, other in itertools.combinations(boxes, 2):
             if overlap(one, other):
                 wrong[f"{name}: {one[0]} and {other[0]}"] = overlap(one, other)
+        for kind in page.evaluate(f"{EVERY}.map(n => n.type).filter(t => !(t in LiteGraph.registered_node_types))"):
+            wrong[f"{name}: {kind}"] = 0.0
     assert wrong == {}
+    loader = page.evaluate("LiteGraph.createNode('LoadParallelFlux').title")
+    words = json.loads((REPO / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert loader == words["LoadParallelFlux"]["display_name"], "the page is in this language"
+
+
+def open_graph(page: Page, name: str) -> None:
+    """Open one of the pack's templates without the template browser."""
+    page.evaluate(
+        """async ([url, name]) => {
+            const graph = await (await fetch(url)).json();
+            await app.loadGraphData(graph, true, true, name, {openSource: "template"});
+        }""",
+        [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
+    )
 
 
 def overlap(one: list[Any], other: list[Any]) -> float:
@@ -258,6 +292,32 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
     assert min(corner) > 200, corner  # … on white
 
 
+def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyUI) -> None:
+    name = "sprites-flux-schnell.safetensors"
+    gone = [
+        comfyui.base_dir / "models" / "diffusion_models" / name,
+        comfyui.input_dir / "white-cross-on-red.safetensors",
+    ]
+    for file in gone:
+        file.unlink()
+    kept = comfyui.input_dir / "red-circle-on-white.safetensors"
+    before = kept.stat()
+    page.evaluate("app.refreshComboInNodes()")
+    open_graph(page, SPRITES)
+    chosen = f"app.graph.nodes.flatMap(n => n.widgets ?? []).find(w => w.value === {name!r}).options.values"
+    assert name not in page.evaluate(chosen)
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("ComfyUI-Parallel (23 MB)")
+    press(dialog.get_by_role("button", name="Confirm"))
+    expect(page.locator(".p-toast-detail", has_text="Press Run.")).to_be_visible()
+    assert name in page.evaluate(chosen)
+    expect(page.get_by_test_id("error-overlay")).to_have_count(0)  # nothing is missing any more
+    for file in gone:
+        assert file.read_bytes() == (REPO / "workflows" / "sprites" / file.name).read_bytes()
+    assert kept.stat() == before
+    dismiss(page)
+
+
 def test_api_graph_is_the_demos() -> None:
     """The README's graph for the HTTP API is the stock one with the loader and the sampler swapped."""
     stock, swapped = (
@@ -282,6 +342,16 @@ def test_blueprints_are_offered(comfyui: ComfyUI) -> None:
     entries = comfyui.get("/global_subgraphs").values()
     ours = {entry["name"] for entry in entries if entry["info"]["node_pack"] == f"custom_nodes.{PACK}"}
     assert ours == {path.stem for path in (REPO / "subgraphs").glob("*.json")}
+
+
+def test_blueprints_open_whole(page: Page, comfyui: ComfyUI) -> None:
+    for name in (path.stem for path in (REPO / "subgraphs").glob("*.json")):
+        (key,) = [key for key, entry in comfyui.get("/global_subgraphs").items() if entry["name"] == name]
+        graph = json.loads(comfyui.get(f"/global_subgraphs/{key}")["data"])
+        page.evaluate("async ([graph, name]) => app.loadGraphData(graph, true, true, name)", [graph, name])
+        nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
+        assert nodes.keys() & LOADERS, name
+        assert all(nodes.values()), (name, nodes)
 
 
 def test_pack_has_these_nodes(info: Info) -> None:
@@ -354,35 +424,62 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
 # -- what a run tells
 
 
-def refused_graphs(comfyui: ComfyUI) -> Iterator[tuple[Graph, str, str]]:
-    """Graphs that are refused, by loaders, plans, samplers and for what they are given; how each sentence begins and ends."""
-    for plan, sentence in PLANS.values():
-        yield parallel(small(), **plan), sentence, sentence
-    for kind, inputs, what in MODEL_NODES.values():
-        if "lora_name" not in inputs:
-            yield insert_after_model(on_one_worker(small()), kind, **inputs), f"{what} cannot be ", WAY_OUT
-    for number, (write, sentence) in enumerate(CONDITIONINGS.values()):
-        write(comfyui.input_dir / f"wrong-{number}.safetensors")
-        yield on_one_worker(small(positive=f"wrong-{number}")), sentence, sentence
+THOROUGH_LISTS = ("loras", "files", "families", "vaes")
+"""Their sentences come from where those of the others come from."""
 
 
-def test_every_refusal_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI) -> None:
-    graphs = list(refused_graphs(comfyui))
+def queue(page: Page, graphs: list[Graph]) -> list[dict[str, str]]:
+    """Queue graphs from the page and wait until each has failed; what the page was told of each."""
     page.evaluate(
         """async graphs => {
             window.errors = [];
-            app.api.addEventListener("execution_error", event => errors.push(event.detail.exception_type));
+            window.heard ??= app.api.addEventListener("execution_error", ({detail}) => errors.push(detail)) ?? true;
             for (const output of graphs) await app.api.queuePrompt(0, {output, workflow: {}});
         }""",
-        [graph for graph, *_ in graphs],
+        graphs,
     )
-    page.wait_for_function("count => errors.length === count", arg=len(graphs), timeout=120_000)
-    assert set(page.evaluate("errors")) == {"Refused", "PlanRefused"}
+    page.wait_for_function("count => errors.length === count", arg=len(graphs), timeout=240_000)
+    told: list[dict[str, str]] = page.evaluate("errors")
+    return told
+
+
+def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
+    """The sentence of each error is on the screen, in order."""
     shown = page.locator(".p-toast-detail")
-    expect(shown).to_have_count(len(graphs))
-    for text, (_, begins, ends) in zip(shown.all_inner_texts(), graphs, strict=True):
-        assert text.startswith(begins) and text.endswith(ends)
+    expect(shown).to_have_text([re.compile(re.escape(error["exception_message"].strip())) for error in errors])
     dismiss(page)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in refused.LISTS]
+)
+def test_every_refusal_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI, name: str) -> None:
+    graphs, sentences = zip(*refused.LISTS[name](comfyui), strict=True)
+    errors = queue(page, list(graphs))
+    for error, sentence in zip(errors, sentences, strict=True):
+        assert re.match(sentence, error["exception_message"], re.DOTALL), (sentence, error)
+    kinds = {error["exception_type"] for error in errors}
+    assert kinds <= {"Refused", "PlanRefused", "NotFinite"}
+    assert ("NotFinite" in kinds) == (name == "in the middle")
+    assert_shown(page, errors)
+
+
+FAILURES = {
+    "kill": ("WorkerFailed", "Worker 1 of 2 (cpu) was killed by SIGKILL while sampling, step 1. "),
+    "raise": ("WorkerFailed", "Worker 1 of 2 (cpu) failed while sampling, step 1: "),
+    "oom": ("WorkerOutOfMemory", "Worker 1 of 2 (cpu) ran out of memory while sampling, step 1: "),
+}
+
+
+@pytest.mark.parametrize("kind", ["kill", pytest.param("raise", marks=thorough), "oom"])
+def test_a_workers_failure_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI, kind: str) -> None:
+    fault, (name, begins) = Path(comfyui.env[FAULT_FILE]), FAILURES[kind]
+    fault.write_text(f"rank=1,phase=sampling,step=1,kind={kind}")
+    (error,) = queue(page, [parallel(small())])
+    assert not fault.exists(), "it has struck"
+    assert error["exception_type"] == name
+    assert error["exception_message"].startswith(begins)
+    assert_shown(page, [error])
 
 
 def dismiss(page: Page) -> None:

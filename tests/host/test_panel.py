@@ -115,7 +115,7 @@ def test_routes_answer_while_a_job_runs_and_actions_are_refused_then(comfyui: Co
     assert {name: answers[name] for name in ACTIONS} == dict.fromkeys(ACTIONS, 409)
 
 
-@pytest.mark.parametrize("name", [*READ, *ACTIONS])
+@pytest.mark.parametrize("name", [*READ, *ACTIONS, "sprites"])
 def test_a_page_of_another_origin_is_refused(comfyui: ComfyUI, name: str) -> None:
     ask = requests.get if name in READ else requests.post
     url, port = f"{comfyui.url}/parallel/{name}", urlsplit(comfyui.url).port

@@ -640,13 +640,12 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def from_file(comfyui: ComfyUI, tensor: torch.Tensor, **settings: Any) -> Graph:
+def from_file(comfyui: ComfyUI, tensor: torch.Tensor, name: str = "wrong") -> Graph:
     """Starts from a latent in a file."""
-    save_file(
-        {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}, comfyui.input_dir / "wrong.latent"
-    )
-    graph = on_one_worker(small(denoise=0.5, **settings))
-    graph["latent"] = node("LoadLatent", latent="wrong.latent")
+    tensors = {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, comfyui.input_dir / f"{name}.latent")
+    graph = on_one_worker(small(denoise=0.5))
+    graph["latent"] = node("LoadLatent", latent=f"{name}.latent")
     return graph
 
 

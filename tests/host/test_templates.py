@@ -120,6 +120,11 @@ def info(comfyui: ComfyUI) -> dict[str, Any]:
     return every
 
 
+def test_every_template_has_a_picture_of_its_own() -> None:
+    pictures = {(REPO / "workflows" / f"{name}.jpg").read_bytes() for name in TEMPLATES}
+    assert len(pictures) == len(TEMPLATES)
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_template_fits_the_nodes_that_are_there(info: dict[str, Any], template: str) -> None:
     page = json.loads((REPO / "workflows" / f"{template}.json").read_text())
