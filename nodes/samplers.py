@@ -39,7 +39,7 @@ def sampler_function(name: str) -> Callable[..., Tensor]:
             sampling = sampling_of(model.inner_model.inner_model.model_sampling, tensors)
         except NotSupported as reason:
             raise Refused(
-                f"The sampler {name!r} does not go with {reason}: choose another one, such as euler."
+                f"The sampler {name!r} cannot be used with {reason}: choose another one, such as euler."
             ) from None
         process = process_of(sampling, tensors)
         steps = start(name, x.float(), sigmas, process=process, seed=extra_args.get("seed") or 0)

@@ -20,6 +20,9 @@ SLOW_LINK = 5e9
 """Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
 
 
+DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
+
+
 def examine(facts: Observations) -> list[Finding]:
     """One finding a line, in the order in which things depend on each other."""
     return [finding for check in CHECKS for finding in check(facts)]
@@ -34,11 +37,11 @@ def _devices(facts: Observations) -> Iterator[Finding]:
         return
     if facts.nvidia_devices:
         cause = known_cause(facts.cuda_error)
-        remedy = cause.remedy if cause else "Look whether nvidia-smi works, and what CUDA_VISIBLE_DEVICES says."
+        remedy = cause.remedy if cause else DRIVER
         text = f"the driver shows {facts.nvidia_devices}, and torch can use none: {facts.cuda_error}"
         yield Finding("GPUs", Status.FAILURE, text, remedy)
     else:
-        text = "none: workers run on the CPU (devices cpu:2), which is for trying it only"
+        text = "none: workers run on the CPU (devices cpu:2), which is slow and only for trying it"
         yield Finding("GPUs", Status.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all.")
 
 
@@ -115,7 +118,7 @@ def _packages(facts: Observations) -> Iterator[Finding]:
         text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
         yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
     elif fault := next((measured.flash_fault for measured in facts.measured if measured.flash_fault), ""):
-        text = f"{flash}; {fault}: attention auto passes it over"
+        text = f"{flash}; {fault}: attention auto takes torch's own instead"
         yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", Status.OK, flash)
@@ -123,7 +126,7 @@ def _packages(facts: Observations) -> Iterator[Finding]:
 
 def _allocator(facts: Observations) -> Iterator[Finding]:
     if "cudaMallocAsync" in facts.allocator:
-        text = "ComfyUI uses cudaMallocAsync; the workers leave it out, because it does not go with NCCL"
+        text = "ComfyUI uses cudaMallocAsync; the workers leave it out, because it cannot be used with NCCL"
     else:
         text = facts.allocator or "torch's own"
     yield Finding("allocator", Status.OK, text)
@@ -150,7 +153,7 @@ def _link(measured: Measured) -> Finding:
         text += f", {machine.link_latency * 1e6:.0f} µs at least"
     slow = first.startswith("cuda") and count > 1 and machine.link_bandwidth < SLOW_LINK
     remedy = (
-        "These links are slow: prefer pipefusion and cfg to ulysses and ring, or leave devices to one GPU."
+        "These links are slow: choose preset slow links or cfg 2 in Parallel Plan, or one GPU in devices."
         if slow
         else ""
     )

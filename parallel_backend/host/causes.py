@@ -45,7 +45,7 @@ CAUSES = (
     Cause(
         "cudaMallocAsync",
         r"cudaMallocAsync|CUDAMallocAsyncAllocator",
-        "The memory allocator cudaMallocAsync does not go with NCCL: start ComfyUI with --disable-cuda-malloc.",
+        "The memory allocator cudaMallocAsync cannot be used with NCCL: start ComfyUI with --disable-cuda-malloc.",
     ),
     Cause(
         "GPU memory",

@@ -80,7 +80,7 @@ def compare(
     if single.memory > memory:
         raise Refused(
             f"one device cannot hold the last run's job ({gigabytes(single.memory)} needed, {gigabytes(memory)} free), so its "
-            "time cannot be measured."
+            "time cannot be measured: choose a smaller picture."
         )
     of = len(denoise.tensors["sigmas"]) - 1
     steps = min(of, STEPS + (plan.warmup_steps if plan.patches > 1 else 0))

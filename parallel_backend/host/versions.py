@@ -55,8 +55,8 @@ def check_members(members: Sequence[Facts]) -> None:
             if theirs != ours:
                 name = {"code": "the pack's code", "comfyui": "ComfyUI"}.get(what, what)
                 raise Refused(
-                    f"worker {rank} on {member.host} has {name} {theirs or 'not at all'} and worker 0 on {first.host} "
-                    f"{ours or 'not at all'}: install the same version on all machines and start the workers again."
+                    f"worker {rank} on {member.host} has {name} {theirs or '(none)'} and worker 0 on {first.host} "
+                    f"{ours or '(none)'}: install the same version on all machines and start the workers again."
                 )
     ours = own_comfyui_version()
     if first.comfyui and ours and first.comfyui != ours:
@@ -66,7 +66,7 @@ def check_members(members: Sequence[Facts]) -> None:
         )
     if not in_range(first.diffusers):
         raise Refused(
-            f"the workers on {first.host} have diffusers {first.diffusers or 'not at all'} and {supported()} is "
+            f"the workers on {first.host} have diffusers {first.diffusers or '(none)'} and {supported()} is "
             "supported: run pip install -r requirements.txt in the pack's folder on all machines."
         )
 

@@ -194,9 +194,10 @@ class CogVideoXFamily:
             )
         if latent.shape[2] % config.patch_frames:
             frames = latent.shape[2]
+            fewer = f" or {frames - 1}" if frames > 1 else ""
             raise Refused(
                 f"the latent has {frames} frames (of 4 video frames each, the first of 1) and CogVideoX 1.5 computes them "
-                f"by twos: use {frames + 1} (a length of {4 * frames + 1} in EmptyHunyuanLatentVideo) or {frames - 1}."
+                f"by twos: use {frames + 1} (a length of {4 * frames + 1} in EmptyHunyuanLatentVideo){fewer}."
             )
         text = conditioning["context"]
         if text.ndim != 3 or text.shape[1] == 0 or text.shape[2] != config.text_width:

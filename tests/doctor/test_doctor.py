@@ -89,7 +89,7 @@ FAULTS = [
         "LD_LIBRARY_PATH",
     ),
     ({"measured": (Measured(PAIR, FAST, flash_fault=WRONG_WHEEL),)}, "flash-attn", Status.WARNING, "attention to sdpa"),
-    ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "prefer pipefusion"),
+    ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "choose preset slow links"),
 ]
 
 

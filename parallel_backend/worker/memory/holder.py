@@ -156,8 +156,8 @@ class Holder:
             oldest = next((spec for spec, held in self._held.items() if not held.somewhere), None)
             if oldest is None:
                 raise Refused(
-                    f"weights streamed takes {gigabytes(kept)} of host memory for each worker, and too little is free: close "
-                    "other programs, or use smaller weights (fp8, GGUF) or more machines"
+                    f"weights streamed takes {gigabytes(kept)} of the computer's memory for each worker, and too little is "
+                    "free: close other programs, or use smaller weights (fp8, GGUF) or more machines"
                 )
             del self._held[oldest]
             self._memory.give_back()
