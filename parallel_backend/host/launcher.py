@@ -66,7 +66,9 @@ class Launched:
         os.close(self.death_pipe)
         for process in self.processes:
             process.kill()
-        forking = any(process.pid is not None for process in self.processes)  # or the server imports yet, and will not fork
+        forking = any(
+            process.pid is not None for process in self.processes
+        )  # or the server imports yet, and will not fork
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS if forking else 0)

@@ -128,7 +128,9 @@ class ForkServer:
             message = msgspec.msgpack.decode(data, type=Started | Ended)
             process = self._processes[message.group, message.rank]
             if isinstance(message, Started):
-                process.started(message.pid, fds[0] if fds else None)  # the kernel drops one that there is no number for
+                process.started(
+                    message.pid, fds[0] if fds else None
+                )  # the kernel drops one that there is no number for
             else:
                 del self._processes[message.group, message.rank]
                 process.ended(message.code)

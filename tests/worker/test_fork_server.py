@@ -12,6 +12,7 @@ import pytest
 
 from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER
 from parallel_backend.worker import forkserver
+from tests.selection import thorough
 
 REPO = Path(__file__).parents[2]
 
@@ -42,6 +43,7 @@ for early in (False, True):
 """
 
 
+@thorough  # it imports ComfyUI twice; what the quick run computes on forked workers is compared with ComfyUI everywhere
 def test_workers_have_comfyuis_switches_as_a_process_of_their_own_has_them():
     given = ["--cpu", "--fp32-unet", "--use-split-cross-attention", "--fast", "fp16_accumulation"]
     environment = os.environ | {FOLDER: os.environ["COMFYUI_PATH"], ARGUMENTS: json.dumps(given)}
