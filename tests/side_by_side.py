@@ -8,7 +8,7 @@ FAULTY = "a ComfyUI for faults"
 FILES = {f"tests/host/{name}.py": FAULTY for name in ("test_injected_faults", "test_faults")}
 """The groups of files that do not go with their folder. What ends its ComfyUI comes last: no other has to be started."""
 
-LONGEST = ("tests/host", FAULTY, "tests/engine", "tests/faults")
+LONGEST = ("tests/host", FAULTY, "tests/engine", "tests/models", "tests/faults")
 """The groups that begin first, so that two processes end at about the same time."""
 
 

@@ -26,6 +26,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from ..models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
 from ..wire.forking import Ended, Start, Started, log_path, receive_start
 from .__main__ import IMPORTS, main
 from .process.environment import DEATH_PIPE
@@ -34,6 +35,9 @@ LEAVE_SECONDS = 5
 PR_SET_PDEATHSIG = 1
 GPU_FILES = ("/dev/nvidia", "/dev/dxg")
 """What a process that uses a GPU has open; the second under WSL2."""
+
+MAYBE_GPU = (*GPU_FILES, "/dev/kfd")
+"""What a machine has where ComfyUI may find a GPU; the last is AMD's."""
 
 
 class ForkLoop:
@@ -102,7 +106,7 @@ class ForkLoop:
             for fd in (self._host.fileno(), self._selector.fileno(), *self._children):
                 os.close(fd)
             os.chdir(start.directory)
-            if _device_touched():
+            if _device_touched() or _other_comfyui(variables):
                 os.set_inheritable(int(variables[DEATH_PIPE.encode()]), True)
                 os.execve(sys.executable, [sys.executable, "-m", "parallel_backend.worker"], dict(variables))
             os.environb.clear()
@@ -165,10 +169,30 @@ def _device_touched() -> bool:
     return False
 
 
+def import_comfyui_early() -> None:
+    """Import ComfyUI's models once for all workers, which otherwise takes each of them a second.
+
+    Where there may be a GPU they are left to the workers: ComfyUI opens it, and a forked process could not use it. What
+    goes wrong goes wrong in the workers again, and they can say so.
+    """
+    if any(f"/dev/{name}".startswith(MAYBE_GPU) for name in os.listdir("/dev")):
+        return
+    with contextlib.suppress(Exception):
+        import_comfyui()
+        importlib.import_module("comfy.model_detection")
+
+
+def _other_comfyui(variables: Mapping[bytes, bytes]) -> bool:
+    """Whether ComfyUI was imported here from another folder, or with another command line, than a worker is to have it."""
+    names = (FOLDER.encode(), ARGUMENTS.encode())
+    return "comfy" in sys.modules and any(variables.get(name) != os.environb.get(name) for name in names)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in IMPORTS:
         importlib.import_module(module)
+    import_comfyui_early()
     sys.stdout.flush()
     gc.collect()
     gc.freeze()  # what is shared stays shared

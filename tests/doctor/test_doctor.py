@@ -19,6 +19,7 @@ from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
 from parallel_backend.gpus import Gpu
 from parallel_backend.plan.measure import Machine
+from tests.selection import thorough
 
 GIB = 1 << 30
 PAIR = ("cuda:0", "cuda:1")
@@ -139,6 +140,7 @@ def test_the_drivers_gpus_are_counted(tmp_path, files, gpus):
     assert gpus_of_the_driver(tmp_path) == gpus
 
 
+@thorough  # tests/host/test_doctor.py has this machine's findings, and the next test the command
 def test_this_machine():
     ran = subprocess.run(
         [sys.executable, "-m", "parallel_backend.doctor", "--json"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,15 @@ def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[Report]:
     return sorted(run.answer.reports, key=lambda report: report.rank)
 
 
+Reported = Callable[[ResolvedPlan], list[Report]]
+
+
+@pytest.fixture(scope="module")
+def reported(run: Runner, models: dict[int, Path]) -> Reported:
+    """The reports of the even job under a plan, which is run once."""
+    return functools.cache(lambda plan: reports(run, even_job(models), plan))
+
+
 SEQUENCE = [
     *(cpu_plan(ring=r, ulysses=u) for r, u in [(1, 2), (2, 1), (2, 2), (1, 4), (4, 1)]),
     *(pytest.param(cpu_plan(ring=r, ulysses=u), marks=thorough) for r, u in [(2, 4), (4, 2)]),
@@ -43,12 +54,10 @@ SEQUENCE = [
 
 
 @pytest.mark.parametrize("plan", SEQUENCE, ids=lambda plan: plan.degrees)
-def test_ulysses_and_ring_send_what_their_formulas_say(
-    run: Runner, models: dict[int, Path], plan: ResolvedPlan
-) -> None:
+def test_ulysses_and_ring_send_what_their_formulas_say(reported: Reported, plan: ResolvedPlan) -> None:
     ranks = plan.ring * plan.ulysses
     share = TOKENS * HIDDEN / ranks * BLOCKS * ELEMENT * STEPS
-    for report in reports(run, even_job(models), plan):
+    for report in reported(plan):
         assert report.sent.get("ulysses", 0) == pytest.approx(4 * (plan.ulysses - 1) / plan.ulysses * share, rel=0.01)
         assert report.sent.get("ring", 0) == pytest.approx(2 * (plan.ring - 1) * share, rel=0.01)
         output = BATCH * IMAGE // ranks * 4 * 16 * ELEMENT * STEPS
@@ -81,13 +90,13 @@ PIPES = [
 
 @pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
 def test_pipefusion_and_cfg_send_what_their_formulas_say(
-    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+    reported: Reported, models: dict[int, Path], plan: ResolvedPlan
 ) -> None:
     job = even_job(models)
     latent = job.noise.numel() * ELEMENT
     ranks = plan.ring * plan.ulysses
     share = TOKENS / plan.cfg * HIDDEN / ranks * ELEMENT * STEPS
-    for report in reports(run, job, plan):
+    for report in reported(plan):
         stage = report.rank // ranks % plan.pipefusion
         blocks = plan.stages[stage]
         first, last = stage == 0, stage == plan.pipefusion - 1
@@ -116,15 +125,15 @@ def block_bytes(number: int) -> int:
     return (linear(h, 3 * h) + linear(h, 7 * h) + linear(5 * h, h) + 2 * HEAD_DIM) * ELEMENT
 
 
-@pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2), cpu_plan(pipefusion=3)], ids=lambda plan: plan.degrees)
+@pytest.mark.parametrize("plan", [PIPES[0], PIPES[1]], ids=lambda plan: plan.degrees)
 def test_a_pipeline_stage_holds_its_blocks_and_the_named_shared_parts(
-    run: Runner, models: dict[int, Path], plan: ResolvedPlan
+    reported: Reported, models: dict[int, Path], plan: ResolvedPlan
 ) -> None:
     every = {name: tensor.nbytes for name, tensor in even_job(models).tensors.items()}
     parts = lambda *names: sum(size for name, size in every.items() if name.startswith(names))  # noqa: E731
     shared, exit_ = parts("time_in", "vector_in", "img_in", "txt_in"), parts("final_layer")
     start = 0
-    for stage, report in enumerate(reports(run, even_job(models), plan)):
+    for stage, report in enumerate(reported(plan)):
         blocks = sum(block_bytes(number) for number in range(start, start + plan.stages[stage]))
         start += plan.stages[stage]
         assert report.weights == blocks + shared + (exit_ if stage == plan.pipefusion - 1 else 0)
@@ -132,22 +141,20 @@ def test_a_pipeline_stage_holds_its_blocks_and_the_named_shared_parts(
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_sharded_weights_are_one_nth_of_the_blocks_and_the_named_shared_parts(
-    run: Runner, models: dict[int, Path], workers: int
+    reported: Reported, models: dict[int, Path], workers: int
 ) -> None:
     every = {name: tensor.nbytes for name, tensor in even_job(models).tensors.items()}
     blocks = sum(size for name, size in every.items() if name.startswith(("double_blocks", "single_blocks")))
     shared = sum(every.values()) - blocks
     plan = cpu_plan(ulysses=workers, weights="sharded")
-    for report in reports(run, even_job(models), plan):
+    for report in reported(plan):
         assert report.weights - shared == pytest.approx(blocks / workers, rel=0.05)
         assert report.sent["weights"] == pytest.approx((workers - 1) * blocks / workers * STEPS, rel=0.05)
 
 
 @pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
-def test_the_kv_cache_is_split_and_nothing_is_replicated(
-    run: Runner, models: dict[int, Path], plan: ResolvedPlan
-) -> None:
-    for report in reports(run, even_job(models), plan):
+def test_the_kv_cache_is_split_and_nothing_is_replicated(reported: Reported, plan: ResolvedPlan) -> None:
+    for report in reported(plan):
         stage = report.rank // (plan.ring * plan.ulysses) % plan.pipefusion
         whole = 2 * TOKENS / plan.cfg * HIDDEN * ELEMENT * plan.stages[stage]
         assert report.cache == whole / (plan.ring * plan.ulysses)

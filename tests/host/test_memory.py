@@ -80,7 +80,7 @@ def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(com
 
 def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
     expected = latent_of(job(seed=120))
-    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=32)
+    save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=24)
     graph = parallel(job("large", seed=120))
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     before, loading = len(comfyui.log), []
@@ -91,7 +91,8 @@ def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
             comfyui.free()
 
     comfyui.queue(graph, on_text=at_text, timeout=300).check()
-    assert re.fullmatch(r"Loading [01]\.\d of 2\.\d GB", loading[0]), "it is in the middle of it"
+    done, total = re.fullmatch(r"Loading (\d\.\d) of (\d\.\d) GB", loading[0]).groups()
+    assert float(done) < float(total) > 1, "it is in the middle of it"
     assert held_after_release(comfyui, "large.safetensors", before)[0] == 0
     run = comfyui.queue(parallel(job(seed=120)), timeout=300).check()
     assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5

@@ -39,7 +39,6 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
     tmp_path: Path, asked: list[tuple[ResolvedPlan, ModelSpec]], rank: int | None
 ) -> None:
     def problems(rank: int) -> list[str]:
-        dist.destroy_process_group()  # a World makes its own
         environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
         world = World(environment, dist.FileStore(str(tmp_path / "store"), 3))
         agreement = Agreement(world, ModelFiles(()), Status(), "")
@@ -47,7 +46,7 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
 
     host = re.escape(socket.gethostname())
     said = rf"Worker {rank} of 3 on {host} was asked for plan and model \w{{16}} and worker 0 on {host} for \w{{16}}: "
-    answers = run_ranks(3, problems)
+    answers = run_ranks(3, problems, joined=False)
     assert len({first for first, _ in answers}) == 1
     for first, second in answers:
         assert re.match(said, first) if rank is not None else first == ""
@@ -58,7 +57,6 @@ def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path
     fault = "flash-attn does not work on cuda:1 (RuntimeError: CUDA error: no kernel image is available)"
 
     def problems(rank: int) -> list[str]:
-        dist.destroy_process_group()
         environment = Environment(rank, 2, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
         world = World(environment, dist.FileStore(str(tmp_path / "store"), 2))
         agreement = Agreement(world, ModelFiles(()), Status(), fault if rank == 1 else "")
@@ -67,4 +65,4 @@ def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path
         return [agreement.problem(plan, MODEL) for plan in plans]
 
     refused = f"Worker 1 of 2: attention flash cannot be used: {fault}; use auto or sdpa."
-    assert run_ranks(2, problems) == [[refused, "", ""]] * 2
+    assert run_ranks(2, problems, joined=False) == [[refused, "", ""]] * 2

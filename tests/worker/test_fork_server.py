@@ -1,0 +1,67 @@
+"""ComfyUI as the fork server imports it for all workers, beside ComfyUI as a process of its own does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER
+from parallel_backend.worker import forkserver
+from tests.selection import thorough
+
+REPO = Path(__file__).parents[2]
+
+SWITCHES = """
+import enum, json, os, sys
+from parallel_backend.models.comfyui.importing import import_comfyui
+from parallel_backend.worker.forkserver import import_comfyui_early
+
+def switches():
+    import_comfyui()
+    import torch
+    import comfy.cli_args, comfy.model_detection, comfy.model_management, comfy.ops
+    from comfy.ldm.modules import attention
+    plain = (bool, int, float, str, type(None), enum.Enum, torch.dtype, torch.device)
+    found = {name: repr(value) for name, value in vars(comfy.cli_args.args).items()}
+    for module in (comfy.model_management, comfy.ops, attention):
+        found |= {f"{module.__name__}.{name}": repr(value) for name, value in vars(module).items() if isinstance(value, plain)}
+    return found | {"attention": attention.optimized_attention.__name__, "early": "comfy" in before}
+
+for early in (False, True):
+    if early:
+        import_comfyui_early()
+    before = set(sys.modules)
+    if os.fork() == 0:
+        print(json.dumps(switches()), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@thorough  # it imports ComfyUI twice; what the quick run computes on forked workers is compared with ComfyUI everywhere
+def test_workers_have_comfyuis_switches_as_a_process_of_their_own_has_them():
+    given = ["--cpu", "--fp32-unet", "--use-split-cross-attention", "--fast", "fp16_accumulation"]
+    environment = os.environ | {FOLDER: os.environ["COMFYUI_PATH"], ARGUMENTS: json.dumps(given)}
+    ran = subprocess.run(
+        [sys.executable, "-c", SWITCHES], env=environment, cwd=REPO, capture_output=True, text=True, timeout=300
+    )
+    alone, forked = (json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{"))
+    assert (alone.pop("early"), forked.pop("early")) == (False, True), ran.stderr
+    assert len(alone) > 100 and alone["fp32_unet"] == "True" and alone["attention"] == "attention_split"
+    assert forked == alone
+
+
+@pytest.mark.parametrize("name", [FOLDER, ARGUMENTS])
+def test_workers_of_another_comfyui_start_from_nothing(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "comfy", sys)
+    for each in (FOLDER, ARGUMENTS):
+        monkeypatch.setenv(each, "this")
+    variables = dict(os.environb)
+    assert not forkserver._other_comfyui(variables)
+    assert forkserver._other_comfyui(variables | {name.encode(): b"other"})
+    assert forkserver._other_comfyui({key: value for key, value in variables.items() if key != name.encode()})
