@@ -38,7 +38,7 @@ from parallel_backend.weights.holding import Holding, Replicated
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
 from parallel_backend.weights.store import Store, Whole
-from parallel_backend.worker.memory.stage_part import StagePart, forward_of, stages
+from parallel_backend.worker.memory.stage_part import StagePart, stages
 from tests.comfy_oracle import comfy_on_path
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH
@@ -171,7 +171,7 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     part = StagePart(spec, stages(plan)[rank], whole, CPU, neighbours, watch, Keep(bool, bool))
     part.fill()
-    stage = forward_of(part.model, mesh, plan, part.holding, lambda: None)
+    stage = part.model.forward_on(mesh, plan, part.holding, lambda: None)
     module = their_model(path)
 
     tokens, text, pooled = draw(settings)

@@ -21,7 +21,7 @@ FOREVER = timedelta(days=365)
 class Mesh:
     """One rank's place in the plan.
 
-    `sequence` spans ring x ulysses, its ranks ordered as TokenLayout's. `pipefusion` carries activations from stage to
+    `sequence` spans ring x ulysses, its ranks ordered as SequenceSplit's. `pipefusion` carries activations from stage to
     stage and `returning` latents from the last stage to the first: two communicators, so that neither waits for the
     other. On CPU tensors, from host to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which
     carries the stop word from stage to stage.

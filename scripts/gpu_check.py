@@ -25,7 +25,6 @@ from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.holding import Replicated
-from parallel_backend.worker.memory.stage_part import forward_of
 from tests.dry.dry_rank import model_of, plan_of
 from tests.dry.full_size import JOBS
 
@@ -195,7 +194,7 @@ class Check:
     def forward(self, plan: ResolvedPlan, model: Any) -> Callable[[], Tensor]:
         """A forward of the model under a plan."""
         mesh = build_mesh(plan, self.device, Meter(device=self.device))
-        run = forward_of(model, mesh, plan, Replicated(), lambda: None)
+        run = model.forward_on(mesh, plan, Replicated(), lambda: None)
         generator = torch.Generator().manual_seed(2)
 
         def draw(*shape: int) -> Tensor:

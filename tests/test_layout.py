@@ -1,9 +1,13 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from parallel_backend.layout import TokenLayout, cut, length
+from parallel_backend.layout import SequenceSplit, cut, length
+from parallel_backend.models.spread.placement import Placement, slots_of, spread_evenly
 
 numbers = st.integers(0, 5000)
 degrees = st.integers(1, 8)
@@ -18,18 +22,17 @@ def test_cut_covers_everything_once_and_evenly(total: int, parts: int) -> None:
 
 @given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
 def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: int, ring: int, ulysses: int) -> None:
-    layout = TokenLayout(text, (slice(0, image),), heads, ring, ulysses)
-    assert sum(layout.tokens(rank) for rank in range(layout.ranks)) == text + image
-    assert sum(layout.ring_tokens()) == text + image
-    assert sum(layout.head_counts()) == heads
+    split = SequenceSplit.of((text, image), heads, ring, ulysses)
+    assert sum(split.tokens) == text + image
+    assert sum(split.ring_tokens()) == text + image
+    assert sum(split.head_counts()) == heads
     for ring_rank in range(ring):
-        assert sum(layout.ulysses_tokens(ring_rank)) == layout.ring_tokens()[ring_rank]
+        assert sum(split.ulysses_tokens(ring_rank)) == split.ring_tokens()[ring_rank]
 
 
 @pytest.mark.parametrize(("text", "image"), [(6572 - 6336, 6336), (6592 - 6336, 6336)])
 def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int) -> None:
-    layout = TokenLayout(text, (slice(0, image),), 24, ring=2, ulysses=2)
-    assert [layout.tokens(rank) for rank in range(4)] == [(text + image) // 4] * 4
+    assert SequenceSplit.of((text, image), 24, ring=2, ulysses=2).tokens == ((text + image) // 4,) * 4
 
 
 some = st.integers(0, 50)
@@ -39,28 +42,27 @@ some = st.integers(0, 50)
 def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
     text: int, image: int, patches: int, ring: int, ulysses: int
 ) -> None:
-    layout = TokenLayout(text, tuple(cut(image, patches)), 8, ring, ulysses)
-    held = sorted(
-        item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(run.start, run.stop)
+    runs = [torch.arange(image)[run] for run in cut(image, patches)]
+    words, picture = (
+        spread_evenly(text, [torch.arange(text)], ring * ulysses),
+        spread_evenly(image, runs, ring * ulysses),
     )
-    assert held == list(range(image))
+    assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(image))
     for ring_rank in range(ring):
-        slots = [slot for patch in range(patches) for slot in layout.slots(ring_rank, patch)]
-        items = sorted(item for slot in slots for item in range(slot.start, slot.stop))
-        assert items == list(range(layout.ring_tokens()[ring_rank]))
         ranks = range(ring_rank * ulysses, (ring_rank + 1) * ulysses)
-        cache = [token for rank in ranks for token in in_order(layout, rank)]
-        for patch in range(patches):
-            chunk = [token for rank in ranks for token in in_order(layout.only(patch), rank)]
-            assert [token for slot in layout.slots(ring_rank, patch) for token in cache[slot]] == chunk
-    joined = torch.tensor(
-        [item for rank in range(layout.ranks) for run in layout.image(rank) for item in range(image)[run]]
-    )
-    assert torch.equal(layout.in_order(joined.view(1, -1, 1)).view(-1), torch.arange(image))
+        slots = slots_of([words, picture], ranks, patches)
+        cache = in_order([words, picture], ranks)
+        assert torch.equal(torch.cat(slots).sort().values, torch.arange(len(cache)))
+        for patch, slot in enumerate(slots):
+            chunk = in_order([words.only(patch), picture.only(patch)], ranks)
+            assert torch.equal(cache[slot], chunk)
 
 
-def in_order(layout: TokenLayout, rank: int) -> list[tuple[str, int]]:
-    """What a rank holds: text, image."""
-    runs = [("text", layout.text(rank))]
-    runs += [("image", run) for run in layout.image(rank)]
-    return [(kind, token) for kind, run in runs for token in range(run.start, run.stop)]
+def in_order(placements: Sequence[Placement], ranks: Sequence[int]) -> Tensor:
+    """What ranks hold, one after the other: text, image; each token as the number of its stream and its own."""
+    held = [
+        torch.stack([torch.full_like(placement.ranks[rank], stream), placement.ranks[rank]], dim=1)
+        for rank in ranks
+        for stream, placement in enumerate(placements)
+    ]
+    return torch.cat(held)

@@ -84,9 +84,7 @@ def load_model(
     )
     names = family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
-    remote = RemoteModel(
-        backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader, SKELETONS[family_name].translator
-    )
+    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
     model = SKELETONS[family_name].make(model_config, tensors, config)
     model.diffusion_model = DiffusionProxy(model, remote)
     patcher = ParallelModelPatcher(

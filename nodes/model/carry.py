@@ -18,7 +18,7 @@ from ...parallel_backend.denoise import samplers
 from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
-from .given import CROSS_ATTENTION, Given, NotSupported, Translator, options_of
+from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
 from .remote_model import dtype_name
 from .unsupported import refuse_prompts, refuse_transformer_options
 
@@ -71,12 +71,12 @@ def two_sided(run: SamplerRun) -> bool:
     return run.guider.conds.get("negative") is not None and not unused
 
 
-def example_of(run: SamplerRun, translator: Translator) -> Given:
+def example_of(run: SamplerRun) -> Given:
     """One forward of the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=lambda conds: conds[CROSS_ATTENTION].cond.shape[1])
-    given = translator.of_prompt(longest, dtype)
+    given = of_prompt(longest, dtype)
     tensors = {
         name: tensor if in_dict(name, given.values) else tensor[:1].expand(batch, *tensor.shape[1:])
         for name, tensor in given.tensors.items()
@@ -84,7 +84,7 @@ def example_of(run: SamplerRun, translator: Translator) -> Given:
     return Given({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
 
 
-def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields and tensors of the Sample message that does the same.
 
     Raises:
@@ -93,7 +93,7 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
         raise NotSupported("a sampler with arguments of its own", OTHER_SAMPLER)
     name, options = _sampler(run.sampler)
-    prompts, tensors = _prompts(run, translator)
+    prompts, tensors = _prompts(run)
     sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
     if samplers.SAMPLERS[name].own and isinstance(sampling, FlowSettings):
         raise NotSupported(f"the sampler {name}, which is made for CogVideoX, with this model", OTHER_SAMPLER)
@@ -175,7 +175,7 @@ def _is(kind: type, comfy_kind: type) -> bool:
     return all(getattr(kind, name, None) is getattr(comfy_kind, name) for name in PROCESS_METHODS)
 
 
-def _prompts(run: SamplerRun, translator: Translator) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
+def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
     sides = dict(run.guider.conds)
     if not two_sided(run):
         sides.pop("negative", None)
@@ -183,9 +183,7 @@ def _prompts(run: SamplerRun, translator: Translator) -> tuple[dict[str, list[Pr
     dtype = run.guider.inner_model.get_dtype_inference()
     options = options_of(run.model_options["transformer_options"])
     return {
-        side: _side(side, entries, dtype, tensors, translator, options)
-        for side, entries in sides.items()
-        if entries is not None
+        side: _side(side, entries, dtype, tensors, options) for side, entries in sides.items() if entries is not None
     }, tensors
 
 
@@ -194,15 +192,14 @@ def _side(
     entries: Sequence[Mapping[str, Any]],
     dtype: torch.dtype,
     tensors: dict[str, Tensor],
-    translator: Translator,
     options: Mapping[str, Value],
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
         if entry.get("control") is not None:
             raise NotSupported("ControlNet")
-        translator.check(entry)
-        own = translator.of_prompt(entry["model_conds"], dtype)
+        check_prompt(entry)
+        own = of_prompt(entry["model_conds"], dtype)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(

@@ -5,35 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import comfy.conds
 import torch
 from torch import Tensor
 
 from ...parallel_backend.diffusion import Value
-from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import OPTIONS, flatten, in_dict
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}
 """ComfyUI's names of the conditioning of all models -> the model's own."""
 
-TENSOR_NAMES = NAMES | {name: name for name in ("y", "guidance", "ofs", "attention_mask", "c_size", "c_ar")}
-"""The same for the families over diffusers' modules, which take nothing else."""
-
 TEXT_MASK = "attention_mask"
 """Which of the text's tokens count, in ComfyUI's names and in those of its models."""
 
-PLAIN = (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape)
-KINDS = (*PLAIN, comfy.conds.CONDConstant, comfy.conds.CONDList)
+KINDS = (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape, comfy.conds.CONDConstant, comfy.conds.CONDList)
 """The kinds of conditioning whose tensors are repeated to the batch and not changed otherwise."""
-
-PROMPT_KEYS = {"cross_attn", "pooled_output", "guidance", "model_conds", "uuid", "strength", "attention_mask"} | {
-    "concat_latent_image", "concat_mask", "ofs", "width", "height", "aspect_ratio",
-    "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "timestep_start", "timestep_end"
-}  # fmt: skip
-"""What a prompt may hold for those families. Other numbers and words do not reach them, other tensors and objects might."""
 
 MADE_AGAIN = frozenset({"minimax_payload.layout"})
 """Objects in the conditioning that the model makes itself where they are not given."""
@@ -49,9 +38,6 @@ OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT})
 
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
-
-
-WAY_OUT = "remove the node that adds it, or use Load Diffusion Model"
 
 
 class NotSupported(Exception):
@@ -86,90 +72,43 @@ def by_mask(call: Given) -> list[Given]:
     ]
 
 
-class Translator(Protocol):
-    """How a family's conditioning becomes what its model in the workers is given.
+def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
+    """Of one entry of a CONDITIONING whatever ComfyUI's model class has made of it, in the dtype to which ComfyUI casts it.
 
-    `asked` are the methods of ComfyUI's model class that the workers call, so that a class may have its own.
+    Raises:
+        Refused: it cannot be sent.
     """
-
-    @property
-    def asked(self) -> frozenset[str]: ...
-
-    def of_prompt(self, model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
-        """Of one entry of a CONDITIONING, in the dtype that the model computes in, to which ComfyUI casts it.
-
-        Raises:
-            Refused: this family cannot be given it.
-        """
-
-    def check(self, entry: Mapping[str, Any]) -> None:
-        """Raise NotSupported for a prompt that the workers' loop would not treat as ComfyUI does."""
-
-    def of_call(self, context: Tensor, inputs: Mapping[str, Any]) -> Given:
-        """Of one model call, `inputs` being what it has besides text and concatenated latents. Raises Refused."""
+    given = Given({})
+    for name, condition in model_conds.items():
+        flatten(NAMES.get(name, name), _sent(name, condition.cond), given.tensors, given.values)
+    for name, tensor in given.tensors.items():
+        untouched = (tensor.dtype in UNCAST and name not in NAMES.values()) or in_dict(name, given.values)
+        given.tensors[name] = tensor if untouched else tensor.to(dtype)
+    return given
 
 
-class ByName:
-    """For the families over diffusers' modules, whose conditioning is a list of names."""
+def of_call(context: Tensor, inputs: Mapping[str, Any]) -> Given:
+    """Of one model call, `inputs` being what it has besides text and concatenated latents.
 
-    asked: frozenset[str] = frozenset()
-
-    def of_prompt(self, model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
-        """By that list."""
-        unknown = sorted(set(model_conds) - set(TENSOR_NAMES))
-        if unknown:
-            raise Refused(f"{', '.join(unknown)} in the conditioning is not supported by this MODEL: {WAY_OUT}.")
-        return Given({TENSOR_NAMES[name]: value.cond.to(dtype) for name, value in model_conds.items()})
-
-    def check(self, entry: Mapping[str, Any]) -> None:
-        """All that is not known."""
-        other = sorted(key for key in set(entry) - PROMPT_KEYS if entry[key] is not None)
-        if other:
-            raise NotSupported(f"{other[0]} in the conditioning")
-        for key, condition in entry["model_conds"].items():
-            if type(condition) not in PLAIN:
-                raise NotSupported(f"{key} in the conditioning")
-
-    def of_call(self, context: Tensor, inputs: Mapping[str, Any]) -> Given:
-        """By that list."""
-        given = {name: value for name, value in inputs.items() if value is not None}
-        unknown = sorted(set(given) - set(TENSOR_NAMES))
-        if unknown:
-            raise Refused(f"{', '.join(unknown)} is not supported by this MODEL: {WAY_OUT}.")
-        return Given({"context": context, **given})
+    Raises:
+        Refused: it cannot be sent.
+    """
+    given = Given({"context": context})
+    for name, value in inputs.items():
+        if value is not None:
+            flatten(name, _sent(name, value), given.tensors, given.values)
+    return given
 
 
-class AsItIs:
-    """For ComfyUI's own models: whatever its model class makes of the conditioning."""
-
-    asked: frozenset[str] = frozenset({"process_timestep"})
-
-    def of_prompt(self, model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
-        """All of it."""
-        given = Given({})
-        for name, condition in model_conds.items():
-            flatten(NAMES.get(name, name), _sent(name, condition.cond), given.tensors, given.values)
-        for name, tensor in given.tensors.items():
-            untouched = (tensor.dtype in UNCAST and name not in NAMES.values()) or in_dict(name, given.values)
-            given.tensors[name] = tensor if untouched else tensor.to(dtype)
-        return given
-
-    def check(self, entry: Mapping[str, Any]) -> None:
-        """What samplers make of a prompt, and kinds of conditioning that change with what they are batched with."""
-        for key in SAMPLING_KEYS:
-            if entry.get(key) is not None:
-                raise NotSupported(f"{key} in the conditioning")
-        for key, condition in entry["model_conds"].items():
-            if type(condition) not in KINDS:
-                raise NotSupported(f"{key} in the conditioning")
-
-    def of_call(self, context: Tensor, inputs: Mapping[str, Any]) -> Given:
-        """All of it."""
-        given = Given({"context": context})
-        for name, value in inputs.items():
-            if value is not None:
-                flatten(name, _sent(name, value), given.tensors, given.values)
-        return given
+def check_prompt(entry: Mapping[str, Any]) -> None:
+    """Raise NotSupported for what samplers make of a prompt, and for kinds of conditioning that change with what they are
+    batched with: the workers' loop would not treat them as ComfyUI does."""
+    for key in SAMPLING_KEYS:
+        if entry.get(key) is not None:
+            raise NotSupported(f"{key} in the conditioning")
+    for key, condition in entry["model_conds"].items():
+        if type(condition) not in KINDS:
+            raise NotSupported(f"{key} in the conditioning")
 
 
 def _sent(name: str, value: Any) -> Any:

@@ -17,7 +17,7 @@ from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planner import Question
-from ...parallel_backend.models.comfyui.conditioning import packed_shapes, picture_shape
+from ...parallel_backend.models.comfyui.conditioning import OPTIONS, packed_shapes, picture_shape
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
@@ -25,7 +25,7 @@ from ...parallel_backend.weights.adapters import AdapterSet
 from ..room import free_devices, yielding
 from ..telling import loading
 from .control import Control, residuals_of
-from .given import Given, Translator, by_mask
+from .given import Given, by_mask
 from .weight_patches import AdapterReader
 
 
@@ -41,7 +41,6 @@ class RemoteModel:
     devices: tuple[str, ...]
     weight_bytes: int
     reader: AdapterReader
-    translator: Translator
 
     def job(self, forward: Given, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
         """What is to be computed, as a plan sees it.
@@ -109,7 +108,8 @@ class RemoteModel:
         picture = comfy.utils.unpack_latents(latent, packed_shapes(given.values))[0]
         self.family.check(self.config, picture, conditioning, given.values)
         takes = self.family.takes
-        if takes is not None and (unknown := sorted(set(conditioning) - takes)):
+        names = {name.partition(".")[0] for name in (*conditioning, *given.values)} - {OPTIONS}
+        if takes is not None and (unknown := sorted(names - takes)):
             raise Refused(
                 f"{', '.join(unknown)} in the conditioning cannot be used with this parallel MODEL: remove the node that adds "
                 "it, or use Load Diffusion Model."

@@ -14,7 +14,7 @@ from ...parallel_backend.host.numbers import check_sampled
 from ..runtime import telling
 from ..telling import Run
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
-from .given import STRICT, NotSupported
+from .given import STRICT, NotSupported, of_prompt
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
@@ -59,7 +59,7 @@ def run_in_workers(
     attention = remote.attention(dtype)
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, remote.translator.of_prompt(entry["model_conds"], dtype))
+            remote.check(noise, of_prompt(entry["model_conds"], dtype))
     remote.check_numbers("latent", latent_image)
     reason = None
     try:
@@ -67,7 +67,7 @@ def run_in_workers(
             raise NotSupported("another wrapper around the sampler")
         if unknown := not_supported(guider, run.sampler, run.model_options):
             raise NotSupported(unknown)
-        fields, tensors = fields_of(run, remote.translator)
+        fields, tensors = fields_of(run)
     except NotSupported as error:
         if run.model_options["transformer_options"].get(STRICT):
             raise Refused(
@@ -80,7 +80,7 @@ def run_in_workers(
             return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
         return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], tensors["x"])
     with telling().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
-        example = example_of(run, remote.translator)
+        example = example_of(run)
         job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
         plan = remote.plan(job, example, dtype)
         working = remote.make_room(plan, job)

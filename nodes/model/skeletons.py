@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,9 +16,8 @@ import comfy.supported_models
 import torch
 from torch import Tensor
 
-from ...parallel_backend.models.cogvideox import CogVideoXConfig
-from ...parallel_backend.models.pixart import HEADS, PixArtConfig
-from .given import AsItIs, ByName, Translator
+from ...parallel_backend.models.diffusers.cogvideox import CogVideoXConfig
+from ...parallel_backend.models.diffusers.pixart import HEADS, PixArtConfig
 from .text import prepared_by_workers
 
 META = torch.device("meta")
@@ -90,12 +89,11 @@ class Skeleton:
     """How ComfyUI's model of a family is made.
 
     `describe` makes its model_config from the file's meta tensors and the family's configuration (None if ComfyUI does
-    not know the model), `make` the model from these three; `translator` says what its conditioning becomes.
+    not know the model), `make` the model from these three.
     """
 
     describe: Callable[[Mapping[str, Tensor], Any], Any]
     make: Callable[[Any, Mapping[str, Tensor], Any], Any]
-    translator: Translator = field(default_factory=ByName)
 
 
 def _detect(tensors: Mapping[str, Tensor], _config: Any) -> Any:
@@ -137,7 +135,6 @@ SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
         "comfyui": Skeleton(
             lambda _, config: config.described,
             lambda described, tensors, config: prepared_by_workers(config.base(described.unet_config["dtype"])),
-            AsItIs(),
         ),
         "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),
     }

@@ -113,7 +113,7 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
     yield from _foreign(model, "model")
-    asked = model.diffusion_model.remote.translator.asked
+    asked = model.diffusion_model.remote.family.asks
     for name in MODEL_METHODS:
         if name not in asked and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import torch
 from torch import Tensor
 
-from ..layout import TokenLayout
 from ..moving import sent_to
 
 
@@ -22,15 +20,6 @@ class KVCache:
     def __init__(self, slots: list[Tensor]) -> None:
         self._slots = slots
         self._blocks: dict[Hashable, Tensor] = {}
-
-    @classmethod
-    def of(cls, layout: TokenLayout, ring_rank: int) -> KVCache:
-        """For the text and image tokens of a layout."""
-        places = [
-            [torch.arange(slot.start, slot.stop) for slot in layout.slots(ring_rank, patch)]
-            for patch in range(len(layout.patches))
-        ]
-        return cls([torch.cat(slots) for slots in places])
 
     @property
     def nbytes(self) -> int:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..layout import SequenceSplit, TokenLayout
+from ..layout import SequenceSplit
 from ..mesh import Mesh
 
 
 class HeadExchange:
-    """The exchange for the tokens of one layout."""
+    """The exchange for the tokens of one split."""
 
-    def __init__(self, mesh: Mesh, layout: SequenceSplit | TokenLayout) -> None:
+    def __init__(self, mesh: Mesh, split: SequenceSplit) -> None:
         self._axis = mesh.ulysses
-        self._heads = layout.head_counts()
-        self._tokens = layout.ulysses_tokens(mesh.ring.rank)
+        self._heads = split.head_counts()
+        self._tokens = split.ulysses_tokens(mesh.ring.rank)
         self._even = len(set(self._heads)) == 1
 
     def to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

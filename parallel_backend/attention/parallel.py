@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..layout import SequenceSplit, TokenLayout
+from ..layout import SequenceSplit
 from ..mesh import Mesh
 from .cache import KVCache
 from .exchange import HeadExchange
 from .kernels import Attend
 from .merge import PartialAttention
-
-Split = SequenceSplit | TokenLayout
-"""What says where tokens and heads are."""
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
 """(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of the same shape."""
@@ -34,10 +31,10 @@ class WholeAttention:
         cache: if given, filled with the keys and values seen.
     """
 
-    def __init__(self, mesh: Mesh, layout: Split, attend: Attend, cache: KVCache | None) -> None:
+    def __init__(self, mesh: Mesh, split: SequenceSplit, attend: Attend, cache: KVCache | None) -> None:
         self._ring = mesh.ring
-        self._exchange = HeadExchange(mesh, layout)
-        self._tokens = layout.ring_tokens()
+        self._exchange = HeadExchange(mesh, split)
+        self._tokens = split.ring_tokens()
         self._attend = attend
         self._cache = cache
 
@@ -77,12 +74,12 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
 
 
 class PatchAttention:
-    """One patch's tokens, of which `layout` is, attend to the newest keys that the stage holds; theirs go there first."""
+    """One patch's tokens, of which `split` is, attend to the newest keys that the stage holds; theirs go there first."""
 
-    def __init__(self, mesh: Mesh, layout: Split, patch: int, attend: Attend, cache: KVCache) -> None:
+    def __init__(self, mesh: Mesh, split: SequenceSplit, patch: int, attend: Attend, cache: KVCache) -> None:
         self._ring = mesh.ring
-        self._exchange = HeadExchange(mesh, layout)
-        self._tokens = layout.ring_tokens()
+        self._exchange = HeadExchange(mesh, split)
+        self._tokens = split.ring_tokens()
         self._patch = patch
         self._attend = attend
         self._cache = cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .cogvideox import CogVideoXFamily
 from .comfyui.comfy_family import ComfyFamily
+from .diffusers.cogvideox import CogVideoXFamily
+from .diffusers.pixart import PixArtFamily
 from .family import Family
-from .pixart import PixArtFamily
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {"cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily()}

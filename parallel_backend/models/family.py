@@ -1,20 +1,23 @@
-"""What a model family provides: reading its files, its modules, and its blocks split around attention."""
+"""What a model family provides: reading its files, and its model spread over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ..diffusion import Value
-from ..layout import TokenLayout
-from ..plan import ModelShape
+from ..mesh import Mesh
+from ..plan import ModelShape, ResolvedPlan
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
+from .inputs import Inputs
 from .region import Region
+
+if TYPE_CHECKING:
+    from ..weights.holding import Holding  # which imports what only workers need
 
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
@@ -42,101 +45,46 @@ class Stage:
         return self.stop == self.blocks
 
 
-@dataclass(frozen=True)
-class Patch(Region):
-    """A run of image tokens and the part of the latent that they stand for."""
-
-    tokens: slice
-
-
-@dataclass
-class Activations:
-    """One rank's part of the sequence between two blocks.
-
-    `tokens` is `[batch, local text + local image, features]`, in this order; `text` counts the local text tokens; `vec` is
-    what `Model.modulation` made; `rope` turns the pairs of features of the local tokens, `[local tokens, head_dim / 2]`
-    (complex64), if the model has such positions.
-    """
-
-    tokens: Tensor
-    text: int
-    vec: Any
-    rope: Tensor | None
+class Forward(Protocol):
+    """A model's forward under a plan."""
 
     @property
-    def image(self) -> Tensor:
-        """The local image tokens (a view)."""
-        return self.tokens[:, self.text :]
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values kept."""
 
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """On the last stage the output for the whole latent, or for the patch; None on the others.
 
-Qkv = tuple[Tensor, Tensor, Tensor]
-
-
-class Block(Protocol):
-    """One transformer block as two functions around attention; neither communicates, so both can be compiled."""
-
-    def before(self, state: Activations) -> tuple[Qkv, Any]:
-        """q, k, v `[batch, local tokens, heads, head_dim]`, positions applied, and what `after` needs."""
-
-    def after(self, state: Activations, attention: Tensor, kept: Any) -> Tensor:
-        """The block's output tokens, given the attention of the local tokens `[batch, local tokens, heads, head_dim]`."""
+        Args:
+            latent: the whole latent in the compute dtype, on the first stage.
+            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+        """
 
 
 class Model(Protocol):
-    """One stage of a loaded model on one rank. `features` is the width of the tokens between blocks."""
+    """One stage of a loaded model on one rank; `block_modules` are its blocks, `features` the width of a token."""
 
     module: nn.Module
-    blocks: Sequence[Block]
     block_modules: Sequence[nn.Module]
-    heads: int
-    head_dim: int
     features: int
 
-    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Patch, ...]:
-        """The picture's image tokens as `count` patches."""
+    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
+        """The latent's part of each of `count` patches."""
 
-    def text_tokens(self, conditioning: Conditioning) -> int:
-        """How many text tokens are in the sequence; none if text is only attended to."""
-
-    def embed(self, latent: Tensor, conditioning: Conditioning, layout: TokenLayout, rank: int) -> Tensor:
-        """First stage: the tokens of one sequence rank in the layout's order, `[batch, local tokens, features]`.
-
-        Args:
-            latent: `[batch, channels, ...]` in the compute dtype, whole.
-            conditioning: in the compute dtype.
-        """
-
-    def modulation(self, timestep: Tensor, conditioning: Conditioning, dtype: torch.dtype) -> Any:
-        """Every stage: what all blocks are told of this call, from `timestep` `[batch]` in fp32.
-
-        A vector `[batch, features]`, or whatever the family's blocks take; it is the same on all ranks.
-        """
-
-    def positions(
-        self,
-        latent_shape: Sequence[int],
-        layout: TokenLayout,
-        rank: int,
-        device: torch.device,
-        conditioning: Conditioning,
-    ) -> Tensor | None:
-        """Every stage: the rotary positions of one sequence rank's tokens, `Activations.rope`; None without such."""
-
-    def unembed(self, state: Activations) -> Tensor:
-        """Last stage: the model's output for the local image tokens, `[batch, local image tokens, channels]`."""
-
-    def assemble(self, tokens: Tensor, latent_shape: Sequence[int], patch: Patch) -> Tensor:
-        """The image tokens of a patch `[batch, tokens, channels]` as that part of a latent."""
+    def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> Forward:
+        """Its forward under a plan; `mark` is called after each block, so that a watcher sees that the rank gets on."""
 
 
 class Family(Protocol):
     """A kind of model: how its files look and how it is built.
 
     `takes` names the conditioning that its models are told of; what else a prompt holds must be refused, not dropped. None:
-    whatever ComfyUI's own class is told of.
+    whatever ComfyUI's own class is told of. `asks` are the methods of ComfyUI's model class that the workers call, so that a
+    class may have its own.
     """
 
     takes: frozenset[str] | None
+    asks: frozenset[str]
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, Any]:
         """The model's own tensors in a file, under the names its key map uses, and the model's configuration.
@@ -179,5 +127,5 @@ class Family(Protocol):
     def control_blocks(self, config: Any) -> Mapping[str, range]:
         """After which blocks the tensors of each of ComfyUI's lists of ControlNet output are added; empty for none."""
 
-    def build(self, config: Any, stage: Stage) -> Any:
+    def build(self, config: Any, stage: Stage) -> Model:
         """One stage of the model on the meta device; parameters of other stages do not exist."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..layout import TokenLayout, cut, length
+from ..layout import SequenceSplit, cut, length
 from .plan import Place, ResolvedPlan
 from .profiles import Level, ModelShape, Profile
 
@@ -228,8 +228,8 @@ class _Estimate:
         """One pass through a stage; with `patched`, all other keys and values come from the stage's cache."""
         model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
         blocks = self.plan.stages[stage]
-        layout = TokenLayout(text, (slice(0, image),), model.heads, self.plan.ring, self.plan.ulysses)
-        tokens = self.batch * max(layout.tokens(rank) for rank in range(layout.ranks))
+        layout = SequenceSplit.of((text, image), model.heads, self.plan.ring, self.plan.ulysses)
+        tokens = self.batch * max(layout.tokens)
         heads = max(layout.head_counts())
         queries = self.batch * max(layout.ring_tokens())
         keys = job.image_tokens + self.text
@@ -256,7 +256,7 @@ class _Estimate:
             each += soft.ring_call + self.plan.ring * soft.ring_block + (self.plan.ring - 1) * soft.ring_transfer
         return double * soft.double + (blocks - double) * soft.single + blocks * each
 
-    def _ulysses(self, layout: TokenLayout) -> float:
+    def _ulysses(self, layout: SequenceSplit) -> float:
         """Seconds of one block's all-to-alls (4 tensors: q, k, v there, the output back)."""
         if layout.ulysses == 1:
             return 0.0
@@ -272,7 +272,7 @@ class _Estimate:
 
         return transfer_seconds(flows(), self.profile.levels, self.profile.software.all_to_alls)
 
-    def _ring(self, layout: TokenLayout, attention: float, patched: bool) -> float:
+    def _ring(self, layout: SequenceSplit, attention: float, patched: bool) -> float:
         """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
         if layout.ring == 1:
             return 0.0

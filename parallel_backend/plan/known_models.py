@@ -94,6 +94,7 @@ def _cogvideox(name: str, hidden: int, blocks: int) -> ModelShape:
         latent_frames=1,
         text=226,
         guided=True,
+        embeds_whole=True,
     )
 
 
@@ -145,6 +146,7 @@ def _models() -> dict[str, KnownModel]:
         text=120,
         joint_text=False,
         guided=True,
+        embeds_whole=True,
     )
     wan5 = _wan("wan2.2-5b", 3072, 30, 163_656_704, 90_086_592)
     wan14 = _wan("wan2.2-14b", 5120, 40, 351_394_304, 232_719_424)

@@ -1,9 +1,14 @@
-"""Linear layers whose weights are cast or expanded to the activations' dtype where they are used.
+"""Layers whose weights are cast or expanded to the activations' dtype where they are used.
 
 This is how ComfyUI's manual cast works, so that a file's precision and the compute dtype stay independent.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +28,10 @@ class CastLinear(nn.Linear):
         """The weight's values `[out_features, in_features]` in a float type; the parameter itself where it has it."""
         return self.weight.to(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`x` times the weight, in `x`'s dtype."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.full_weight(x.dtype), bias)
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` times the weight, in its dtype."""
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return F.linear(input, self.full_weight(input.dtype), bias)
 
 
 class PackedLinear(CastLinear):
@@ -55,11 +60,48 @@ class PackedLinear(CastLinear):
         return values if scale is None else values * scale.to(dtype)
 
 
-def use_cast_linears(module: nn.Module) -> None:
-    """Turn every nn.Linear below a module (on the meta device) into a CastLinear."""
+class CastConv2d(nn.Conv2d):
+    """A convolution whose weight and bias are cast to the input's dtype."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
+
+
+class CastLayerNorm(nn.LayerNorm):
+    """A LayerNorm whose weight and bias, if it has such, are cast to the input's dtype."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised input."""
+        weight, bias = (None if part is None else part.to(input.dtype) for part in (self.weight, self.bias))
+        return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+CAST: Mapping[type[nn.Module], type[nn.Module]] = MappingProxyType(
+    {nn.Linear: CastLinear, nn.Conv2d: CastConv2d, nn.LayerNorm: CastLayerNorm}
+)
+
+
+def use_cast_layers(module: nn.Module) -> None:
+    """Have every layer below a module (on the meta device) cast its weights to what it is given."""
     for child in module.modules():
-        if type(child) is nn.Linear:
-            child.__class__ = CastLinear
+        child.__class__ = CAST.get(type(child), type(child))
+
+
+def use_cast_tables(module: nn.Module) -> None:
+    """Have a module that computes with parameters of its own (PixArt's tables) cast them to the dtype of `hidden_states`."""
+    kind = type(module)
+
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tables = {name: table.to(hidden_states.dtype) for name, table in self.named_parameters(recurse=False)}
+        self.__dict__.update(tables)  # where an attribute is looked for before it is among the parameters
+        try:
+            return kind.forward(self, hidden_states, *args, **kwargs)
+        finally:
+            for name in tables:
+                del self.__dict__[name]
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,9 @@ from parallel_backend.attention.merge import PartialAttention
 from parallel_backend.attention.parallel import PatchAttention, WholeAttention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.layout import TokenLayout, cut
+from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
+from parallel_backend.models.spread.placement import Placement, slots_of, spread_evenly
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
@@ -33,40 +36,42 @@ def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int, patche
     With several patches each chunk is computed against a cache that was filled with the same keys and values.
     """
     tokens, heads = inputs.shape[2:4]
-    layout = TokenLayout(text, tuple(cut(tokens - text, patches)), heads, ring, ulysses)
+    ranks = ring * ulysses
+    runs = [torch.arange(tokens - text)[run] for run in cut(tokens - text, patches)]
+    streams = [spread_evenly(text, [torch.arange(text)], ranks), spread_evenly(tokens - text, runs, ranks)]
+    chunks = [[stream.only(patch) for stream in streams] for patch in range(patches)]
     plan = cpu_plan(ring=ring, ulysses=ulysses)
     attend = choose_kernel("auto", CPU, inputs.dtype, 16).attend
 
+    def split(placements: Sequence[Placement]) -> SequenceSplit:
+        return SequenceSplit(tuple(len(indices(placements, rank)) for rank in range(ranks)), heads, ring, ulysses)
+
     def attend_on(rank: int) -> list[Tensor]:
         mesh = build_mesh(plan, CPU, Meter())
-        cache = KVCache.of(layout, mesh.ring.rank) if patches > 1 else None
-        mine = inputs[:, :, indices(layout, rank, text)]
-        whole = WholeAttention(mesh, layout, attend, cache)(0, *mine)
+        around = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
+        cache = KVCache(slots_of(streams, around, patches)) if patches > 1 else None
+        whole = WholeAttention(mesh, split(streams), attend, cache)(0, *inputs[:, :, indices(streams, rank)])
         if cache is None:
             return [whole]
-        chunks = [inputs[:, :, indices(layout.only(patch), rank, text)] for patch in range(patches)]
         parts = [
-            PatchAttention(mesh, layout.only(patch), patch, attend, cache)(0, *chunk)
+            PatchAttention(mesh, split(chunk), patch, attend, cache)(0, *inputs[:, :, indices(chunk, rank)])
             for patch, chunk in enumerate(chunks)
         ]
         return [whole, *parts]
 
-    results = run_ranks(ring * ulysses, attend_on)
+    results = run_ranks(ranks, attend_on)
     result = torch.full_like(inputs[0], float("nan"))
     for rank, (whole, *parts) in enumerate(results):
-        result[:, indices(layout, rank, text)] = whole
-        for patch, part in enumerate(parts):
-            torch.testing.assert_close(result[:, indices(layout.only(patch), rank, text)], part, rtol=1e-5, atol=1e-6)
+        result[:, indices(streams, rank)] = whole
+        for chunk, part in zip(chunks, parts, strict=patches > 1):
+            torch.testing.assert_close(result[:, indices(chunk, rank)], part, rtol=1e-5, atol=1e-6)
     return result
 
 
-def indices(layout: TokenLayout, rank: int, text: int) -> list[int]:
+def indices(placements: Sequence[Placement], rank: int) -> Tensor:
     """Where in the whole sequence (text first) a rank's tokens are."""
-    run = layout.text(rank)
-    return [
-        *range(run.start, run.stop),
-        *(text + i for image in layout.image(rank) for i in range(image.start, image.stop)),
-    ]
+    text, image = placements
+    return torch.cat([text.ranks[rank], text.length + image.ranks[rank]])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from parallel_backend.denoise.samplers.noise import Draw, Share
 from parallel_backend.denoise.shared_noise import SharedNoise
 from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.picture import row_patches
+from parallel_backend.models.spread.picture import Picture
 from parallel_backend.plan import ResolvedPlan
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
@@ -51,7 +51,7 @@ def run(name: str, x: Tensor, seed: int, share: Share) -> Tensor:
 def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> None:
     """A seed of its own stands for the generator of another kind of card."""
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
-    runs, patches = cut(SHAPE[0], plan.data), row_patches(SHAPE, 2, plan.patches)
+    runs, patches = cut(SHAPE[0], plan.data), Picture(SHAPE, (2, 2)).regions(plan.patches)
 
     def on_rank(rank: int) -> tuple[int, list[Tensor], dict[str, int]] | None:
         meter = Meter()

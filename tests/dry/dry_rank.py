@@ -25,7 +25,7 @@ from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.wire.messages import Sample
-from parallel_backend.worker.memory.stage_part import forward_of, stages
+from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 
 from .fake_gpu import DEVICE, Counts, FakeGpu
@@ -81,7 +81,7 @@ class DryRank:
 
     def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any]:
         """The model without data."""
-        return self._model, forward_of(self._model, mesh, message.plan, self, lambda: None)
+        return self._model, self._model.forward_on(mesh, message.plan, self, lambda: None)
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:

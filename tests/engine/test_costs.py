@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.layout import TokenLayout
+from parallel_backend.layout import SequenceSplit
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import Report
 from tests.engine.conftest import Job, Runner, sigmas
@@ -68,11 +68,11 @@ def test_ulysses_and_ring_send_what_their_formulas_say(reported: Reported, plan:
 def test_uneven_tokens_and_heads_send_their_exact_sums(run: Runner, models: dict[int, Path]) -> None:
     job = Job(models[3], sigmas(STEPS), height=17, width=13, text=(21, 21))
     plan = cpu_plan(ring=2, ulysses=2)
-    layout = TokenLayout(21, (slice(0, 9 * 7),), 3, plan.ring, plan.ulysses)
-    heads = layout.head_counts()
+    split = SequenceSplit.of((21, 9 * 7), 3, plan.ring, plan.ulysses)
+    heads = split.head_counts()
     for report in reports(run, job, plan):
         ring_rank, ulysses_rank = divmod(report.rank, plan.ulysses)
-        local, group = layout.tokens(report.rank), layout.ring_tokens()[ring_rank]
+        local, group = split.tokens[report.rank], split.ring_tokens()[ring_rank]
         there = 3 * local * (3 - heads[ulysses_rank]) + (group - local) * heads[ulysses_rank]
         per_token = BATCH * HEAD_DIM * ELEMENT * BLOCKS * STEPS
         assert report.sent["ulysses"] == there * per_token

@@ -1,15 +1,17 @@
-"""CogVideoX-5b image to video has learned positions: its tokens, against diffusers' patch embedding."""
+"""CogVideoX-5b image to video has learned positions: what its model makes tokens with, against diffusers' own."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from parallel_backend.errors import Refused
-from parallel_backend.layout import TokenLayout, cut
-from parallel_backend.models.cogvideox import CogVideoXFamily
+from parallel_backend.models.diffusers.cogvideox import CogVideoXFamily
+from parallel_backend.models.diffusers.cogvideox_positions import positions_for
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.checkpoint import read_header
 from tests.tiny_cogvideox import TEXT_WIDTH, cogvideox, save_cogvideox
@@ -19,37 +21,59 @@ LEARNED = {"use_learned_positional_embeddings": True, "num_layers": 1}
 TEXT, HEIGHT, WIDTH = 226, 60, 90
 
 
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """diffusers' model."""
+    model = cogvideox("5b-i2v", **LEARNED)
+    model.patch_embed.pos_embedding.copy_(draw(*model.patch_embed.pos_embedding.shape, seed=7))
+    return model
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of such a model."""
+    return save_cogvideox(tmp_path_factory.mktemp("learned") / "i2v.safetensors", "5b-i2v", **LEARNED)
+
+
+@pytest.fixture(scope="module")
+def embed(file: Path, theirs: Any) -> Any:
+    """What makes tokens in ours, with the same weights."""
+    family = CogVideoXFamily()
+    _, config = family.inspect(read_header(file))
+    assert config.learned_positions == theirs.patch_embed.pos_embedding.shape[1]
+    module: Any = family.build(config, Stage(0, 1, 1)).module
+    module.to_empty(device="cpu").load_state_dict(theirs.state_dict())
+    return module.patch_embed
+
+
 @pytest.mark.parametrize("frames", [13, 2])
-def test_tokens_have_the_positions_of_diffusers(tmp_path: Path, frames: int) -> None:
-    theirs = cogvideox("5b-i2v", **LEARNED)
-    positions = theirs.patch_embed.pos_embedding
-    positions.copy_(draw(*positions.shape, seed=7))
+def test_tokens_have_the_positions_of_diffusers(theirs: Any, embed: Any, frames: int) -> None:
+    x, text = draw(1, frames, 32, HEIGHT, WIDTH, seed=1), draw(1, TEXT, TEXT_WIDTH, seed=3)
+    with positions_for(embed, TEXT):
+        torch.testing.assert_close(embed(text, x), theirs.patch_embed(text, x))
+
+
+@pytest.mark.parametrize("tokens", [5, 230])
+@pytest.mark.parametrize("frames", [13, 1])
+def test_text_of_another_length_has_the_first_positions_and_then_none(embed: Any, frames: int, tokens: int) -> None:
+    x, text = torch.zeros(1, frames, 32, HEIGHT, WIDTH), draw(1, TEXT + 4, TEXT_WIDTH, seed=3)
+
+    def positions(count: int) -> Tensor:
+        with positions_for(embed, count):
+            return embed(text[:, :count], x)[0] - torch.cat([embed.text_proj(text[0, :count]), of_nothing])
+
+    of_nothing = embed.proj.bias.expand(frames * HEIGHT * WIDTH // 4, -1)
+    whole, found = positions(TEXT), positions(tokens)
+    torch.testing.assert_close(found[tokens:], whole[TEXT:])
+    common = min(tokens, TEXT)
+    torch.testing.assert_close(found[:common], whole[:common])
+    torch.testing.assert_close(found[common:tokens], torch.zeros_like(found[common:tokens]), rtol=0, atol=1e-5)
+    assert "pos_embedding" not in vars(embed), "nothing is kept"
+
+
+def test_another_size_is_refused(file: Path) -> None:
     family = CogVideoXFamily()
-    _, config = family.inspect(read_header(save_cogvideox(tmp_path / "i2v.safetensors", "5b-i2v", **LEARNED)))
-    assert config.learned_positions == positions.shape[1]
-    ours = family.build(config, Stage(0, 1, 1))
-    ours.module.to_empty(device="cpu").load_state_dict(theirs.state_dict())
-
-    noise, image = (draw(1, 16, frames, HEIGHT, WIDTH, seed=seed) for seed in (1, 2))
-    conditioning = {"context": draw(1, TEXT, TEXT_WIDTH, seed=3), "concat": image}
-    family.check(config, noise, conditioning, {})
-    expected = theirs.patch_embed(conditioning["context"], torch.cat([noise, image], dim=1).transpose(1, 2))[0]
-    rows, columns = HEIGHT // 2, WIDTH // 2
-    by_rows = expected[TEXT:].view(frames, rows, columns, -1).transpose(0, 1).flatten(0, 2)
-
-    tokens = frames * rows * columns
-    layout = TokenLayout(TEXT, tuple(cut(tokens, 2)), heads=48, ring=1, ulysses=3)
-    runs = [ours.embed(noise, conditioning, layout, rank)[0] for rank in range(3)]
-    text = torch.cat([run[: layout.text(rank).stop - layout.text(rank).start] for rank, run in enumerate(runs)])
-    torch.testing.assert_close(text, expected[:TEXT])
-    for rank, run in enumerate(runs):
-        wanted = torch.cat([by_rows[part] for part in layout.image(rank)])
-        torch.testing.assert_close(run[-len(wanted) :], wanted)
-
-
-def test_another_size_is_refused(tmp_path: Path) -> None:
-    family = CogVideoXFamily()
-    _, config = family.inspect(read_header(save_cogvideox(tmp_path / "i2v.safetensors", "5b-i2v", **LEARNED)))
+    _, config = family.inspect(read_header(file))
     latent = torch.zeros(1, 16, 13, HEIGHT, 80)
     with pytest.raises(
         Refused, match=r"the latent is 80 x 60 and CogVideoX-5b image to video takes 90 x 60 only \(720 x"

@@ -77,6 +77,7 @@ class ComfyFamily:
     """Reads files as ComfyUI does and builds ComfyUI's own model."""
 
     takes: frozenset[str] | None = None
+    asks = frozenset({"process_timestep"})
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ComfyConfig]:
         """The model's own tensors under ComfyUI's names, and what ComfyUI finds it to be.

@@ -18,7 +18,7 @@ from ...layout import SequenceSplit
 from ...mesh import Mesh
 from .call import Call
 from .declaration import Attention, Local, Merged, Spread
-from .placement import Placement
+from .placement import Placement, slots_of
 
 Kernel = Callable[..., Tensor]
 
@@ -169,7 +169,7 @@ class Attentions:
                 f"knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
-        return of_all_keys(self._mesh.sequence, self._kernel(q), q, k, v)
+        return of_all_keys(self._mesh.sequence, self.kernel(q), q, k, v)
 
     def _spread(self, block: BlockCall, attention: Spread, given: Operands) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
@@ -183,7 +183,7 @@ class Attentions:
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
         split = self._split(placements, q.shape[2])
-        attend = self._kernel(q)
+        attend = self.kernel(q)
         key = block.number, block.turn, block.done - 1
         patch = self._call.places.patch
         if patch is None:
@@ -201,8 +201,8 @@ class Attentions:
 
         return self._call.places.once(("split", heads, *placements), find)
 
-    def _kernel(self, q: Tensor) -> Attend:
-        """Chosen once for a type and width of heads: that asks the file system and the driver."""
+    def kernel(self, q: Tensor) -> Attend:
+        """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers."""
 
         def choose() -> Attend:
             return choose_kernel(self._choice, q.device, q.dtype, q.shape[3], flash_fault(q.device)).attend
@@ -214,9 +214,7 @@ class Attentions:
 
         def find() -> list[Tensor]:
             first = self._mesh.ring.rank * self._mesh.ulysses.size
-            ranks = range(first, first + self._mesh.ulysses.size)
-            patches = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
-            return [(patches == patch).nonzero()[:, 0] for patch in range(self._call.places.patches)]
+            return slots_of(placements, range(first, first + self._mesh.ulysses.size), self._call.places.patches)
 
         return self._call.places.once(("slots", *placements), find)
 

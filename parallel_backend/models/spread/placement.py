@@ -115,3 +115,9 @@ def spread_evenly(length: int, patches: Sequence[Tensor], ranks: int) -> Placeme
         tuple(torch.cat(run)[order] for run, order in zip(runs, orders, strict=True)),
         tuple(torch.cat(label)[order] for label, order in zip(labels, orders, strict=True)),
     )
+
+
+def slots_of(placements: Sequence[Placement], ranks: Sequence[int], patches: int) -> list[Tensor]:
+    """Where each patch's tokens lie among those of some ranks, as the all-to-all delivers them: rank by rank."""
+    numbers = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
+    return [(numbers == patch).nonzero()[:, 0] for patch in range(patches)]

@@ -9,12 +9,10 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from ...denoise.stage import StageForward
 from ...diffusion import ModelSpec
-from ...mesh import Mesh
 from ...models import FAMILIES
 from ...models.comfyui.fast import multiply_in_fp8
-from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.comfyui.model import ComfyModel
 from ...models.family import Model, Stage
 from ...plan import ResolvedPlan
 from ...weights.adapters import AdapterSet
@@ -62,7 +60,7 @@ class StagePart:
         self._device = device
         self._neighbours = neighbours
         self._watch = watch
-        self.model: Model | ComfyModel = family.build(config, stage)
+        self.model: Model = family.build(config, stage)
         self.module = self.model.module
         self._computed = {name: buffer for name, buffer in self.module.named_buffers() if not buffer.is_meta}
         compute = STORAGE_DTYPES[spec.compute]
@@ -100,15 +98,6 @@ class StagePart:
             only,
             self._exact,
         )
-
-
-def forward_of(
-    model: Model | ComfyModel, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
-) -> StageForward | ComfyForward:
-    """A model's forward under a plan."""
-    if isinstance(model, ComfyModel):
-        return model.forward_on(mesh, plan, holding, mark)
-    return StageForward(model, mesh, plan, holding, mark)
 
 
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:

@@ -31,7 +31,7 @@ from ...wire.messages import (
     MeasureMemory,
     MemoryMeasured,
 )
-from ..memory.stage_part import STORAGE_DTYPES, forward_of
+from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
 
 RUNS = 3
@@ -108,7 +108,7 @@ def time_blocks(
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
-    forward = forward_of(model, build_mesh(alone, device, meter), alone, Replicated(), mark)
+    forward = model.forward_on(build_mesh(alone, device, meter), alone, Replicated(), mark)
     runs = []
     for _ in range(RUNS):
         marks.clear()

@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from ...denoise.stage import StageForward
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
-from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...plan import ResolvedPlan
 from ...weights.holding import Replicated
@@ -29,7 +28,7 @@ from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import Holder
 from ..memory.rank_memory import Allowance, Memory, asked_bytes
-from ..memory.stage_part import Arrange, StagePart, forward_of, stages
+from ..memory.stage_part import Arrange, StagePart, stages
 from ..process.environment import Environment
 from ..process.link import Link
 from ..process.status import CONNECTING, Status
@@ -111,7 +110,7 @@ class Rank:
         sharers = plan.devices.count(plan.devices[self.world.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
-    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model | ComfyModel, StageForward | ComfyForward]:
+    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, ModelForward]:
         """This rank's part of the model, loaded if need be.
 
         Raises:
@@ -130,7 +129,7 @@ class Rank:
         part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working))
         self.status.enter("applying adapters")
         part.adapt(self.adapters.named(message.adapters), watch)
-        return part.model, forward_of(part.model, mesh, plan, part.holding, self.status.mark)
+        return part.model, part.model.forward_on(mesh, plan, part.holding, self.status.mark)
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""

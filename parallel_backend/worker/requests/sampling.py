@@ -19,7 +19,6 @@ from ...denoise.shared_noise import SharedNoise
 from ...errors import Cancelled
 from ...layout import cut, length
 from ...mesh import Mesh
-from ...models.comfyui.model import ComfyModel
 from ...models.family import Model
 from ...models.region import Region
 from ...wire.messages import Done, Progress, Sample
@@ -50,7 +49,7 @@ def _pipeline(
     message: Sample,
     tensors: Mapping[str, Tensor],
     mesh: Mesh,
-    model: Model | ComfyModel,
+    model: Model,
     forward: RunsStage,
     previews: Previews | None,
 ) -> Pipeline:

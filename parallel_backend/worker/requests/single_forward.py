@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...denoise.stage import StageForward
 from ...diffusion import Value
 from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
 from ...models.comfyui.conditioning import in_dict
 from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
 from ...wire.messages import Done, Forward
 from ..memory.stage_part import stages
@@ -71,7 +71,7 @@ def _forward_piece(
     number: int,
     tensors: Mapping[str, Tensor],
     values: Mapping[str, Value],
-    forward: StageForward | ComfyForward,
+    forward: ModelForward,
     residuals: Mapping[int, Tensor],
 ) -> Tensor | None:
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}

@@ -1,0 +1,80 @@
+"""diffusers' attention processors, whose scaled dot product the mechanism answers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ...errors import Refused
+from ..spread.attend import Attentions
+
+
+def answer_attention(module: nn.Module, running: Callable[[], Attentions]) -> None:
+    """Have every attention of a model of diffusers' ask the running forward.
+
+    Its processor stays what diffusers made it, and only `scaled_dot_product_attention` is answered inside: whatever else a
+    version of diffusers computes there is computed, and an attention of another kind is missed by the block that declares it.
+    """
+    made: dict[type, type] = {}
+    for child in module.modules():
+        processor = getattr(child, "processor", None)
+        if processor is not None and type(processor) not in made.values():
+            kind = type(processor)
+            if kind not in made:
+                made[kind] = _answered(kind, running)
+            processor.__class__ = made[kind]
+
+
+def _answered(kind: type, running: Callable[[], Attentions]) -> type:
+    @functools.wraps(kind.__call__)  # diffusers passes on what the signature names, and nothing else
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Answered(running()):
+            return kind.__call__(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+class _Answered(TorchFunctionMode):
+    """Inside, torch's scaled dot product is the mechanism's."""
+
+    def __init__(self, attentions: Attentions) -> None:
+        super().__init__()
+        self._attentions = attentions
+
+    def __torch_function__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """All else as it is."""
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return self._attend(*args, **(kwargs or {}))
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **others: Any
+    ) -> Tensor:
+        if given := sorted(name for name, value in others.items() if value):
+            raise Refused(
+                f"diffusers' attention is given {', '.join(given)}, which this pack does not know: update the pack, or install "
+                "an older diffusers."
+            )
+        return self._attentions(
+            self._alone,
+            query,
+            key,
+            value,
+            query.shape[1],
+            mask=attn_mask,
+            skip_reshape=True,
+            skip_output_reshape=True,
+        )
+
+    def _alone(self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, **_: Any) -> Tensor:
+        """Of operands that are all here: by the plan's kernel, which takes no mask."""
+        if mask is not None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        attend = self._attentions.kernel(q)
+        out: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)))[0].transpose(1, 2)
+        return out

@@ -1,0 +1,68 @@
+"""Where CogVideoX's tokens are: rotary positions as diffusers' pipeline makes them, and absolute ones, some of them learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...weights.cogvideox_keys import PATCH
+
+SAMPLE = (60, 90)
+"""Height and width of the latents that the 1.0 models were trained on, to which their rotary positions are fitted."""
+
+LEARNED_FRAMES = 13
+LEARNED_TEXT = 226
+LEARNED = LEARNED_TEXT + LEARNED_FRAMES * (SAMPLE[0] // PATCH) * (SAMPLE[1] // PATCH)
+"""What the learned positions of 5b image to video are made for, at the size SAMPLE: text and video."""
+
+
+def rotary(head_dim: int, patch_frames: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[tokens, head_dim]` for a padded latent `[batch, frames, channels, height, width]`, as in the pipeline.
+
+    In 1.0 models positions are those of a crop fitted to the size they were trained on.
+    """
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+    grid = x.shape[3] // PATCH, x.shape[4] // PATCH
+    crop = None if patch_frames > 1 else _crop(*grid)
+    cosines, sines = get_3d_rotary_pos_embed(
+        head_dim,
+        crop,
+        grid,
+        x.shape[1] // patch_frames,
+        grid_type="linspace" if crop else "slice",
+        max_size=grid,
+        device=x.device,
+    )
+    return cosines, sines
+
+
+def _crop(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The first position of a grid and the one behind its last, fitted into SAMPLE's."""
+    height, width = (size // PATCH for size in SAMPLE)
+    if rows / columns > height / width:
+        fitted = height, round(height / rows * columns)
+    else:
+        fitted = round(width / columns * rows), width
+    top, left = round((height - fitted[0]) / 2), round((width - fitted[1]) / 2)
+    return (top, left), (top + fitted[0], left + fitted[1])
+
+
+@contextmanager
+def positions_for(embed: Any, text: int) -> Iterator[None]:
+    """Have absolute positions made for so many tokens of text; learned ones are cut there, or end in zeros."""
+    embed.max_text_seq_length = text
+    learned = embed._parameters.get("pos_embedding")
+    if learned is not None and text != LEARNED_TEXT:
+        words, places = learned[:, :LEARNED_TEXT], learned[:, LEARNED_TEXT:]
+        # Where an attribute is looked for before it is among the parameters.
+        embed.__dict__["pos_embedding"] = torch.cat([F.pad(words, (0, 0, 0, text - LEARNED_TEXT)), places], dim=1)
+    try:
+        yield
+    finally:
+        embed.__dict__.pop("pos_embedding", None)

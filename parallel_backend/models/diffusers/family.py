@@ -1,0 +1,111 @@
+"""What the families over diffusers' modules have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...errors import Refused
+from ...weights.keymap import KeyMap
+from ..family import Conditioning, Stage
+from ..spread.declaration import Declaration
+from ..spread.picture import Picture
+from .model import Call, DiffusersModel
+
+
+class Config(Protocol):
+    """A model's configuration, read off its tensors."""
+
+    @property
+    def patch_size(self) -> tuple[int, ...]:
+        """Latent values that are one token."""
+
+
+C = TypeVar("C", bound=Config)
+
+
+class DiffusersFamily(ABC, Generic[C]):
+    """Of one class of diffusers'.
+
+    Attributes:
+        declaration: where the tokens of its model are.
+        takes: the conditioning that its models are told of.
+    """
+
+    declaration: Declaration
+    takes: frozenset[str] | None
+    asks: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def make(self, config: C) -> nn.Module:
+        """The whole model on the meta device, as diffusers makes it."""
+
+    @abstractmethod
+    def call(self, config: C) -> Call:
+        """How it is called."""
+
+    @abstractmethod
+    def keys(self, config: C) -> KeyMap:
+        """Which rows of the file make each parameter, in ComfyUI's names."""
+
+    def comfyui_keys(self, config: C) -> KeyMap:
+        """The same."""
+        return self.keys(config)
+
+    def token_rows(self, config: C, latent_shape: Sequence[int]) -> int:
+        """Patches are whole rows, or whole frames, of tokens."""
+        return Picture(tuple(latent_shape), config.patch_size).most_patches
+
+    def image_tokens(self, config: C, latent_shape: Sequence[int]) -> int:
+        """Image tokens of one batch item."""
+        return Picture(tuple(latent_shape), config.patch_size).tokens
+
+    def beside_tokens(self, config: C, conditioning: Conditioning) -> int:
+        """Text."""
+        return conditioning["context"].shape[1]
+
+    def exact(self, config: C) -> frozenset[str]:
+        """None: all parameters have the type that is chosen."""
+        return frozenset()
+
+    def control_blocks(self, config: C) -> Mapping[str, range]:
+        """No ControlNet is supported."""
+        return {}
+
+    def build(self, config: C, stage: Stage) -> DiffusersModel:
+        """One stage of the model on the meta device.
+
+        Raises:
+            Refused: diffusers' class is not the one that is known.
+        """
+        with torch.device("meta"):
+            module = self.make(config)
+        self._check_parameters(module, config)
+        return DiffusersModel(module, self.declaration, stage, self.call(config))
+
+    def _check_parameters(self, module: nn.Module, config: C) -> None:
+        known = {
+            name: (sum(piece.stop - piece.start for piece in pieces), *pieces[0].row_shape)
+            for name, pieces in self.keys(config).items()
+        }
+        found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        if other := sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name)):
+            raise Refused(
+                f"diffusers {version('diffusers')} has a {type(module).__name__} of other weights than this pack knows "
+                f"({other[0]}): update the pack, or install an older diffusers."
+            )
+
+
+def padded(latent: Tensor, size: int) -> Tensor:
+    """A latent whose last two sizes are made multiples of `size`, circularly, as ComfyUI pads."""
+    padding = (0, -latent.shape[-1] % size, 0, -latent.shape[-2] % size)
+    if not any(padding):
+        return latent
+    flat = F.pad(latent.flatten(0, -4), padding, mode="circular")
+    return flat.view(*latent.shape[:-2], *flat.shape[-2:])

@@ -1,0 +1,99 @@
+"""One stage of a model of diffusers' in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from ...mesh import Mesh
+from ...plan import ResolvedPlan
+from ...weights.layers import use_cast_layers
+from ..family import Stage
+from ..inputs import Inputs
+from ..region import Region
+from ..spread.blocks import SpreadModel
+from ..spread.declaration import Declaration
+from ..spread.picture import Picture, as_patch_size
+from ..spread.run import SpreadForward
+from .attention import answer_attention
+
+if TYPE_CHECKING:
+    from ...weights.holding import Holding  # which imports what only workers need
+
+Call = Callable[[SpreadModel, Tensor, Inputs], Tensor]
+"""How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""
+
+
+class DiffusersModel:
+    """diffusers' own module, its blocks spread.
+
+    Args:
+        module: on the meta device.
+        stage: the blocks that this rank holds.
+        call: what stands around the module.
+
+    Attributes:
+        features: the width of a token.
+    """
+
+    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, call: Call) -> None:
+        use_cast_layers(module)
+        heads, head_dim = declaration.heads_of(module)
+        self.features = heads * head_dim
+        self.module = module.eval().requires_grad_(False)
+        self._patch_size = declaration.patch_size(module)
+        self._call = call
+        self._spread = SpreadModel(module, declaration, stage)
+        self.block_modules: Sequence[nn.Module] = self._spread.blocks
+        answer_attention(module, lambda: self._spread.now.attentions)
+
+    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
+        """The latent's part of each patch."""
+        return self.picture(latent_shape).regions(count)
+
+    def picture(self, latent_shape: Sequence[int]) -> Picture:
+        """The tokens of a latent."""
+        return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
+
+    def forward_on(
+        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+    ) -> DiffusersForward:
+        """Its forward under a plan."""
+        return DiffusersForward(self, SpreadForward(self._spread, mesh, plan, holding, mark))
+
+    def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
+        """The model's output for a latent in the compute dtype."""
+        return self._call(self._spread, latent, inputs)
+
+
+class DiffusersForward:
+    """Runs a DiffusersModel's stage; see SpreadForward."""
+
+    def __init__(self, model: DiffusersModel, forward: SpreadForward) -> None:
+        self._model = model
+        self._forward = forward
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values kept."""
+        return self._forward.cache_bytes
+
+    @property
+    def gathers(self) -> int:
+        """How often the last forward gathered a stream."""
+        return self._forward.gathers
+
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """On the last stage the output for the whole latent, or for the patch; None on the others."""
+        return self._forward.run(
+            inputs.key,
+            self._model.picture(inputs.shape),
+            inputs.shape,
+            latent,
+            inputs.dtype,
+            inputs.device,
+            patch,
+            lambda x, _: self._model.compute(x, inputs),
+        )

@@ -1,0 +1,247 @@
+"""diffusers' own CogVideoX and PixArt on the mechanism, against themselves in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import CogVideoXPipeline
+from torch import Tensor
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.inputs import Inputs
+from parallel_backend.models.spread.declaration import Local, Same
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.holding import Replicated
+from parallel_backend.weights.loader import load_weights
+from parallel_backend.weights.packing import shape_parameters
+from parallel_backend.weights.reading import Neighbours, Watch
+from parallel_backend.weights.store import Whole
+from parallel_backend.worker.memory.stage_part import stages
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+from tests.tiny_cogvideox import cogvideox, save_cogvideox
+from tests.tiny_models import draw
+from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
+
+TOLERANCE = 1e-5
+CPU = torch.device("cpu")
+
+PLANS = [
+    pytest.param({}, id="alone"),
+    pytest.param({"ring": 2, "ulysses": 2}, id="ring 2, ulysses 2"),
+    pytest.param({"pipefusion": 3, "patches": 2}, id="2 patches over 3 stages"),
+    pytest.param({"ulysses": 5}, id="ulysses 5"),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's file, one call of it and what diffusers' own forward gives."""
+
+    family: str
+    path: Path
+    x: Tensor
+    conditioning: dict[str, Tensor]
+    expected: Tensor
+    timestep: Tensor = field(default_factory=lambda: torch.tensor([700.0, 300.0]))
+
+
+@torch.no_grad()
+def picture(folder: Path) -> Case:
+    """Two of 7 x 5 tokens, text of two lengths."""
+    x, text = draw(2, 4, 14, 10, seed=1), draw(2, 6, TEXT_WIDTH, seed=2)
+    mask = (torch.arange(6) < torch.tensor([[4], [6]])).float()
+    sizes, ratio = torch.tensor([[112.0, 80.0]] * 2), torch.tensor([[1.4]] * 2)
+    case = Case("pixart", save_pixart(folder / "pixart.safetensors"), x, {}, x)
+    expected = pixart()(
+        x,
+        text,
+        case.timestep,
+        added_cond_kwargs={"resolution": sizes, "aspect_ratio": ratio},
+        encoder_attention_mask=mask,
+        return_dict=False,
+    )[0][:, :4]
+    given = {"context": text, "attention_mask": mask, "c_size": sizes, "c_ar": ratio}
+    return replace(case, conditioning=given, expected=expected)
+
+
+def video(kind: str, frames: int, height: int, width: int) -> Callable[[Path], Case]:
+    """A type of CogVideoX; `frames` of tokens, of which there are `height` x `width`."""
+
+    @torch.no_grad()
+    def make(folder: Path) -> Case:
+        model = cogvideox(kind, max_text_seq_length=7)
+        p_t = model.config.patch_size_t or 1
+        channels = model.config.in_channels
+        x, text = draw(2, channels, frames * p_t, 2 * height, 2 * width, seed=1), draw(2, 7, TEXT_WIDTH, seed=2)
+        given = {"context": text} | ({"concat": x[:, 16:]} if channels > 16 else {})
+        pipeline = CogVideoXPipeline(None, None, None, model, None)
+        rope = None
+        if model.config.use_rotary_positional_embeddings:
+            rope = pipeline._prepare_rotary_positional_embeddings(16 * height, 16 * width, frames * p_t, CPU)
+        if model.ofs_embedding is not None:
+            given["ofs"] = torch.full((2,), 2.0)
+        case = Case("cogvideox", save_cogvideox(folder / "video.safetensors", kind), x[:, :16], given, x)
+        (out,) = model(
+            x.transpose(1, 2), text, case.timestep, ofs=given.get("ofs"), image_rotary_emb=rope, return_dict=False
+        )
+        return replace(case, expected=out.transpose(1, 2))
+
+    return make
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "pixart": picture,
+    "2b": video("2b-odd", 3, 5, 3),
+    "5b": video("5b", 5, 3, 4),
+    "1.5, image": video("1.5-i2v", 3, 3, 5),
+}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Made once."""
+    made: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in made:
+            made[name] = CASES[name](tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get
+
+
+class Rank:
+    """One rank's part of a case."""
+
+    def __init__(self, number: int, case: Case, plan: ResolvedPlan, dtype: torch.dtype = torch.float32) -> None:
+        self.case = case
+        self._mesh = build_mesh(plan, CPU, Meter())
+        self.model = load(case, plan, number, dtype)
+        self.forward: Any = self.model.forward_on(self._mesh, plan, Replicated(), lambda: None)
+
+    @torch.inference_mode()
+    def run(self, patch: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        """The output for the whole, or for a patch; on the last stage."""
+        case = self.case
+        given = {name: tensor.to(dtype) for name, tensor in case.conditioning.items()}
+        inputs = Inputs("key", case.x.shape, dtype, CPU, case.timestep, given)
+        out: Tensor | None = self.forward(inputs, case.x.to(dtype) if self._mesh.first else None, patch)
+        self._mesh.pipefusion.finish_sending()
+        return out
+
+
+def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A stage with its weights."""
+    family = FAMILIES[case.family]
+    part, config = family.inspect(read_header(case.path))
+    model = family.build(config, stages(plan)[rank])
+    computed = {name: buffer for name, buffer in model.module.named_buffers() if not buffer.is_meta}
+    shape_parameters(model.module, part, family.keys(config), dtype)
+    model.module.to_empty(device="cpu")
+    for name, buffer in computed.items():
+        model.module.get_buffer(name).copy_(buffer)
+    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
+    alone = Neighbours(build_mesh(cpu_plan(), CPU, Meter()).sequence, (0,))
+    load_weights(model.module, Whole(model.module), part, family.keys(config), dtype, alone, watch)
+    return model
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("degrees", PLANS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_split_gives_diffusers_own_result(name: str, degrees: dict[str, int], case: Any) -> None:
+    """The whole call, and then each patch from a cache that holds the same call: nothing is stale."""
+    found = case(name)
+    plan = cpu_plan(**degrees)
+
+    def on_rank(number: int) -> list[Tensor]:
+        rank = Rank(number, found, plan)
+        outs = [rank.run()]
+        if plan.patches > 1:
+            parts = [rank.run(patch) for patch in range(plan.patches)]
+            (region, *_) = rank.model.patches(found.x.shape, plan.patches)
+            if outs[0] is not None:
+                outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
+        return [out for out in outs if out is not None]
+
+    results = run_ranks(plan.world_size, on_rank)
+    assert any(results)
+    assert max(error(out, found.expected) for outs in results for out in outs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams_are_gathered_once(name: str, case: Any) -> None:
+    def gathers(number: int) -> tuple[int, int]:
+        rank = Rank(number, case(name), cpu_plan(ulysses=2))
+        rank.run()
+        return number, rank.forward.gathers
+
+    assert run_ranks(2, gathers) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("name", ["pixart", "2b"])
+def test_weights_are_cast_to_what_is_computed_in(name: str, weights: torch.dtype, case: Any) -> None:
+    """Also norms, convolutions and tables; bf16 moves the result, fp8 weights far more."""
+    found = case(name)
+
+    def on_rank(number: int) -> Tensor:
+        out = Rank(number, found, cpu_plan(), weights).run(dtype=torch.bfloat16)
+        assert out is not None
+        assert out.dtype == torch.bfloat16
+        return out.float()
+
+    (out,) = run_ranks(1, on_rank)
+    assert error(out, found.expected) <= (0.5 if weights.itemsize == 1 else 0.05)
+
+
+BLOCK = {"pixart": ("timestep", "attention more than"), "5b": ("image_rotary_emb", "attention more than")}
+
+
+@pytest.mark.parametrize("name", BLOCK)
+def test_what_is_not_declared_is_refused(name: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument, and an attention, taken out of the declaration on purpose."""
+    found = case(name)
+    family: Any = FAMILIES[found.family]
+    (group,) = family.declaration.groups
+    argument, attention = BLOCK[name]
+    left = {key: value for key, value in group.arguments.items() if key != argument}
+    for changed, reason in (
+        (replace(group, arguments=left), argument),
+        (replace(group, attentions=group.attentions[:-1]), attention),
+        (replace(group, attentions=(*group.attentions, Local())), "called attention"),
+        (replace(group, arguments={**group.arguments, "new": Same()}), "has no argument new"),
+    ):
+        monkeypatch.setattr(family, "declaration", replace(family.declaration, groups=(changed,)))
+
+        def on_rank(number: int) -> str:
+            try:
+                Rank(number, found, cpu_plan()).run()
+            except Refused as refused:
+                return str(refused)
+            return ""
+
+        assert reason in run_ranks(1, on_rank)[0]
+
+
+def test_other_weights_of_diffusers_are_refused(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    family: Any = FAMILIES["pixart"]
+    _, config = family.inspect(read_header(case("pixart").path))
+    known = dict(family.keys(config))
+    known.pop("proj_out.bias")
+    monkeypatch.setattr(family, "keys", lambda _: known)
+    with pytest.raises(Refused, match=r"diffusers .* has a PixArtTransformer2DModel of other weights .*proj_out.bias"):
+        family.build(config, stages(cpu_plan())[0])
