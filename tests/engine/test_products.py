@@ -72,9 +72,7 @@ WORKERS = (2, 3, 4, 6, 8)
 def _marks(workers: int, heads: int, plan: ResolvedPlan) -> list[pytest.MarkDecorator]:
     """Of six and eight workers the quick run takes the products of three forms, with heads that do not divide."""
     forms = sum(degree > 1 for degree in (plan.cfg, plan.pipefusion, plan.ring, plan.ulysses))
-    if workers in (2, 4):
-        return [pytest.mark.exactness]
-    return [] if workers == 3 or (forms == 3 and heads == 3) else [thorough]
+    return [] if workers <= 4 or (forms == 3 and heads == 3) else [thorough]
 
 
 EXACT = [(w, h, plan) for w in WORKERS for h in (3, 4) for plan in products(w, h, warmup_steps=STEPS)]
@@ -99,7 +97,6 @@ def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Sim
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
-@pytest.mark.exactness
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=thorough), 3])
 def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)
