@@ -135,7 +135,10 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
     activations = copies * math.ceil(tokens / inner) * row
     if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
         activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
-    cache = 2 * model.attentions * tokens / inner * row * max(plan.stages) if plan.patches > 1 else 0
+    cache = 0.0
+    if plan.patches > 1:  # keys and values of all tokens, split by heads and by Ring's blocks of tokens
+        features = math.ceil(model.heads / plan.ulysses) * model.head_dim
+        cache = 2 * math.ceil(tokens / plan.ring) * features * job.element * model.attentions * max(plan.stages)
     return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
 
 

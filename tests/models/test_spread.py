@@ -69,7 +69,8 @@ class Rank:
     def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
         self.case = case
         self._plan = plan
-        self._mesh = build_mesh(plan, CPU, Meter())
+        self.meter = Meter()
+        self._mesh = build_mesh(plan, CPU, self.meter)
         ends = list(accumulate(plan.stages))
         stage = self._mesh.pipefusion.rank
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
