@@ -234,7 +234,8 @@ def tensors_of(job: Job, sides: int) -> dict[str, Tensor]:
 def request(job: Job, plan: ResolvedPlan) -> Sample:
     """A denoise by Euler's method; with a negative prompt where the plan has two sides."""
     positive, *negative = [
-        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))] for side in range(plan.cfg)
+        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
+        for side in range(plan.cfg)
     ]
     return Sample(
         request=1,

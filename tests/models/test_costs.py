@@ -117,7 +117,9 @@ def test_a_stage_holds_and_keeps_what_the_formulas_say(family: tuple[Case, Count
     for stage, blocks in enumerate(plan.stages):
         mine = range(start, start + blocks)
         start += blocks
-        weights = outside + sum(size for name, size in every.items() if name.startswith(tuple(count.blocks[n] for n in mine)))
+        weights = outside + sum(
+            size for name, size in every.items() if name.startswith(tuple(count.blocks[n] for n in mine))
+        )
         weights += sum(size for name, size in every.items() if name.startswith(count.head)) if stage else 0
         rows = sum(2 * sum(count.attended[n]) for n in mine) * head_dim * ELEMENT
         for ulysses_rank in range(2):
