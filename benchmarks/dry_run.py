@@ -19,6 +19,7 @@ from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_
 from tests.dry.dry_rank import Result, dry_run, own_kernels
 
 FLUX, FLUX2, WAN, QWEN = "FLUX.1-dev", "FLUX.2-dev", "Wan 2.2 14B", "Qwen-Image"
+Z_IMAGE, HUNYUAN = "Z-Image", "HunyuanVideo 1.5"
 
 CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     f"{model}, {plan}": (model, degrees)
@@ -37,6 +38,10 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         (WAN, "cfg 2 x ulysses 4", {"cfg": 2, "ulysses": 4}),
         (QWEN, "one rank", {}),
         (QWEN, "ulysses 4", {"ulysses": 4}),
+        (Z_IMAGE, "one rank", {}),
+        (Z_IMAGE, "ring 2 x ulysses 2", {"ring": 2, "ulysses": 2}),
+        (HUNYUAN, "one rank", {}),
+        (HUNYUAN, "ulysses 8", {"ulysses": 8}),
     )
 }
 
@@ -64,14 +69,14 @@ def main() -> None:
             print(json.dumps({"case": model, "kernels": own_kernels(model)}), flush=True)
         return
     if not options.json:
-        print("| A step of | Kernels | Kernels a block | Collectives | Sent, MB | Peak, MB | Waits |")
-        print("|---|---|---|---|---|---|---|")
+        print("| A step of | Kernels | Kernels a block | Collectives | Sent, MB | Peak, MB | By the formula | Waits |")
+        print("|---|---|---|---|---|---|---|---|")
     for case, found in results(options.only, not options.short):
         if options.json:
             print(json.dumps({"case": case, **asdict(found)}))
         else:
             blocks = ", ".join(str(kernels) for kernels in found.blocks.values())
-            sizes = f"{found.sent / 1e6:.0f} | {found.peak / 1e6:.0f}"
+            sizes = f"{found.sent / 1e6:.0f} | {found.peak / 1e6:.0f} | {found.formula / 1e6:.0f}"
             print(f"| {case} | {found.kernels} | {blocks} | {found.collectives} | {sizes} | {len(found.waits)} |")
         for wait in found.waits:
             print(f"{case} waits: {wait}", file=sys.stderr)

@@ -59,23 +59,28 @@ def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
 
 
 def save_wide(folder: Path, name: str) -> Path:
-    """Write a model of one of the families whose width ComfyUI takes to be the real one: one block of a kind, in fp8.
-
-    Its numbers are the same million again and again, as drawing hundreds of millions takes long.
-    """
+    """Write a model of one of the families whose width ComfyUI takes to be the real one: one block of a kind, in fp8."""
     comfy_on_path()
     import comfy.ops
 
-    drawn = draw(1_000_003, seed=len(name))  # a prime, so that no two rows are alike
+    return save_fp8(folder / f"{name}.safetensors", WIDE[name](comfy.ops.disable_weight_init), seed=len(name))
+
+
+def save_fp8(path: Path, model: Any, seed: int) -> Path:
+    """Write a model on the meta device with random weights in fp8, vectors in bf16.
+
+    Its numbers are the same million again and again, as drawing hundreds of millions takes long.
+    """
+    drawn = draw(1_000_003, seed=seed)  # a prime, so that no two rows are alike
     tensors: dict[str, Tensor] = {}
-    for key, parameter in WIDE[name](comfy.ops.disable_weight_init).state_dict().items():
+    for key, parameter in model.state_dict().items():
         count = parameter.numel()
         values = drawn.repeat(-(-count // len(drawn)))[:count].view(parameter.shape)
         if parameter.ndim == 1:
             tensors[key] = (1 + 0.2 * values if key.endswith("weight") else 0.1 * values).bfloat16()
         else:
             tensors[key] = (values / parameter.shape[1] ** 0.5).to(torch.float8_e4m3fn)
-    path = folder / f"{name}.safetensors"
+    path.parent.mkdir(exist_ok=True)
     save_file(tensors, path)
     return path
 

@@ -1,13 +1,15 @@
-"""Random FLUX ControlNets in two layouts that ComfyUI reads, of XLabs and of InstantX, for the tiny checkpoints."""
+"""Random ControlNets in layouts that ComfyUI reads: FLUX's of XLabs and InstantX, Qwen-Image's, Stable Diffusion 3's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from diffusers import FluxControlNetModel
+from diffusers import FluxControlNetModel, SD3ControlNetModel
 from safetensors.torch import save_file
 
+from tests.comfy_oracle import comfy_on_path
+from tests.tiny_comfy import HEADS, save_fp8
 from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 from tests.tiny_models import randomise
 
@@ -50,4 +52,42 @@ def save_instantx(path: Path, *, heads: int = 4) -> Path:
     )
     path.parent.mkdir(exist_ok=True)
     save_file(randomise(model, seed=2).state_dict(), path)
+    return path
+
+
+def save_qwen(path: Path) -> Path:
+    """Write a ControlNet of one block for tests.tiny_comfy's wide Qwen-Image, in InstantX's layout; its hint is a latent."""
+    comfy_on_path()
+    from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
+    from comfy.ops import disable_weight_init
+
+    settings = {"dtype": torch.float32, "device": "meta", "operations": disable_weight_init}
+    return save_fp8(path, QwenImageControlNetModel(num_layers=1, **settings), seed=4)
+
+
+def save_sd3(path: Path) -> Path:
+    """Write a ControlNet of diffusers' class with one block for tests.tiny_comfy's SD 3; its hint is a latent."""
+    model = SD3ControlNetModel(
+        sample_size=16,
+        num_layers=1,
+        attention_head_dim=64,
+        num_attention_heads=HEADS,
+        joint_attention_dim=4096,
+        caption_projection_dim=HEADS * 64,
+        pooled_projection_dim=2048,
+        pos_embed_max_size=8,
+    )
+    path.parent.mkdir(exist_ok=True)
+    save_file(randomise(model, seed=5).state_dict(), path)
+    return path
+
+
+def save_wan_vae(path: Path) -> Path:
+    """Write Qwen-Image's VAE, which is Wan's, with few channels."""
+    comfy_on_path()
+    from comfy.ldm.wan.vae import WanVAE
+
+    path.parent.mkdir(exist_ok=True)
+    model = WanVAE(dim=4, z_dim=16, temperal_downsample=[False, True, True])
+    save_file(randomise(model, seed=6).state_dict(), path)
     return path

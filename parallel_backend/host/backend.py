@@ -149,7 +149,7 @@ class Backend:
         The answer's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
 
         Args:
-            residuals: what a ControlNet adds in a single call, and its tensors.
+            residuals: what a ControlNet adds, and its tensors, for the calls' batches one behind the other.
             working: as in the message.
             values: what each call's conditioning holds besides tensors; nothing by default.
         """

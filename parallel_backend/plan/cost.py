@@ -14,8 +14,11 @@ from ..layout import SequenceSplit, cut, length
 from .plan import Place, ResolvedPlan
 from .profiles import Level, ModelShape, Profile
 
-ACTIVATION_COPIES = 16
-"""Features held at the peak for each local token, in units of the hidden size: q, k, v, out, MLP (4), modulated, ..."""
+EXCHANGED = 6
+"""Features that Ulysses holds for a token beside the block's own: q, k and v as they are sent and as they come."""
+
+CIRCULATED = 17
+"""The same for Ring: k and v stacked (2) and as they leave and come (4), merged outputs in fp32 (6), outputs, and q."""
 
 Flow = tuple[int, int, float]
 """From rank, to rank, bytes."""
@@ -127,10 +130,15 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
     inner = plan.ring * plan.ulysses
-    activations = ACTIVATION_COPIES * math.ceil(tokens / inner) * model.hidden * job.element
-    if model.embeds_whole:  # in the compute dtype, beside what it is made of and, for a moment, in fp32
-        activations += tokens * model.hidden * (4 + 2 * job.element)
-    cache = 2 * tokens / inner * model.hidden * max(plan.stages) * job.element if plan.patches > 1 else 0
+    row = model.hidden * job.element
+    copies = model.copies + EXCHANGED * (plan.ulysses > 1) + CIRCULATED * (plan.ring > 1)
+    activations = copies * math.ceil(tokens / inner) * row
+    if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
+        activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
+    cache = 0.0
+    if plan.patches > 1:  # keys and values of all tokens, split by heads and by Ring's blocks of tokens
+        features = math.ceil(model.heads / plan.ulysses) * model.head_dim
+        cache = 2 * math.ceil(tokens / plan.ring) * features * job.element * model.attentions * max(plan.stages)
     return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
 
 
@@ -236,13 +244,13 @@ class _Estimate:
         matmul = 2 * tokens * model.token_weights / device.matmul
         scores = 4 * queries * keys * heads * model.head_dim
         crossed = 0 if model.joint_text else 4 * tokens * job.text_tokens * model.hidden
-        attention = (scores + crossed) / device.attention
+        attention = scores / device.attention
         traffic = soft.passes * tokens * model.hidden * job.element
         merges = queries * heads * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
         memory = (traffic + merges) / device.bandwidth
-        ulysses = self._ulysses(layout)
-        ring = self._ring(layout, attention, patched)
-        own = matmul + attention + memory
+        ulysses = model.attentions * self._ulysses(layout)
+        ring = model.attentions * self._ring(layout, attention, patched)
+        own = matmul + model.attentions * attention + crossed / device.attention + memory
         gather = self._gather(own + ulysses + ring, stage)
         host = device.launch * soft.launch * self._launches(self.stage_starts[stage], blocks)
         seen = blocks * (own + ulysses + ring) + gather

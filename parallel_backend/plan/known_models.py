@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import Refused
-from .profiles import ModelShape
+from .profiles import ModelShape, copies_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def _flux(name: str, double_weights: int, single_weights: int, other_weights: in
         other_weights=other_weights,
         token_weights=12 * 3072**2,
         channels=64,
+        copies=copies_of(3072, 5 * 3072, 7 * 3072),
     )
 
 
@@ -54,6 +55,7 @@ def _flux2(name: str, hidden: int, blocks: tuple[int, int], other_weights: int) 
         token_weights=13 * square,
         channels=128,
         embeds_whole=True,
+        copies=copies_of(hidden, 4 * hidden, 9 * hidden, gated=3 * hidden),
     )
 
 
@@ -73,6 +75,7 @@ def _wan(name: str, hidden: int, blocks: int, block_weights: int, other_weights:
         joint_text=False,
         guided=True,
         embeds_whole=True,
+        copies=copies_of(hidden, _WAN_INNER[hidden], _WAN_INNER[hidden]),
     )
 
 
@@ -117,6 +120,7 @@ def _models() -> dict[str, KnownModel]:
         text=128,
         guided=True,
         embeds_whole=True,
+        copies=copies_of(3072, 4 * 3072, 4 * 3072),
     )
     z_image = ModelShape(
         name="z-image-turbo",
@@ -131,6 +135,7 @@ def _models() -> dict[str, KnownModel]:
         channels=64,
         text=128,
         embeds_whole=True,
+        copies=copies_of(3840, 10240, 3 * 3840, gated=10240),
     )
     pixart = ModelShape(
         name="pixart-alpha",

@@ -17,7 +17,8 @@ class ModelShape:
     videos, `latent_frames` frames of a latent that has one every 4 video frames (0: the model makes pictures). `channels`
     are the latent's, per token. `joint_text` is false where text tokens are only attended to (cross-attention) and take
     no part in the sequence. `guided`: usually sampled with a negative branch. `embeds_whole`: every rank embeds the whole
-    picture before it takes its tokens.
+    picture before it takes its tokens. `copies` are the features that a block holds at its peak for each token, in units
+    of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average.
     """
 
     name: str
@@ -36,6 +37,8 @@ class ModelShape:
     joint_text: bool = True
     guided: bool = False
     embeds_whole: bool = False
+    copies: float = 16.0
+    attentions: float = 1.0
 
     @property
     def blocks(self) -> int:
@@ -70,6 +73,23 @@ class ModelShape:
     def image_tokens(self, width: int, height: int, frames: int = 1) -> int:
         """Image tokens of a picture or video of this size in pixels."""
         return self.rows(height, frames) * math.ceil(width / self.pixels)
+
+
+BESIDE_LAYERS = 5
+"""Features that a block holds for a token beside the widest layer's input and output, in units of the hidden size.
+
+The residual, what is normed and modulated, the attention's output and the copies in between. Counted in tests/dry.
+"""
+
+
+def copies_of(hidden: int, taken: int, given: int, gated: int = 0) -> float:
+    """`ModelShape.copies` of blocks whose widest layers take and give so many features a token.
+
+    Args:
+        gated: the width of a feed-forward layer whose gate is multiplied in: both, the gate's activation and the product
+            are held at once.
+    """
+    return BESIDE_LAYERS + (max(taken, 2 * gated) + max(given, 2 * gated)) / hidden
 
 
 CONTEXT_BYTES = 0.8e9

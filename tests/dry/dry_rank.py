@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections import Counter
@@ -22,6 +23,8 @@ from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import AXES, ResolvedPlan
+from parallel_backend.plan.cost import Job as PlanJob
+from parallel_backend.plan.cost import needs
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.wire.messages import Sample
@@ -42,13 +45,15 @@ FAMILY = FAMILIES["comfyui"]
 class Result:
     """One step of a rank, and where any step would have waited.
 
-    `blocks` are the kernels of a block by its class, the most of any; `sent` are bytes; `blocks_run` counts blocks.
+    `blocks` are the kernels of a block by its class, the most of any; `sent` are bytes; `blocks_run` counts blocks. `peak`
+    is the most of all steps, `formula` what plans go by for it.
     """
 
     kernels: int
     collectives: int
     sent: int
     peak: int
+    formula: float
     blocks: dict[str, int]
     blocks_run: int
     waits: list[str]
@@ -119,14 +124,15 @@ class DryRank:
         for tensor in (tensors or {}).values():
             tensor.cpu()
 
-    def result(self) -> Result:
+    def result(self, formula: float) -> Result:
         """Of the step that is counted."""
         before, step = self.steps[COUNTED - 1], self.steps[COUNTED]
         return Result(
             kernels=step.counts.kernels.total(),
             collectives=step.counts.collectives.total(),
             sent=step.sent - before.sent,
-            peak=step.counts.peak,
+            peak=max(each.counts.peak for each in self.steps[1:]),
+            formula=formula,
             blocks={kind: max(kernels) for kind, kernels in step.blocks.items()},
             blocks_run=sum(map(len, step.blocks.values())),
             waits=[f"{count} x {place}" for place, count in Counter(self._gpu.waits).items()],
@@ -167,13 +173,31 @@ def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, *
         warm_up_kernels(DEVICE)
         dry = DryRank(gpu, model)
         sample(dry, request(job, plan), tensors_of(job, plan.cfg))  # type: ignore[arg-type]
-    return dry.result()
+    return dry.result(working_by_formula(name, plan))
+
+
+def working_by_formula(name: str, plan: ResolvedPlan) -> float:
+    """Bytes beside the weights that plans go by."""
+    job, (_, config) = JOBS[name], inspected(name)
+    text = torch.empty(1, *job.prompt["context"], device="meta")
+    asked = PlanJob(
+        image_tokens=FAMILY.image_tokens(config, (1, *job.latent)),
+        text_tokens=FAMILY.beside_tokens(config, {"context": text}),
+        two_sided=plan.cfg == 2,
+    )
+    return needs(plan, FAMILY.shape(config), asked).working
+
+
+@functools.cache
+def inspected(name: str) -> tuple[Any, Any]:
+    """A model's file of headers, and what it is found to be."""
+    with tempfile.TemporaryDirectory() as folder:
+        return FAMILY.inspect(read_header(write_header(Path(folder), name)))
 
 
 def model_of(name: str, *, whole: bool, stage: Stage | None = None) -> Any:
     """A stage of a model, or all of it, on the meta device."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint, config = FAMILY.inspect(read_header(write_header(Path(folder), name)))
+    checkpoint, config = inspected(name)
     blocks = JOBS[name].blocks
     if not whole:
         config, blocks = FAMILY.two_of_each(config)[0], JOBS[name].short
@@ -186,9 +210,7 @@ def model_of(name: str, *, whole: bool, stage: Stage | None = None) -> Any:
 def own_kernels(name: str) -> int:
     """Kernels of ComfyUI's own forward of the whole model."""
     job = JOBS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        _, config = FAMILY.inspect(read_header(write_header(Path(folder), name)))
-    module = config.base(torch.bfloat16).diffusion_model  # type: ignore[attr-defined]
+    module = inspected(name)[1].base(torch.bfloat16).diffusion_model
     gpu = FakeGpu()
     with gpu.running(0, 1):
         module.to_empty(device=DEVICE)
@@ -211,7 +233,10 @@ def tensors_of(job: Job, sides: int) -> dict[str, Tensor]:
 
 def request(job: Job, plan: ResolvedPlan) -> Sample:
     """A denoise by Euler's method; with a negative prompt where the plan has two sides."""
-    positive, *negative = [[Prompt({key: f"prompt.{side}.{key}" for key in job.prompt})] for side in range(plan.cfg)]
+    positive, *negative = [
+        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
+        for side in range(plan.cfg)
+    ]
     return Sample(
         request=1,
         model=ModelSpec("comfyui", "full size", 0, 0, "bfloat16"),

@@ -146,7 +146,7 @@ class FakeGpu(TorchDispatchMode):
     def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         pinned = kwargs.pop("pin_memory", False)
         with unset_fake_temporarily():
-            if func is aten._pin_memory.default:
+            if func in (aten._pin_memory.default, aten.pin_memory.default):
                 out, pinned = args[0].clone(), True
             else:
                 out = func(*args, **kwargs)

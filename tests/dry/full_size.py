@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ class Job:
     """A model and one denoise.
 
     `make` gets ComfyUI's layers; `latent` is the shape without the batch; `prompt` the shapes of the conditioning without
-    the batch. `blocks` are the units that stages are cut from, `short` with two of each kind.
+    the batch, `values` what of it is no tensor. `blocks` are the units that stages are cut from, `short` with two of each
+    kind.
     """
 
     make: Callable[[Any], Any]
@@ -27,6 +28,7 @@ class Job:
     prompt: Mapping[str, tuple[int, ...]]
     blocks: int
     short: int
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _flux(operations: Any) -> Any:
@@ -65,13 +67,36 @@ def _qwen(operations: Any) -> Any:
     return QwenImageTransformer2DModel(num_layers=60, operations=operations, **SETTINGS)
 
 
+def _z_image(operations: Any) -> Any:
+    from comfy.ldm.lumina.model import NextDiT
+
+    return NextDiT(
+        patch_size=2, in_channels=16, dim=3840, n_layers=30, n_heads=30, n_kv_heads=30, cap_feat_dim=2560, qk_norm=True,
+        axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, ffn_dim_multiplier=8.0 / 3.0,
+        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, operations=operations, **SETTINGS,
+    )  # fmt: skip
+
+
+def _hunyuan(operations: Any) -> Any:
+    from comfy.ldm.hunyuan_video.model import HunyuanVideo
+
+    return HunyuanVideo(
+        in_channels=65, out_channels=32, vec_in_dim=None, context_in_dim=3584, hidden_size=2048, mlp_ratio=4.0, num_heads=16,
+        depth=54, depth_single_blocks=0, axes_dim=[16, 56, 56], theta=256, patch_size=[1, 1, 1], qkv_bias=True,
+        guidance_embed=False, byt5=True, meanflow=False, use_cond_type_embedding=False, vision_in_dim=1152,
+        meanflow_sum=False, operations=operations, **SETTINGS,
+    )  # fmt: skip
+
+
 JOBS: Mapping[str, Job] = {
     "FLUX.1-dev": Job(_flux, (16, 128, 128), {"context": (512, 4096), "y": (768,), "guidance": ()}, 57, 4),
     "FLUX.2-dev": Job(_flux2, (128, 64, 64), {"context": (512, 15360), "guidance": ()}, 56, 4),
     "Wan 2.2 14B": Job(_wan, (16, 21, 90, 160), {"context": (512, 4096)}, 40, 2),
     "Qwen-Image": Job(_qwen, (16, 1, 128, 128), {"context": (256, 3584)}, 60, 2),
+    "Z-Image": Job(_z_image, (16, 128, 128), {"context": (128, 2560)}, 32, 4, {"num_tokens": 128}),
+    "HunyuanVideo 1.5": Job(_hunyuan, (32, 31, 45, 80), {"context": (256, 3584), "concat": (33, 31, 45, 80)}, 54, 2),
 }
-"""Pictures of 1024 x 1024 pixels, and a video of 81 frames of 1280 x 720: 75,600 tokens."""
+"""Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan."""
 
 
 def write_header(folder: Path, name: str) -> Path:

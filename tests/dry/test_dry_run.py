@@ -29,6 +29,10 @@ LIMITS = {
     "Wan 2.2 14B, cfg 2 x ulysses 4": (132, {"WanAttentionBlock": 34}, 6),
     "Qwen-Image, one rank": (160, {"QwenImageTransformerBlock": 50}, 0),
     "Qwen-Image, ulysses 4": (171, {"QwenImageTransformerBlock": 53}, 5),
+    "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0),
+    "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17),
+    "HunyuanVideo 1.5, one rank": (190, {"DoubleStreamBlock": 44}, 0),
+    "HunyuanVideo 1.5, ulysses 8": (201, {"DoubleStreamBlock": 47}, 5),
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
 
@@ -75,6 +79,13 @@ def test_an_attention_is_two_all_to_alls_and_the_output_is_gathered_once(
 ) -> None:
     guidance = 1 if "cfg" in case else 0
     assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + 1 + guidance
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_a_rank_needs_what_the_formula_says(case: str, short: dict[str, dict[str, Any]]) -> None:
+    """Never more, or a plan that was said to fit runs out of memory; nor so much less that plans that fit are refused."""
+    peak, formula = short[case]["peak"], short[case]["formula"]
+    assert peak <= formula <= 1.6 * peak
 
 
 @thorough

@@ -76,7 +76,7 @@ def _marks(workers: int, heads: int, plan: ResolvedPlan) -> list[pytest.MarkDeco
     """
     forms = sum(degree > 1 for degree in (plan.cfg, plan.pipefusion, plan.ring, plan.ulysses))
     quick = (heads == 3 or plan.ulysses > 3) and (workers <= 4 or forms == 3)
-    return [pytest.mark.exactness] * (workers in (2, 4)) + [thorough] * (not quick)
+    return [] if quick else [thorough]
 
 
 EXACT = [(w, h, plan) for w in WORKERS for h in (3, 4) for plan in products(w, h, warmup_steps=STEPS)]
@@ -101,7 +101,6 @@ def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Sim
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
-@pytest.mark.exactness
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=thorough), 3])
 def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)

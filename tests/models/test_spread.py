@@ -80,7 +80,8 @@ class Rank:
     def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
         self.case = case
         self._plan = plan
-        self._mesh = build_mesh(plan, CPU, Meter())
+        self.meter = Meter()
+        self._mesh = build_mesh(plan, CPU, self.meter)
         ends = list(accumulate(plan.stages))
         stage = self._mesh.pipefusion.rank
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
@@ -182,14 +183,26 @@ def test_streams_are_gathered_once(name: str, case: Any) -> None:
     assert run_ranks(2, gathers) == [found.gathers] * 2
 
 
-@pytest.mark.parametrize("name", ["flux, references", "chroma"])
-def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(name: str, case: Any) -> None:
-    """After the first double block and the second single one, on two stages."""
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("flux, references", ("input", "output")),
+        ("chroma", ("input", "output")),
+        ("qwen-image-edit, negative index", ("input", "input")),
+        ("sd 3.5 medium", ("output", "output")),
+    ],
+)
+def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
+    name: str, kinds: tuple[str, str], case: Any
+) -> None:
+    """After the first block of a kind and the second of one, on two stages."""
     found, plain = case(name)
-    picture = Picture(tuple(found.x.shape), (2, 2))
+    picture = Picture(tuple(found.x.shape), as_patch_size(found.declaration.patch_size(found.model), found.x.ndim - 2))
     heads, head_dim = found.declaration.heads_of(found.model)
     first, second = (draw(1, picture.tokens, heads * head_dim, seed=seed) for seed in (6, 7))
-    control = {"input": [first], "output": [None, second]}
+    control: dict[str, list[Tensor | None]] = {kinds[1]: [None, second]}
+    control[kinds[0]] = [first, *control.get(kinds[0], [])[1:]]
+    assert set(control) == set(found.declaration.control)
     expected = replace(found, arguments={**found.arguments, "control": control}).stock()
     assert worst([[plain]], expected) > 1e-2
     plan = plan_for(found, pipefusion=2, ring=2)

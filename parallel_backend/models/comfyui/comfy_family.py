@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
+from ...plan.profiles import copies_of
 from ...weights.checkpoint import Checkpoint
 from ...weights.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
-from ..spread.blocks import Block, blocks_of, control_blocks
-from ..spread.declaration import Declaration
+from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
+from ..spread.declaration import Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
 from .conditioning import packed_shapes, reference_tokens
 from .detection import DAMAGE, detect, unmakable
@@ -36,7 +38,7 @@ REFERENCE = "ref_latents"
 METHOD = "ref_latents_method"
 """The conditioning that says where references are laid."""
 
-MODULATION = ("mod", "adaLN", "modulation")
+MODULATION = ("mod", "adaLN", "adaln", "norm")
 """In the names of layers that are applied once a call, not once a token."""
 
 
@@ -356,7 +358,6 @@ def plan_shape(
     sizes = [sum(p.numel() for p in block.module.parameters()) for block in blocks]
     inside = sum(sizes)
     double = sum(sizes[:doubles])
-    last = blocks[-1]
     volume = 1
     for step in as_patch_size(declaration.patch_size(module), dims):
         volume *= step
@@ -369,17 +370,39 @@ def plan_shape(
         double_weights=double // doubles if doubles else 0,
         single_weights=(inside - double) // (units - doubles),
         other_weights=sum(p.numel() for p in module.parameters()) - inside,
-        token_weights=_token_weights(last) // len(last.group.streams),
+        token_weights=round(sum(map(_token_weights, blocks)) / units),
         channels=channels * volume,
         joint_text=declaration.joint_text,
         embeds_whole=True,
+        copies=_copies(blocks, heads * head_dim),
+        attentions=sum(map(_spread_attentions, blocks)) / units,
     )
 
 
-def _token_weights(block: Block) -> int:
-    """Parameters of the layers that are applied to every token."""
-    return sum(
-        parameter.numel()
+def _token_layers(block: Block) -> dict[str, Tensor]:
+    """The weights, `[out, in]`, of the layers that are applied to every token."""
+    return {
+        name: parameter
         for name, parameter in block.module.named_parameters()
         if parameter.ndim == 2 and not any(mark in name for mark in MODULATION)
-    )
+    }
+
+
+def _token_weights(block: Block) -> float:
+    """Parameters that multiply a token; text that is in the sequence has some of its own."""
+    kinds = {type(kind) for kind in block.group.streams.values()}
+    return sum(weight.numel() for weight in _token_layers(block).values()) / len(kinds)
+
+
+def _copies(blocks: Sequence[Block], hidden: int) -> float:
+    """`ModelShape.copies` by the widest layers of any block."""
+    layers = {f"{block.path}.{name}": weight.shape for block in blocks for name, weight in _token_layers(block).items()}
+    taken, given = {width for _, width in layers.values()}, {width for width, _ in layers.values()}
+    side_by_side = Counter((name.rsplit(".", 2)[0], width) for name, (width, _) in layers.items())
+    pairs = {width for (_, width), count in side_by_side.items() if count > 1} | {width // 2 for width in given}
+    gated = max((width for width in pairs & taken if width > hidden), default=0)
+    return copies_of(hidden, max(taken), max(given), gated)
+
+
+def _spread_attentions(block: Block) -> int:
+    return sum(isinstance(attention, Spread) for attention in attentions_of(block.group, block.module))

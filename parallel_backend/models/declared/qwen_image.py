@@ -28,5 +28,6 @@ QWEN_IMAGE = Declaration(
         model.transformer_blocks[0].attention_head_dim,
     ),
     text_width=lambda model: model.txt_in.in_features,
+    control={"input": "transformer_blocks"},
     positions=("pe_embedder",),
 )

@@ -28,4 +28,5 @@ SD3 = Declaration(
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"c": Same()}, returns=("x",)),),
     heads_of=lambda model: (model.num_heads, model.hidden_size // model.num_heads),
     text_width=lambda model: model.context_embedder.in_features,
+    control={"output": "joint_blocks"},
 )

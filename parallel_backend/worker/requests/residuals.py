@@ -26,8 +26,8 @@ class Share:
 
     @property
     def names(self) -> list[str]:
-        """The tensors, each once; none for a rank without tokens."""
-        return list(dict.fromkeys(self.blocks.values())) if self.positions.numel() else []
+        """The tensors, each once; none for a rank without tokens, or without a part of the batch."""
+        return list(dict.fromkeys(self.blocks.values())) if self.positions.numel() and length(self.rows) else []
 
     def of(self, tensor: Tensor) -> Tensor:
         """This rank's part of a tensor `[batch or 1, image tokens, features]`."""
@@ -42,14 +42,14 @@ def shares(
 
     Args:
         tokens: the picture's.
-        rows: the runs of the batch, one a data and cfg rank, or a single one.
+        rows: the run of the batch that each data and cfg rank computes.
     """
     parts = []
     for rank, stage in enumerate(stages):
         place = plan.place(rank)
         group, sequence = place.data * plan.cfg + place.cfg, place.ring * plan.ulysses + place.ulysses
         blocks = {block: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop}
-        parts.append(Share(blocks, rows[group if len(rows) > 1 else 0], tokens.ranks[sequence]))
+        parts.append(Share(blocks, rows[group], tokens.ranks[sequence]))
     return parts
 
 

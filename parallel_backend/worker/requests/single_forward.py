@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,7 +27,7 @@ def single_forward(
 ) -> None:
     """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
 
-    `residuals` are on the CPU of rank 0.
+    `residuals` are on the CPU of rank 0; their batch is that of all calls, one behind the other.
     """
     mesh = rank.mesh(message.plan)
     try:
@@ -43,27 +44,35 @@ def single_forward(
     every = message.values if message.calls > 1 else message.values * len(pieces)
     mine = list(zip(pieces[run], every[run], strict=True))
     added: dict[int, Tensor] = {}
+    sizes = [piece["x"].shape[0] for piece in pieces]
+    edges = [0, *itertools.accumulate(sizes)]
     if message.residuals is not None:
-        rows = cut(tensors["0.x"].shape[0], len(pieces))
+        rows = [slice(edges[part.start], edges[part.stop]) for part in parts]
         assert isinstance(model, ComfyModel) and isinstance(forward, ComfyForward), "no other family takes residuals"
-        first, values = mine[0]
-        tokens = forward.picture_tokens(first["x"].shape, first, values)
+        tokens = forward.picture_tokens(pieces[0]["x"].shape, pieces[0], every[0])
         each = shares(message.residuals, message.plan, stages(message.plan), tokens, rows)
         found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
         added = {block: tensor.to(rank.device) for block, tensor in found.items()}
-    outputs = [
-        _forward_piece(rank, number, piece, values, forward, added) for number, (piece, values) in enumerate(mine)
-    ]
+    start, outputs = edges[run.start], []
+    for number, (piece, values) in enumerate(mine):
+        first = edges[run.start + number] - start
+        own = {block: _rows(tensor, first, piece["x"].shape[0]) for block, tensor in added.items()}
+        outputs.append(_forward_piece(rank, number, piece, values, forward, own))
     mesh.pipefusion.finish_sending()
     output = None
     if mesh.last:
         output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
         if len(pieces) > 1:
-            output = _from_groups(output, [sum(p["x"].shape[0] for p in pieces[part]) for part in parts], mesh)
+            output = _from_groups(output, [sum(sizes[part]) for part in parts], mesh)
     rank.report(message.request, message.model, started, forward.cache_bytes)
     if mesh.reports:
         assert output is not None
         rank.link.send(Done(message.request), {"result": output})
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    """Some rows of a batch; one that is for all of them stays."""
+    return tensor if tensor.shape[0] == 1 else tensor.narrow(0, first, count)
 
 
 def _forward_piece(

@@ -1,0 +1,130 @@
+"""What ranks of each family send, hold and keep, against counts by hand and the formulas that plans go by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.plan import ModelShape
+from parallel_backend.plan.cost import Job, needs, ring_bytes, ulysses_bytes
+from tests.models.test_spread import CASES, Rank, plan_for
+from tests.models.tiny_classes import HEADS, Case
+from tests.ranks import run_ranks
+
+ELEMENT = 4
+
+
+class Count(NamedTuple):
+    """By hand: how many tokens of text and of pictures attend to each other in each block, and where blocks are."""
+
+    attended: tuple[tuple[int, int], ...]
+    hidden: int
+    blocks: tuple[str, ...]
+    head: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """In the largest sequence."""
+        return max(map(sum, self.attended))
+
+
+FLUX_HEAD, FLUX_BLOCKS = ("final_layer.",), ("double_blocks.0.", "single_blocks.0.", "single_blocks.1.")
+COUNTS: Mapping[str, Count] = {
+    "flux 2, zero-timestep reference": Count(((7, 7 * 5 + 4 * 5),) * 3, 384, FLUX_BLOCKS, FLUX_HEAD),
+    "qwen-image": Count(
+        ((7, 5 * 7),) * 3, 384, tuple(f"transformer_blocks.{n}." for n in range(3)), ("norm_out.", "proj_out.")
+    ),
+    "wan, text": Count(((0, 3 * 4 * 5),) * 3, 384, tuple(f"blocks.{n}." for n in range(3)), ("head.",)),
+    "z-image": Count(  # both padded to multiples of 32, in one stream; the refiners see the picture alone
+        ((0, 64), (0, 64), (0, 32 + 64), (0, 32 + 64)),
+        288,
+        (*(f"noise_refiner.{n}." for n in range(2)), *(f"layers.{n}." for n in range(2))),
+        FLUX_HEAD,
+    ),
+    "hunyuan video 1.5, glyphs and picture": Count(
+        ((7 + 3 + 5, 3 * 6 * 10),) * 3, 384, tuple(f"double_blocks.{n}." for n in range(3)), FLUX_HEAD
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def family(request: Any) -> tuple[Case, Count]:
+    """A tiny model, and what it counts."""
+    return CASES[request.param](), COUNTS[request.param]
+
+
+def shape_of(case: Case) -> ModelShape:
+    blocks = blocks_of(case.model, case.declaration)
+    return plan_shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
+
+
+def share(of: int, ranks: int, rank: int) -> int:
+    """Of what is cut as evenly as can be."""
+    return of * (rank + 1) // ranks - of * rank // ranks
+
+
+def test_ulysses_and_ring_send_their_exact_sums(family: tuple[Case, Count]) -> None:
+    """Of uneven tokens and heads; together within the formulas' even cuts by what is uneven."""
+    case, count = family
+    plan = plan_for(case, ring=2, ulysses=2)
+    head_dim = count.hidden // HEADS
+
+    def sent(_: int) -> dict[str, int]:
+        rank = Rank(case, plan)
+        rank.run()
+        return dict(rank.meter.sent)
+
+    found = run_ranks(4, sent)
+    for number, one in enumerate(found):
+        ring_rank, ulysses_rank = divmod(number, 2)
+        heads = share(HEADS, 2, ulysses_rank)
+        ulysses = ring = 0
+        for streams in count.attended:
+            local = sum(share(stream, 4, number) for stream in streams)
+            group = sum(share(stream, 4, 2 * ring_rank + other) for stream in streams for other in range(2))
+            ulysses += 3 * local * (HEADS - heads) + (group - local) * heads
+            ring += 2 * group * heads
+        assert one["ulysses"] == ulysses * head_dim * ELEMENT
+        assert one["ring"] == ring * head_dim * ELEMENT
+    shape = shape_of(case)
+    tokens = sum(map(sum, count.attended)) / shape.blocks
+    for axis, formula in (("ulysses", ulysses_bytes), ("ring", ring_bytes)):
+        even = formula(tokens, shape.hidden, shape.blocks, ELEMENT, ring=2, ulysses=2)
+        assert sum(one[axis] for one in found) / 4 == pytest.approx(even, rel=0.05)
+
+
+def test_a_stage_holds_and_keeps_what_the_formulas_say(family: tuple[Case, Count]) -> None:
+    """Its blocks and what is outside of blocks; keys and values of all tokens, split by heads."""
+    case, count = family
+    plan = plan_for(case, pipefusion=2, ulysses=2, patches=2)
+    head_dim = count.hidden // HEADS
+
+    def held(_: int) -> tuple[int, int]:
+        rank = Rank(case, plan)
+        rank.run()
+        return sum(parameter.nbytes for parameter in rank.module.parameters()), rank.forward.cache_bytes
+
+    found = run_ranks(4, held)
+    every = {name: parameter.nbytes for name, parameter in case.model.named_parameters()}
+    outside = sum(size for name, size in every.items() if not name.startswith(count.blocks + count.head))
+    job = Job(count.tokens, 0, element=ELEMENT, weight_element=ELEMENT)
+    formula = needs(plan, shape_of(case), job)
+    start = 0
+    for stage, blocks in enumerate(plan.stages):
+        mine = range(start, start + blocks)
+        start += blocks
+        weights = outside + sum(
+            size for name, size in every.items() if name.startswith(tuple(count.blocks[n] for n in mine))
+        )
+        weights += sum(size for name, size in every.items() if name.startswith(count.head)) if stage else 0
+        rows = sum(2 * sum(count.attended[n]) for n in mine) * head_dim * ELEMENT
+        for ulysses_rank in range(2):
+            assert found[2 * stage + ulysses_rank] == (weights, rows * share(HEADS, 2, ulysses_rank))
+        assert weights <= formula.weights
+    kept = max(cache for _, cache in found)
+    without = needs(plan_for(case, pipefusion=2, ulysses=2, patches=1), shape_of(case), job)
+    assert kept <= formula.activations - without.activations
