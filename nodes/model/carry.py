@@ -20,6 +20,7 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
 from .given import CROSS_ATTENTION, Given, NotSupported, Translator, options_of
 from .remote_model import dtype_name
+from .step_cache import cache_of
 from .unsupported import refuse_prompts, refuse_transformer_options
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
@@ -52,6 +53,10 @@ class SamplerRun:
     @property
     def model_options(self) -> Mapping[str, Any]:
         return self.extra_args["model_options"]  # type: ignore[no-any-return]
+
+    @property
+    def transformer_options(self) -> Mapping[str, Any]:
+        return self.model_options.get("transformer_options", {})  # type: ignore[no-any-return]
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
@@ -103,6 +108,7 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
+        "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
     }
     if run.mask is not None:
         fields["clean_inpaint"] = _shows_clean_latent(type(run.guider.inner_model))

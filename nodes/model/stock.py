@@ -19,6 +19,9 @@ import comfy.model_base
 import comfy.samplers
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
+from .step_cache import KEY as STEP_CACHE
+from .step_cache import known_wrappers
+
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
     f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
@@ -98,9 +101,13 @@ def _unknown_sides(guider: Any) -> Iterator[str]:
 
 
 def _unknown_hooks(transformer_options: Mapping[str, Any]) -> Iterator[str]:
+    known = known_wrappers(transformer_options)
+    if known:
+        yield from _foreign(transformer_options[STEP_CACHE], "step cache")
     for kind, wrappers in transformer_options.get("wrappers", {}).items():
         if kind not in WRAPPERS:
-            yield from (f"the {kind} wrapper {name or 'unnamed'}" for name, given in wrappers.items() if given)
+            unknown = (name for name, given in wrappers.items() if given and (kind, name) not in known)
+            yield from (f"the {kind} wrapper {name or 'unnamed'}" for name in unknown)
     for kind, callbacks in transformer_options.get("callbacks", {}).items():
         if kind not in CALLBACKS and any(callbacks.values()):
             yield f"the callback {kind}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import ModelSpec, Prompt, Sampling, Value
+from ..diffusion import CacheSettings, ModelSpec, Prompt, Sampling, Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -64,6 +64,7 @@ class Sample(Message, frozen=True):
     positive: list[Prompt]
     negative: list[Prompt] | None
     clean_inpaint: bool = False
+    cache: CacheSettings | None = None
     adapters: str = ""
     working: int = 0
 
@@ -309,9 +310,10 @@ class Report(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The request is finished. Tensors: `result`, unless there is none."""
+    """The request is finished. Tensors: `result`, unless there is none. `skipped` counts a denoise's calls that a cache saved."""
 
     request: int
+    skipped: int = 0
 
 
 class MachineMeasured(Message, frozen=True):
