@@ -18,6 +18,7 @@ from ...parallel_backend.denoise import samplers
 from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
+from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, Translator, options_of
 from .remote_model import dtype_name
 from .step_cache import cache_of
@@ -108,6 +109,7 @@ def fields_of(run: SamplerRun, translator: Translator) -> tuple[dict[str, Any], 
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
+        "compiler": compiler_of(run.model_options, translator),
         "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
     }
     if run.mask is not None:

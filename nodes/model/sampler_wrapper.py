@@ -103,7 +103,8 @@ def run_in_workers(
             return samples
         adapters = proxy.adapters()
         cached = f", {fields['cache'].kind} (approximate)" if fields["cache"] is not None else ""
-        log.info("Parallel: %s in the workers on %s%s", fields["sampler"], where, cached)
+        compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
+        log.info("Parallel: %s in the workers on %s%s%s", fields["sampler"], where, cached, compiled)
         total = len(sigmas) - 1
         with tqdm(total=total, disable=disable_pbar) as bar:
 
@@ -112,6 +113,9 @@ def run_in_workers(
                 _tell_step(told, callback, step, denoised.to(noise.device), x.to(noise.device), total)
 
             done = remote.sample(tensors, on_progress, adapters, plan=plan, working=working, **fields)
+        for reason in done.message.uncompiled:
+            log.warning("Parallel: %s", reason)
+            told.warnings.append(reason)
     tell_skipped(run.transformer_options, done.message.skipped)
     samples = done.tensors["result"]
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(noise.device))

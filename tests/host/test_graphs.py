@@ -392,11 +392,14 @@ def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph
     assert ways(log) == ["loop"]
 
 
-def test_torch_compile_leaves_the_workers_alone(comfyui, latent_of):
+def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
+    """On CPUs cudagraphs is what is left of it without a recorder: the same graphs, run as they are; inductor takes minutes."""
     graph = basic(seed=SEED + 4)
-    run, log = queue_logged(comfyui, insert_after_model(parallel(graph), "TorchCompileModel", backend="inductor"))
+    run, log = queue_logged(comfyui, insert_after_model(parallel(graph), "TorchCompileModel", backend="cudagraphs"))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
-    assert ways(log) == ["the model option torch_compile_kwargs"]
+    assert ways(log) == ["loop"]
+    assert "blocks compiled by cudagraphs" in log
+    assert "is not compiled" not in log
 
 
 @pytest.mark.parametrize(("graph", "reason"), [pytest.param(*case, id=name) for name, case in STEP_BY_STEP.items()])

@@ -103,11 +103,16 @@ class StagePart:
 
 
 def forward_of(
-    model: Model | ComfyModel, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+    model: Model | ComfyModel,
+    mesh: Mesh,
+    plan: ResolvedPlan,
+    holding: Holding,
+    mark: Callable[[], None],
+    compiler: str = "",
 ) -> StageForward | ComfyForward:
-    """A model's forward under a plan."""
+    """A model's forward under a plan, with its blocks compiled if it is a ComfyModel's and a compiler is named."""
     if isinstance(model, ComfyModel):
-        return model.forward_on(mesh, plan, holding, mark)
+        return model.forward_on(mesh, plan, holding, mark, compiler)
     return StageForward(model, mesh, plan, holding, mark)
 
 

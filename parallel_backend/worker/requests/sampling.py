@@ -20,7 +20,7 @@ from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
 from ...layout import cut, length
 from ...mesh import Mesh
-from ...models.comfyui.model import ComfyModel
+from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.family import Model
 from ...models.region import Region
 from ...wire.messages import Done, Progress, Sample
@@ -45,7 +45,8 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
     if result is not None and _answers(mesh):
         whole = _whole_batch(result, mesh, tensors["x"].shape[0])
         if mesh.reports:
-            rank.link.send(Done(message.request, cache.skipped), {"result": whole})
+            uncompiled = forward.uncompiled() if isinstance(forward, ComfyForward) else ()
+            rank.link.send(Done(message.request, cache.skipped, uncompiled), {"result": whole})
 
 
 def _pipeline(
