@@ -53,6 +53,20 @@ Sampling = FlowSettings | DiffusionSettings
 """The MODEL's noise process."""
 
 
+class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step cache of ComfyUI's (`denoise/step_cache.py`), which skips model calls at sigmas above `end` and not above `start`.
+
+    It skips while the output has probably changed by less than `threshold` of itself, judged by every `stride`-th row and
+    column.
+    """
+
+    kind: Literal["EasyCache", "LazyCache"]
+    threshold: float
+    start: float
+    end: float
+    stride: int
+
+
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors, `values` what is no tensor.
 

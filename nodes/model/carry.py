@@ -18,8 +18,10 @@ from ...parallel_backend.denoise import samplers
 from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
+from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
 from .remote_model import dtype_name
+from .step_cache import cache_of
 from .unsupported import refuse_prompts, refuse_transformer_options
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
@@ -55,6 +57,10 @@ class SamplerRun:
     @property
     def model_options(self) -> Mapping[str, Any]:
         return self.extra_args["model_options"]  # type: ignore[no-any-return]
+
+    @property
+    def transformer_options(self) -> Mapping[str, Any]:
+        return self.model_options.get("transformer_options", {})  # type: ignore[no-any-return]
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
@@ -106,6 +112,8 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
+        "compiler": compiler_of(run.model_options),
+        "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
     }
     if run.mask is not None:
         fields["clean_inpaint"] = _shows_clean_latent(type(run.guider.inner_model))

@@ -6,9 +6,9 @@ import inspect
 import weakref
 from typing import Any
 
-import comfy.patcher_extension
 import comfy.utils
 import torch
+from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
@@ -17,6 +17,7 @@ from .given import CONCAT, NAMES, Given, of_call, options_of
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
+from .step_cache import runs_wrappers
 from .unsupported import refuse_transformer_options, refuse_weights
 from .within import Within
 
@@ -46,15 +47,20 @@ class DiffusionProxy(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["_skeleton"][0], name)
 
+    @property
+    def skeleton(self) -> Any:
+        """ComfyUI's diffusion model on the meta device."""
+        return self._skeleton[0]
+
     @torch.compiler.disable
     def forward(self, x: Any, timestep: Any, context: Tensor, **inputs: Any) -> Any:
-        """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs ComfyUI's DIFFUSION_MODEL wrappers.
+        """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs DIFFUSION_MODEL wrappers as ComfyUI's own does.
 
         `x` and the output may be lists of a video and its sound, `timestep` a tuple of theirs.
         """
         options = inputs.pop("transformer_options", {})
-        wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
-        executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
+        wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if runs_wrappers(self.skeleton) else []
+        executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
 
     def _forward(self, x: Any, timestep: Any, context: Tensor, transformer_options: Any, **inputs: Any) -> Any:

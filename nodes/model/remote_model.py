@@ -22,6 +22,7 @@ from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
+from ...parallel_backend.wire.frames import Frame
 from ..room import free_devices, yielding
 from ..telling import loading
 from .control import Control, residuals_of
@@ -131,7 +132,7 @@ class RemoteModel:
         parts = len(self.devices) if self.wish.weights == "sharded" else max(1, self.wish.pipefusion)
         return self.devices.count(device_name(device)) * self.weight_bytes // parts
 
-    def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, adapters: AdapterSet, **fields: Any) -> Tensor:
+    def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, adapters: AdapterSet, **fields: Any) -> Frame:
         """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
         try:
             answer = self.backend.sample(
@@ -145,7 +146,7 @@ class RemoteModel:
             )
         except Cancelled:
             raise interruption() from None
-        return answer.frame.tensors["result"]
+        return answer.frame
 
     def make_room(self, plan: ResolvedPlan, job: Job) -> int:
         """Make ComfyUI's models leave the plan's devices as far as a job needs it; returns what it needs to compute."""

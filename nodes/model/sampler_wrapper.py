@@ -19,6 +19,7 @@ from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
 from .step_by_step import StepByStep
+from .step_cache import tell_skipped
 from .stock import not_supported
 from .unsupported import refuse_weights
 
@@ -69,12 +70,7 @@ def run_in_workers(
             raise NotSupported(unknown)
         fields, tensors = fields_of(run)
     except NotSupported as error:
-        if run.model_options["transformer_options"].get(STRICT):
-            raise Refused(
-                f"Parallel Sampler does not support {error}: choose {error.instead}, or KSampler, which is slower (one model "
-                "call at a time)."
-            ) from None
-        reason = error
+        reason = _taken(error, run)
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
         if reason is not None:
             return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
@@ -83,6 +79,10 @@ def run_in_workers(
         example = example_of(run)
         job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
         plan = remote.plan(job, example, dtype)
+        if reason is None and fields["cache"] is not None and max(plan.patches, plan.pipefusion) > 1:
+            reason = _taken(
+                NotSupported(f"{fields['cache'].kind} with PipeFusion", "pipefusion 1 in Parallel Plan"), run
+            )
         working = remote.make_room(plan, job)
         where = f"{plan.describe()}, attention {attention}"
         if reason is not None:
@@ -107,7 +107,9 @@ def run_in_workers(
             check_sampled(samples.cpu(), "After the last step", sigmas, dtype_name(dtype))
             return samples
         adapters = proxy.adapters()
-        log.info("Parallel: %s in the workers on %s", fields["sampler"], where)
+        cached = f", {fields['cache'].kind} (approximate)" if fields["cache"] is not None else ""
+        compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
+        log.info("Parallel: %s in the workers on %s%s%s", fields["sampler"], where, cached, compiled)
         total = len(sigmas) - 1
         with tqdm(total=total, disable=disable_pbar) as bar:
 
@@ -115,8 +117,23 @@ def run_in_workers(
                 bar.update(step + 1 - bar.n)
                 _tell_step(told, callback, step, denoised.to(noise.device), x.to(noise.device), total)
 
-            samples = remote.sample(tensors, on_progress, adapters, plan=plan, working=working, **fields)
+            done = remote.sample(tensors, on_progress, adapters, plan=plan, working=working, **fields)
+        for reason in done.message.uncompiled:
+            log.warning("Parallel: %s", reason)
+            told.warnings.append(reason)
+    tell_skipped(run.transformer_options, done.message.skipped)
+    samples = done.tensors["result"]
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(noise.device))
+
+
+def _taken(reason: NotSupported, run: SamplerRun) -> NotSupported:
+    """The reason why a run goes one forward at a time. Raises Refused on a strict MODEL."""
+    if run.transformer_options.get(STRICT):
+        raise Refused(
+            f"Parallel Sampler does not support {reason}: choose {reason.instead}, or KSampler, which is slower (one model "
+            "call at a time)."
+        ) from None
+    return reason
 
 
 def _tell_step(told: Run, callback: Any, step: int, *rest: Any) -> None:

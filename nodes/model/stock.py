@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ import comfy.k_diffusion.sampling
 import comfy.model_base
 import comfy.samplers
 from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+from .compiled import KEY as COMPILED
+from .compiled import OPTION as COMPILE_OPTION
+from .compiled import compiles
+from .step_cache import KEY as STEP_CACHE
+from .step_cache import known_wrappers
 
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
@@ -80,8 +86,10 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
     if not _own(getattr(sampler, "sampler_function", None)):
         yield "a sampler's function of another pack"
     for options in (model_options, guider.model_options):
-        yield from (f"the model option {name}" for name in sorted(set(options) - MODEL_OPTIONS))
-        yield from _unknown_hooks(options.get("transformer_options", {}))
+        known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
+        names = MODEL_OPTIONS | {COMPILE_OPTION} if known else MODEL_OPTIONS
+        yield from (f"the model option {name}" for name in sorted(set(options) - names))
+        yield from _unknown_hooks(options.get("transformer_options", {}), known)
     yield from _unknown_in_model(guider.inner_model)
     for module, name in FUNCTIONS:
         if not _own(vars(module).get(name)):
@@ -97,10 +105,14 @@ def _unknown_sides(guider: Any) -> Iterator[str]:
         yield f"a guider with one side only and a cfg of {guider.cfg:g}"
 
 
-def _unknown_hooks(transformer_options: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tuple[str, str]]) -> Iterator[str]:
+    cache = known_wrappers(transformer_options)
+    if cache:
+        yield from _foreign(transformer_options[STEP_CACHE], "step cache")
     for kind, wrappers in transformer_options.get("wrappers", {}).items():
         if kind not in WRAPPERS:
-            yield from (f"the {kind} wrapper {name or 'unnamed'}" for name, given in wrappers.items() if given)
+            unknown = (name for name, given in wrappers.items() if given and (kind, name) not in {*known, *cache})
+            yield from (f"the {kind} wrapper {name or 'unnamed'}" for name in unknown)
     for kind, callbacks in transformer_options.get("callbacks", {}).items():
         if kind not in CALLBACKS and any(callbacks.values()):
             yield f"the callback {kind}"

@@ -6,7 +6,8 @@ cfg degree 2 each rank computes one side, and the sides' averages are exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from .prompts import Batch
 from .samplers import Process
+
+NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class Guidance:
@@ -32,18 +35,26 @@ class Guidance:
         self._sides = sides
         self._axis = axis
 
-    def __call__(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        batches: Sequence[Batch],
+        outputs: Sequence[Tensor],
+        moved: Mapping[int, Tensor] = NOTHING,
+    ) -> Tensor:
         """The denoised latent, fp32 like `x` `[batch, channels, ...]`.
 
         Args:
             outputs: the model's, for each batch, `[prompts * batch, channels, ...]`.
+            moved: by the number of a prompt, what the output is taken from in place of `x`.
         """
         sums = {side: torch.zeros_like(x) for side in self._sides}
         weights = dict.fromkeys(self._sides, 1e-37)
         for batch, output in zip(batches, outputs, strict=True):
             parts = output.float().chunk(len(batch.members))
-            for (side, strength), part in zip(batch.members, parts, strict=True):
-                sums[side] += self._process.denoised(x, sigma, part) * strength
+            for number, (side, strength), part in zip(batch.key, batch.members, parts, strict=True):
+                sums[side] += self._process.denoised(moved.get(number, x), sigma, part) * strength
                 weights[side] += strength
         averages = [sums[side] / weights[side] for side in self._sides]
         if self._axis.size > 1:

@@ -8,6 +8,7 @@ on the number of patches and warm-up steps alone.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -27,6 +28,7 @@ from .patch_sampler import PatchSampler
 from .prompts import Batch, Prompts
 from .samplers import Process
 from .schedule import Call
+from .step_cache import StepCache
 
 OnCall = Callable[[int, Tensor, Tensor], None]
 
@@ -53,6 +55,7 @@ class Pipeline:
         calls: all model calls.
         patches: the parts of the latent, and `samplers`, one for each.
         process: how the latent and sigma become the model's input and time.
+        cache: what may save model calls, where there is one stage and one patch.
         dtype: the compute dtype.
         stop: whether to stop at a step boundary.
         on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
@@ -70,6 +73,7 @@ class Pipeline:
         samplers: Sequence[PatchSampler],
         latent: Tensor,
         process: Process,
+        cache: StepCache,
         warmup_steps: int,
         dtype: torch.dtype,
         stop: StopSignal,
@@ -85,6 +89,7 @@ class Pipeline:
         self._samplers = samplers
         self._latent = latent.clone()
         self._process = process
+        self._cache = cache
         self._warmup_steps = warmup_steps
         self._dtype = dtype
         self._stop = stop
@@ -134,9 +139,11 @@ class Pipeline:
     def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
         latent = self._process.model_input(self._latent, call.sigma).to(self._dtype) if self._mesh.first else None
         with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
-            outputs = [
-                self._forward(self._inputs(index, batch), self._stack(latent, batch), patch) for batch in batches
-            ]
+
+            def run(batch: Batch) -> Tensor | None:
+                return self._forward(self._inputs(index, batch), self._stack(latent, batch), patch)
+
+            outputs = self._cache.outputs(call.sigma, self._latent, latent, batches, run)
         if self._mesh.last:
             self._update(index, call, batches, patch, outputs)
 
@@ -148,7 +155,8 @@ class Pipeline:
             part = self._patches[number]
             predicted = [out if patch is not None else part.of(out) for out in outputs if out is not None]
             sampler = self._samplers[number]
-            sampler.advance(self._guidance(sampler.model_input, call.sigma, batches, predicted))
+            guide = functools.partial(self._guidance, sampler.model_input, call.sigma, batches, predicted)
+            sampler.advance(self._cache.denoised(call.sigma, sampler.model_input, guide))
             if index + 1 < len(self._calls):
                 self._returning.put(number, sampler.model_input)
         if call.opens_step and patch in (None, len(self._patches) - 1):

@@ -49,13 +49,14 @@ class Prompts:
         rows: slice,
     ) -> None:
         self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
-        self._mine = mine
+        self.mine = mine
         untouched = {key for _, p in self._prompts for name, key in p.tensors.items() if in_dict(name, p.values)}
         self._tensors = {
             name: tensor if name in untouched else _repeat(_cast(tensor, dtype), batch)[rows]
             for name, tensor in tensors.items()
         }
         self._kinds = [self._alike(prompt) for _, prompt in self._prompts]
+        self._formats = [self._format(prompt) for _, prompt in self._prompts]
         self._batches: dict[tuple[int, ...], Batch] = {}
 
     def taking_part(self, sigma: Tensor) -> tuple[int, ...]:
@@ -75,18 +76,28 @@ class Prompts:
         """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):
-            if self._prompts[index][0] in self._mine:
+            if self._prompts[index][0] in self.mine:
                 groups.setdefault(self._kinds[index], []).append(index)
         return [self._batch(tuple(group)) for group in groups.values()]
 
-    def _alike(self, prompt: Prompt) -> object:
-        """Equal for prompts that can run as one: of the same shapes, values and, since they choose tokens, text masks."""
+    def together(self, sigma: Tensor) -> list[tuple[int, ...]]:
+        """The prompts of all sides that ComfyUI would run as one in a call at `sigma`, in its order."""
+        groups: dict[object, list[int]] = {}
+        for index in self.taking_part(sigma):
+            groups.setdefault(self._formats[index], []).append(index)
+        return [tuple(reversed(group)) for group in groups.values()]
+
+    def _format(self, prompt: Prompt) -> object:
+        """Equal for prompts that ComfyUI can run as one: of the same shapes and values."""
         if runs_alone(prompt.tensors, prompt.values):
             return id(prompt)
         shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
+        return shapes, tuple(sorted(prompt.values.items()))
+
+    def _alike(self, prompt: Prompt) -> object:
+        """Equal for prompts that can run as one here: text masks must be the same too, since they choose tokens."""
         mask = prompt.tensors.get(TEXT_MASK)
-        masked = None if mask is None else tuple(self._tensors[mask].flatten().tolist())
-        return shapes, tuple(sorted(prompt.values.items())), masked
+        return self._format(prompt), None if mask is None else tuple(self._tensors[mask].flatten().tolist())
 
     def _batch(self, key: tuple[int, ...]) -> Batch:
         if key not in self._batches:

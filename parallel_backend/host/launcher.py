@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..models.comfyui import importing
 from ..plan import ResolvedPlan
+from ..plan.measure import cache_folder
 from ..wire.forking import log_path
 from ..wire.interfaces import GLOO, NCCL, check_interfaces
 from ..wire.secret import VARIABLE as SECRET_FILE
@@ -156,7 +157,10 @@ def wants_kernels_early(plan: ResolvedPlan) -> bool:
 
 def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
     """What all workers of a group get; what the user has set comes first."""
-    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiled"),  # shared by ranks, and there after a restart
+    }
     if kernels_early:
         defaults["CUDA_MODULE_LOADING"] = "EAGER"
     return defaults | worker_environment()

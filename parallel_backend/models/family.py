@@ -52,6 +52,9 @@ class Forward(Protocol):
     def cache_bytes(self) -> int:
         """Bytes of keys and values kept."""
 
+    def uncompiled(self) -> tuple[str, ...]:
+        """Why kinds of blocks that were to be compiled were not, a sentence each."""
+
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others.
 
@@ -71,8 +74,15 @@ class Model(Protocol):
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """The latent's part of each of `count` patches."""
 
-    def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> Forward:
-        """Its forward under a plan; `mark` is called after each block, so that a watcher sees that the rank gets on."""
+    def forward_on(
+        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
+    ) -> Forward:
+        """Its forward under a plan.
+
+        Args:
+            mark: called after each block, so that a watcher sees that the rank gets on.
+            compiler: the backend of torch.compile for its blocks; empty for none.
+        """
 
 
 class Family(Protocol):

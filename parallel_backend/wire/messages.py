@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import ModelSpec, Prompt, Sampling, Value
+from ..diffusion import CacheSettings, ModelSpec, Prompt, Sampling, Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -46,7 +46,7 @@ class Sample(Message, frozen=True):
     """Run a whole denoise, with the adapters of this id ("" for none) in the weights.
 
     `working` is what a rank is thought to need beside the weights, in bytes. With `clean_inpaint` the part outside the mask
-    is shown to the model as it is, without noise.
+    is shown to the model as it is, without noise. `compiler` is torch.compile's backend for the blocks, empty for none.
 
     Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
     diffusion `log_sigmas`.
@@ -64,6 +64,8 @@ class Sample(Message, frozen=True):
     positive: list[Prompt]
     negative: list[Prompt] | None
     clean_inpaint: bool = False
+    cache: CacheSettings | None = None
+    compiler: str = ""
     adapters: str = ""
     working: int = 0
 
@@ -309,9 +311,14 @@ class Report(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The request is finished. Tensors: `result`, unless there is none."""
+    """The request is finished. Tensors: `result`, unless there is none. `skipped` counts a denoise's calls that a cache saved.
+
+    `uncompiled` says of kinds of blocks that were to be compiled and could not be why not, once for each.
+    """
 
     request: int
+    skipped: int = 0
+    uncompiled: tuple[str, ...] = ()
 
 
 class MachineMeasured(Message, frozen=True):

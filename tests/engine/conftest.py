@@ -123,8 +123,12 @@ class Runner:
         on_loading: Callable[[int, int], None] = lambda done, total: None,
         interrupted: Callable[[], bool] = lambda: False,
         on_step: Callable[[], object] = lambda: None,
+        compiler: str = "",
     ) -> Tensor:
-        """The final latent. The run is cancelled once the step `cancel_at` is reported or `interrupted` is True."""
+        """The final latent, with blocks compiled if a compiler is named.
+
+        The run is cancelled once the step `cancel_at` is reported or `interrupted` is True.
+        """
         seen: list[int] = []
 
         def step_done(step: int, *_: Tensor) -> None:
@@ -165,6 +169,7 @@ class Runner:
             cfg=job.cfg,
             positive=sides[0],
             negative=sides[1] if job.cfg != 1.0 else None,
+            compiler=compiler,
         )
         return self.answer.frame.tensors["result"]
 

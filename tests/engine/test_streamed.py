@@ -10,6 +10,7 @@ from parallel_backend.weights.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.pipefusion_simulation import simulate
 from tests.plans import cpu_plan
+from tests.selection import thorough
 from tests.tiny_flux import save_flux
 
 STEPS, BLOCKS = 3, 8
@@ -62,6 +63,18 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
     assert any(report.sent.get("weights") for report in run.answer.reports), "some blocks come and go"
     run.backend.release(reports[0].held[0].model)
     assert torch.equal(run(job, plan), streamed)
+
+
+@thorough
+@pytest.mark.parametrize("weights", ["streamed", "sharded"])
+def test_blocks_whose_weights_come_and_go_can_be_compiled(
+    run: Runner, job: Job, expected: torch.Tensor, weights: str
+) -> None:
+    plan = cpu_plan(ulysses=2, blocks=BLOCKS, weights=weights, memory_limit=0.05)
+    for _ in range(2):
+        assert relative_error(run(job, plan, compiler="aot_eager"), expected) <= TOLERANCE
+        assert run.answer is not None
+        assert run.answer.frame.message.uncompiled == ()
 
 
 def test_where_all_fits_nothing_is_copied_twice(run: Runner, job: Job) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOKENS, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, node
+from tests.host.graphs import Graph, insert_after_model, node
 from tests.tiny_comfy import TINY, save_tiny
 
 LATENTS = {
@@ -44,6 +44,16 @@ def test_a_declared_model_gives_the_stock_result(
     """SD 3's positions, which are no parameter of ComfyUI's class, are loaded too."""
     graph = graph_with(name)
     assert relative_error(latent_of(spread(graph)), latent_of(graph)) <= TOLERANCE
+
+
+def test_easycache_does_nothing_to_a_class_that_does_not_know_it(
+    graph_with: Callable[[str], Graph], latent_of: LatentOf
+) -> None:
+    """As with the stock loader: ComfyUI's SD 3 asks no wrappers."""
+    settings = {"reuse_threshold": 3.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
+    graph = graph_with("sd3")
+    cached = insert_after_model(graph, "EasyCache", **settings)
+    assert relative_error(latent_of(spread(cached, strict=False)), latent_of(graph)) <= TOLERANCE
 
 
 def test_positions_that_a_model_class_moves(graph_with: Callable[[str], Graph], latent_of: LatentOf) -> None:

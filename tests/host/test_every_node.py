@@ -33,6 +33,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "FlipSigmas": {"sigmas": ["falling", 0]},  # a last sigma of 1 divides by zero
     "SplitSigmas": {"step": 1},
     "SplitSigmasDenoise": {"denoise": 0.5},
+    "TorchCompileModel": {"backend": "cudagraphs"},  # on CPUs the graphs as they are; inductor takes minutes
     # what does nothing to this model as it is set
     "ConditioningMultiply": {"multiplier": 0.5},
     "ConditioningSetAreaPercentage": {"width": 0.5, "height": 1.0, "x": 0.25, "y": 0.0, "strength": 0.7},

@@ -21,6 +21,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.family import Stage
 from parallel_backend.models.spread.blocks import SpreadModel, blocks_of
+from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Declaration
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
@@ -91,9 +92,9 @@ class Rank:
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
         self.picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
 
-    def hold(self, holding: Holding) -> None:
-        """Make the blocks' weights usable in another way."""
-        self.forward = SpreadForward(self._model, self._mesh, self._plan, holding, lambda: None)
+    def hold(self, holding: Holding, compiled: CompiledBlocks | None = None) -> None:
+        """Make the blocks' weights usable in another way, or have the blocks compiled."""
+        self.forward = SpreadForward(self._model, self._mesh, self._plan, holding, lambda: None, compiled)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:

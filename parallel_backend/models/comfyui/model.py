@@ -15,6 +15,7 @@ from ..family import Conditioning, Stage
 from ..inputs import Inputs
 from ..region import Region
 from ..spread.blocks import SpreadModel, blocks_of, control_blocks
+from ..spread.compiled import CompiledBlocks
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
@@ -52,6 +53,7 @@ class ComfyModel:
         self._base = base
         self._patch_size = declaration.patch_size(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
+        self._compiled: dict[str, CompiledBlocks] = {}
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
@@ -65,9 +67,14 @@ class ComfyModel:
         shape = picture_shape(latent_shape, values)
         return Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
 
-    def forward_on(self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]) -> ComfyForward:
-        """Its forward under a plan."""
-        return ComfyForward(self, SpreadForward(self._spread, mesh, plan, holding, mark))
+    def forward_on(
+        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
+    ) -> ComfyForward:
+        """Its forward under a plan; with a compiler's name, what that has made of its blocks is kept with the model."""
+        compiled = None
+        if compiler:
+            compiled = self._compiled.setdefault(compiler, CompiledBlocks(compiler))
+        return ComfyForward(self, SpreadForward(self._spread, mesh, plan, holding, mark, compiled))
 
     def compute(
         self, latent: Tensor, inputs: Inputs, options: Mapping[str, Any], texts: Texts, picture_tokens: Placement | None
@@ -117,6 +124,10 @@ class ComfyForward:
     def cache_bytes(self) -> int:
         """Bytes of keys and values kept."""
         return self._forward.cache_bytes
+
+    def uncompiled(self) -> tuple[str, ...]:
+        """Of kinds of blocks that could not be compiled, why not; each is told once."""
+        return self._forward.uncompiled()
 
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]

@@ -22,6 +22,8 @@ from .attention import answer_attention
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
 
+UNCOMPILED = "The blocks of CogVideoX and PixArt are not compiled."
+
 Call = Callable[[SpreadModel, Tensor, Inputs], Tensor]
 """How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""
 
@@ -58,10 +60,10 @@ class DiffusersModel:
         return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
 
     def forward_on(
-        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
     ) -> DiffusersForward:
-        """Its forward under a plan."""
-        return DiffusersForward(self, SpreadForward(self._spread, mesh, plan, holding, mark))
+        """Its forward under a plan; its blocks are not compiled, which it tells if they were to be."""
+        return DiffusersForward(self, SpreadForward(self._spread, mesh, plan, holding, mark), bool(compiler))
 
     def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
         """The model's output for a latent in the compute dtype."""
@@ -71,9 +73,14 @@ class DiffusersModel:
 class DiffusersForward:
     """Runs a DiffusersModel's stage; see SpreadForward."""
 
-    def __init__(self, model: DiffusersModel, forward: SpreadForward) -> None:
+    def __init__(self, model: DiffusersModel, forward: SpreadForward, asked_to_compile: bool) -> None:
         self._model = model
         self._forward = forward
+        self._asked_to_compile = asked_to_compile
+
+    def uncompiled(self) -> tuple[str, ...]:
+        """That no block is, where they were to be."""
+        return (UNCOMPILED,) if self._asked_to_compile else ()
 
     @property
     def cache_bytes(self) -> int:

@@ -115,6 +115,7 @@ class Attentions:
         self._choice = choice
         self._caches = caches
         self.block: BlockCall | None = None
+        self.device = call.device
 
     def __call__(
         self,

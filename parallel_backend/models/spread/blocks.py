@@ -178,7 +178,10 @@ class _Through:
         )
         now.attentions.block = expected
         with now.holding.block(self._index):
-            out = self._arguments.call(block.module.forward, local)
+            if now.compiled is None:
+                out = self._arguments.call(block.module.forward, local)
+            else:
+                out = now.compiled(block.module, self._arguments, local, now.attentions)
         expected.finish()
         now.attentions.block = None
         if block.ends_unit:

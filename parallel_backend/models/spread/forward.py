@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ...mesh import Mesh
 from .attend import Attentions
 from .call import Call
+from .compiled import CompiledBlocks
 from .stream import HERE, RIGHT, Stream
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Forward:
         holding: how this rank holds the weights of its blocks.
         mark: called after each block.
         kept: what is kept for a run of what follows from sizes and the prompt alone.
+        compiled: runs the blocks, if they are to be compiled.
         turns: how often each block has run, by number; VACE's run once for each control video.
     """
 
@@ -41,6 +43,7 @@ class Forward:
     holding: Holding
     mark: Callable[[], None]
     kept: dict[Hashable, Any]
+    compiled: CompiledBlocks | None = None
     turns: Counter[Hashable] = field(default_factory=Counter)
 
     def turn(self, block: Hashable) -> int:

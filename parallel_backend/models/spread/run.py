@@ -13,6 +13,7 @@ from ...plan import ResolvedPlan
 from .attend import Attentions, Caches
 from .blocks import SpreadModel
 from .call import Call, StageOver
+from .compiled import OVERRIDE, CompiledBlocks
 from .declaration import Pictured
 from .forward import Forward
 from .picture import Picture
@@ -21,9 +22,6 @@ from .places import Places
 
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
-
-OVERRIDE = "optimized_attention_override"
-"""Where ComfyUI looks for what stands in for its attention."""
 
 Compute = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """The model's forward, given a latent and transformer_options."""
@@ -35,10 +33,17 @@ class SpreadForward:
     Args:
         holding: how this rank holds the weights of its blocks.
         mark: called after each block, so that a watcher sees that the rank gets on.
+        compiled: runs the blocks, if they are to be compiled.
     """
 
     def __init__(
-        self, model: SpreadModel, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None]
+        self,
+        model: SpreadModel,
+        mesh: Mesh,
+        plan: ResolvedPlan,
+        holding: Holding,
+        mark: Callable[[], None],
+        compiled: CompiledBlocks | None = None,
     ) -> None:
         self._model = model
         self._mesh = mesh
@@ -48,6 +53,7 @@ class SpreadForward:
         self._caches: dict[Hashable, Caches] = {}
         self._places: dict[tuple[Picture, int | None], Places] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
+        self._compiled = compiled
         self.gathers = 0
         """How often the last forward gathered a stream."""
 
@@ -55,6 +61,10 @@ class SpreadForward:
     def cache_bytes(self) -> int:
         """Bytes of keys and values kept."""
         return sum(caches.nbytes for caches in self._caches.values())
+
+    def uncompiled(self) -> tuple[str, ...]:
+        """Of kinds of blocks that could not be compiled, why not; each is told once."""
+        return () if self._compiled is None else self._compiled.told()
 
     def run(
         self,
@@ -87,7 +97,7 @@ class SpreadForward:
             latent = torch.full(tuple(shape), torch.nan, dtype=dtype, device=device)
         attentions = Attentions(call, self._mesh, self._plan.attention, caches)
         kept = self._kept.setdefault((key, picture), {})
-        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark, kept)
+        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark, kept, self._compiled)
         try:
             out = compute(latent, {OVERRIDE: attentions})
         except StageOver:

@@ -129,7 +129,8 @@ class Rank:
         part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working))
         self.status.enter("applying adapters")
         part.adapt(self.adapters.named(message.adapters), watch)
-        return part.model, part.model.forward_on(mesh, plan, part.holding, self.status.mark)
+        compiler = message.compiler if isinstance(message, Sample) else ""
+        return part.model, part.model.forward_on(mesh, plan, part.holding, self.status.mark, compiler)
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""

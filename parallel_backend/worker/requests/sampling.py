@@ -16,6 +16,7 @@ from ...denoise.samplers import Steps, process_of, start
 from ...denoise.samplers.noise import whole
 from ...denoise.schedule import schedule
 from ...denoise.shared_noise import SharedNoise
+from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
 from ...layout import cut, length
 from ...mesh import Mesh
@@ -33,7 +34,9 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
         model, forward = rank.prepare(message, mesh)
         started = rank.start()
         with Previews(rank.device, rank.link.send) if mesh.reports else nullcontext() as previews:
-            result = _pipeline(rank, message, tensors, mesh, model, forward, previews).run()
+            prompts = _prompts(message, tensors, mesh)
+            cache = step_cache(message.cache, prompts, mesh, rank.agree)
+            result = _pipeline(rank, message, tensors, mesh, model, forward, prompts, cache, previews).run()
     except Cancelled:
         rank.stopped(message, mesh.reports)
         return
@@ -41,7 +44,7 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
     if result is not None and _answers(mesh):
         whole = _whole_batch(result, mesh, tensors["x"].shape[0])
         if mesh.reports:
-            rank.link.send(Done(message.request), {"result": whole})
+            rank.link.send(Done(message.request, cache.skipped, forward.uncompiled()), {"result": whole})
 
 
 def _pipeline(
@@ -51,6 +54,8 @@ def _pipeline(
     mesh: Mesh,
     model: Model,
     forward: RunsStage,
+    prompts: Prompts,
+    cache: StepCache,
     previews: Previews | None,
 ) -> Pipeline:
     plan, x = message.plan, tensors["x"]
@@ -60,9 +65,6 @@ def _pipeline(
     process = process_of(message.sampling, tensors)
     patches = model.patches(x.shape, plan.patches)
     dtype: torch.dtype = getattr(torch, message.compute_dtype)
-    sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
-    mine = list(sides) if plan.cfg == 1 else [mesh.cfg.rank]
-    prompt_tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
 
     def begin(latent: Tensor, patch: Region | None) -> Steps:
         return start(
@@ -91,13 +93,14 @@ def _pipeline(
     return Pipeline(
         mesh=mesh,
         forward=forward,
-        prompts=Prompts(sides, mine, prompt_tensors, dtype, batch, rows),
-        guidance=Guidance(process, message.cfg, mine, mesh.cfg),
+        prompts=prompts,
+        guidance=Guidance(process, message.cfg, prompts.mine, mesh.cfg),
         calls=schedule(lambda nothing: begin(nothing, None)),
         patches=patches,
         samplers=[sampler(patch) for patch in patches],
         latent=x[rows],
         process=process,
+        cache=cache,
         warmup_steps=plan.warmup_steps,
         dtype=dtype,
         stop=StopSignal(
@@ -108,6 +111,15 @@ def _pipeline(
         on_call=on_call,
         meter=rank.meter,
     )
+
+
+def _prompts(message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh) -> Prompts:
+    sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
+    mine = list(sides) if mesh.cfg.size == 1 else [mesh.cfg.rank]
+    batch = tensors["x"].shape[0]
+    rows = cut(batch, mesh.data.size)[mesh.data.rank]
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
+    return Prompts(sides, mine, own, getattr(torch, message.compute_dtype), batch, rows)
 
 
 def _answers(mesh: Mesh) -> bool:

@@ -1,0 +1,47 @@
+"""ComfyUI's own TorchCompileModel on a MODEL: the workers compile their blocks with its backend."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import comfy.samplers
+from comfy.patcher_extension import WrappersMP
+
+OPTION = "torch_compile_kwargs"
+"""The model option in which the node says what it was asked for."""
+
+KEY = "torch.compile"
+"""Of the wrapper that puts the compiled model in its place; here that is a stand-in without weights, and stays as it is."""
+
+SOURCE = Path(comfy.samplers.__file__).parents[1] / "comfy_api" / "torch_helpers" / "torch_compile.py"
+FACTORY = "apply_torch_compile_factory"
+
+KNOWN = {"options", "mode", "fullgraph", "dynamic", "backend"}
+"""What the option holds; the workers choose for themselves whether sizes are dynamic and what a graph is."""
+
+GUARDS = "guard_filter_fn"
+"""The node's own option, which leaves transformer_options unguarded."""
+
+
+def compiles(model_options: Mapping[str, Any]) -> bool:
+    """Whether a run's compilation is the whole diffusion model's, asked for by ComfyUI's own function."""
+    asked = model_options.get(OPTION)
+    wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
+    given = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(KEY, [])
+    if asked is None or len(given) != 1 or set(asked) != KNOWN:
+        return False
+    (wrapper,) = given
+    module = sys.modules.get(getattr(wrapper, "__module__", ""))
+    own = getattr(module, "__file__", None) == str(SOURCE) and wrapper.__qualname__.startswith(f"{FACTORY}.")
+    compiled = inspect.getclosurevars(wrapper).nonlocals.get("compiled_module_dict", {}) if own else {}
+    plain = isinstance(asked["backend"], str) and asked["mode"] is None and set(asked["options"] or ()) <= {GUARDS}
+    return set(compiled) == {"diffusion_model"} and plain
+
+
+def compiler_of(model_options: Mapping[str, Any]) -> str:
+    """The backend that the workers' blocks are compiled with; empty for none."""
+    return str(model_options[OPTION]["backend"]) if compiles(model_options) else ""

@@ -1,0 +1,109 @@
+"""ComfyUI's own step caches on a MODEL: EasyCache and LazyCache, which the workers' loop does as ComfyUI does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import comfy.samplers
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor
+
+from ...parallel_backend.diffusion import CacheSettings
+from .given import NotSupported
+
+KEY = "easycache"
+"""The transformer option in which both nodes keep their state."""
+
+SOURCE = Path(comfy.samplers.__file__).parents[1] / "comfy_extras" / "nodes_easycache.py"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A node: its name, and by kind the functions of ComfyUI's that it puts around a run, all under one key."""
+
+    name: str
+    key: str
+    wrappers: Mapping[str, str]
+
+
+HOLDERS = MappingProxyType(
+    {
+        "EasyCacheHolder": Known(
+            "EasyCache",
+            "easycache",
+            {
+                WrappersMP.OUTER_SAMPLE: "easycache_sample_wrapper",
+                WrappersMP.CALC_COND_BATCH: "easycache_calc_cond_batch_wrapper",
+                WrappersMP.DIFFUSION_MODEL: "easycache_forward_wrapper",
+            },
+        ),
+        "LazyCacheHolder": Known(
+            "LazyCache",
+            "lazycache",
+            {
+                WrappersMP.OUTER_SAMPLE: "easycache_sample_wrapper",
+                WrappersMP.PREDICT_NOISE: "lazycache_predict_noise_wrapper",
+            },
+        ),
+    }
+)
+"""By the class of their state."""
+
+
+def known_wrappers(transformer_options: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """The kind and key of each wrapper that is one of a step cache's; none unless all of a single node's are there."""
+    holder = transformer_options.get(KEY)
+    if holder is None:
+        return frozenset()
+    module, node = sys.modules.get(type(holder).__module__), HOLDERS.get(type(holder).__name__)
+    if node is None or getattr(module, "__file__", None) != str(SOURCE):
+        return frozenset()
+    given = transformer_options.get("wrappers", {})
+    if all(given.get(kind, {}).get(node.key) == [vars(module)[name]] for kind, name in node.wrappers.items()):
+        return frozenset((kind, node.key) for kind in node.wrappers)
+    return frozenset()
+
+
+def cache_of(transformer_options: Mapping[str, Any], latent: Tensor, model: Any) -> CacheSettings | None:
+    """A run's step cache, whose wrappers are known; None if it has none.
+
+    Args:
+        latent: `[batch, channels, ...]`.
+        model: ComfyUI's diffusion model.
+
+    Raises:
+        NotSupported: the workers would not skip what ComfyUI skips.
+    """
+    holder = transformer_options.get(KEY)
+    if holder is None:
+        return None
+    easy = holder.name == "EasyCache"
+    if holder.verbose:
+        raise NotSupported(f"{holder.name} with verbose, which logs every call")
+    if easy and not runs_wrappers(model):
+        raise NotSupported(f"EasyCache, which ComfyUI's {type(model).__name__} does not know")
+    if latent.shape[1] > holder.output_channels or (easy and latent.shape[1] != holder.output_channels):
+        raise NotSupported(f"{holder.name} with latents of {latent.shape[1]} channels")
+    return CacheSettings(
+        kind=holder.name,
+        threshold=float(holder.reuse_threshold),
+        start=float(holder.start_t),
+        end=float(holder.end_t),
+        stride=holder.subsample_factor,
+    )
+
+
+def tell_skipped(transformer_options: Mapping[str, Any], skipped: int) -> None:
+    """Let ComfyUI's own report of a run tell how many calls the workers skipped."""
+    if (holder := transformer_options.get(KEY)) is not None:
+        holder.total_steps_skipped = skipped
+
+
+def runs_wrappers(model: Any) -> bool:
+    """Whether a diffusion model's own forward runs the DIFFUSION_MODEL wrappers; some of ComfyUI's do not."""
+    return "DIFFUSION_MODEL" in type(model).forward.__code__.co_names

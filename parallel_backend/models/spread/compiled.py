@@ -1,0 +1,174 @@
+"""Blocks compiled by torch.compile, each kind once for all sizes.
+
+What the compiler sees is the block's own code with this rank's tokens, which are plain tensors. Attention, with the exchanges
+between ranks in it, is one operator that it does not look into. A kind of block that it cannot take whole runs as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .arguments import OPTIONS, Arguments
+from .attend import Attentions
+from .declaration import Local
+
+OVERRIDE = "optimized_attention_override"
+"""Where ComfyUI looks for what stands in for its attention."""
+
+RECORDS = "cudagraphs"
+"""The compiler that records what is started on a GPU, to be started again at once."""
+
+ANY_SIZE = {"use_duck_shape": False}
+"""Sizes that are equal when a kind is compiled may differ later: a batch of two has nothing to do with positions' two columns."""
+
+ANSWERING: ContextVar[Attentions] = ContextVar("attentions")
+"""What answers the calls of attention of the block that runs: an operator can be given tensors and plain values only."""
+
+
+@torch.library.custom_op("comfyui_parallel::attention", mutates_args=())
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    heads: int,
+    kernel: str,
+    ordinal: int,
+    attn_precision: torch.dtype | None,
+    skip_reshape: bool,
+    skip_output_reshape: bool,
+    enable_gqa: bool,
+) -> Tensor:
+    """A call of ComfyUI's attention: `kernel` is the function's module and name, `ordinal` the calls before it in the block."""
+    attentions = ANSWERING.get()
+    assert attentions.block is not None
+    assert attentions.block.done == ordinal, "the compiler has changed the order of attentions"
+    module, _, name = kernel.partition(":")
+    others = {"enable_gqa": True} if enable_gqa else {}
+    out = attentions(
+        getattr(sys.modules[module], name), q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape,
+        _inside_attn_wrapper=True, **others,
+    )  # fmt: skip
+    return out.contiguous()
+
+
+@attention.register_fake
+def _shape_of_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    heads: int,
+    kernel: str,
+    ordinal: int,
+    attn_precision: torch.dtype | None,
+    skip_reshape: bool,
+    skip_output_reshape: bool,
+    enable_gqa: bool,
+) -> Tensor:
+    tokens, width = (q.shape[2], v.shape[3]) if skip_reshape else (q.shape[1], q.shape[2] // heads)
+    if skip_output_reshape:
+        return q.new_empty(q.shape[0], heads, tokens, width)
+    return q.new_empty(q.shape[0], tokens, heads * width)
+
+
+def _run(module: nn.Module, options: dict[str, Any], taken: list[None], args: Any, named: dict[str, Any]) -> Any:
+    """A block's forward, its attention opaque. This is what is compiled."""
+
+    def override(
+        kernel: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        enable_gqa: bool = False,
+        transformer_options: Any = None,
+        _inside_attn_wrapper: bool = True,
+    ) -> Tensor:
+        ordinal = len(taken)
+        taken.append(None)
+        return attention(
+            q, k, v, mask, heads, f"{kernel.__module__}:{kernel.__name__}", ordinal, attn_precision, skip_reshape,
+            skip_output_reshape, enable_gqa,
+        )  # fmt: skip
+
+    return module.forward(*args, **named, **{OPTIONS: {**options, OVERRIDE: override}})
+
+
+class CompiledBlocks:
+    """The blocks of a model, compiled by one of torch.compile's backends as they come."""
+
+    def __init__(self, backend: str) -> None:
+        from torch._dynamo.exc import TorchDynamoException  # takes a while, and few compile
+        from torch.fx.experimental import _config
+
+        self._fault, self._shapes = TorchDynamoException, _config
+        self._backend = backend
+        self._kinds: dict[tuple[type, tuple[str, ...]], Callable[..., Any] | None] = {}
+        self._told: list[str] = []
+
+    def told(self) -> tuple[str, ...]:
+        """Of kinds that could not be compiled since this was asked for last, why not."""
+        told, self._told = tuple(self._told), []
+        return told
+
+    def __call__(
+        self, module: nn.Module, arguments: Arguments, local: Mapping[str, Any], attentions: Attentions
+    ) -> Any:
+        """What a block gives for its arguments on this rank."""
+        kind = type(module), tuple(local)
+        if kind not in self._kinds:
+            self._kinds[kind] = self._compiled(module, local, attentions)
+        run = self._kinds[kind]
+        if run is None:
+            return arguments.call(module.forward, local)
+        options = local[OPTIONS]
+        token = ANSWERING.set(attentions)
+
+        def compiled(*args: Any, **named: Any) -> Any:
+            return run(module, options, [], args, named)
+
+        try:
+            with self._shapes.patch(**ANY_SIZE):  # type: ignore[attr-defined]
+                return arguments.call(compiled, {name: value for name, value in local.items() if name != OPTIONS})
+        except self._fault as error:  # a block is compiled whole, so nothing of it has run yet
+            self._give_up(module, error)
+            self._kinds[kind] = None
+        finally:
+            ANSWERING.reset(token)
+        return arguments.call(module.forward, local)
+
+    def _compiled(
+        self, module: nn.Module, local: Mapping[str, Any], attentions: Attentions
+    ) -> Callable[..., Any] | None:
+        assert attentions.block is not None
+        exchanging = sum(not isinstance(each, Local) for each in attentions.block.attentions)
+        if self._backend == RECORDS and attentions.device.type != "cpu":
+            self._give_up(module, f"{RECORDS} cannot record the exchanges between GPUs; choose inductor")
+        elif exchanging > 1:
+            self._give_up(module, f"it has {exchanging} attentions over all tokens, whose order must stay")
+        elif OPTIONS not in local:
+            self._give_up(module, "its attention cannot be replaced")
+        else:
+            # What is compiled is kept with the code, so each model has a copy: it goes with the model.
+            own = FunctionType(_run.__code__.replace(), _run.__globals__)
+            try:
+                return torch.compile(own, backend=self._backend, fullgraph=True, dynamic=True)
+            except self._fault as error:
+                self._give_up(module, error)
+        return None
+
+    def _give_up(self, module: nn.Module, reason: object) -> None:
+        first, _, _ = str(reason).partition("\n")
+        self._told.append(f"{type(module).__name__} is not compiled: {first.rstrip('.')}.")
