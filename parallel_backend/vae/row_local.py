@@ -14,26 +14,6 @@ from torch.utils._pytree import tree_map_only
 
 from .row_tensor import RowTensor
 
-aten = torch.ops.aten
-
-COPIES = (
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.copy_.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.empty_like.default,
-)
-"""Element-wise operations that torch does not tag as such."""
-
-
-def is_element_wise(func: Any) -> bool:
-    """Whether each value of the result hangs on the values in its place alone."""
-    tags = func.tags
-    return func in COPIES or (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags)
-
 
 def element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Each rank's rows; those of another cut are fetched."""

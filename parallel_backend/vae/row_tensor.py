@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..comm.communicator import Communicator
+from ..element_wise import is_element_wise
 from .rows import Slab
 
 Runs = tuple[slice, ...]
@@ -93,7 +94,7 @@ class RowTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Stay local where that gives the same, else gather."""
-        from .row_local import element_wise, is_element_wise  # they are about this class
+        from .row_local import element_wise  # they are about this class
         from .row_rules import RULES
 
         kwargs = kwargs or {}

@@ -14,23 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ...element_wise import is_element_wise
 from .placement import Placement
 from .places import Places
 
 aten = torch.ops.aten
-
-COPIES = (
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.copy_.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.empty_like.default,
-)
-"""Element-wise operations that torch does not tag as such."""
-
 
 LEFT, HERE, RIGHT = -1, 0, 1
 """Where a stream's tokens are: with the stage before, on this one, with a later one. Elsewhere `local` has no data."""
@@ -132,9 +120,7 @@ class Stream(torch.Tensor):
             out = _join(*args, **kwargs)
         elif func is aten.slice.Tensor:
             out = _slice(*args, **kwargs)
-        elif func in COPIES or (
-            torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
-        ):
+        elif is_element_wise(func):
             out = _element_wise(func, args, kwargs)
         if out is not NotImplemented:
             return out
