@@ -278,8 +278,8 @@ def test_the_loop_equals_comfyuis_with_one_forward_a_call(comfyui: ComfyUI, late
         graphs += [video("1.5", sampler_name=sampler, denoise=0.6), picture(sampler_name=sampler)]
     for graph in graphs:
         stepped = graph | {
-            "cache": node(
-                "EasyCache", model=["model", 0], reuse_threshold=0.0, start_percent=1.0, end_percent=1.0, verbose=False
+            "cache": node(  # where it is to tell of each call, calls run one at a time
+                "EasyCache", model=["model", 0], reuse_threshold=0.0, start_percent=1.0, end_percent=1.0, verbose=True
             )
         }
         stepped["sampler"] = node("KSampler", **(graph["sampler"]["inputs"] | {"model": ["cache", 0]}))
