@@ -172,7 +172,7 @@ def test_a_limit_below_the_models_part_is_refused_with_the_numbers_and_a_plan_th
     assert run.status == "error"
     said = run.error.exception_message
     found = re.search(
-        r"needs ([\d.]+) MB for each worker \(([\d.]+) MB of it weights\), and 60 MB are free: "
+        r"needs ([\d.]+) MB for each worker \(([\d.]+) MB of it weights\), and each may use 60 MB \(memory_limit 0\.12\): "
         r"use (pipefusion 2|.*weights sharded), which needs ([\d.]+) MB",
         said,
     )
