@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
+from ...parallel_backend.models.comfyui.autoencoder import on_meta
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
@@ -54,7 +55,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     """A VAE of Load Parallel VAE.
 
     Raises:
-        Refused: ComfyUI does not know a VAE of this shape.
+        Refused: the file lacks tensors, or has others than ComfyUI's VAE of its kind.
     """
 
     # ComfyUI's, which are replaced here
@@ -64,14 +65,8 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     memory_used_encode: MemoryUse
 
     def __init__(self, part: Checkpoint) -> None:
-        try:
-            with torch.device("meta"):
-                super().__init__(sd=part.meta_tensors(), metadata=dict(part.metadata))
-        except RuntimeError as error:
-            raise Refused(
-                f"{part.path.name} has tensors of other sizes than ComfyUI's VAE of this kind "
-                f"({str(error).splitlines()[-1].strip()}): choose a complete VAE file."
-            ) from None
+        with on_meta(part):
+            super().__init__(sd=part.meta_tensors(), metadata=dict(part.metadata))
 
     def use(self, remote: RemoteVAE) -> None:
         """Have the workers do the work of the model."""

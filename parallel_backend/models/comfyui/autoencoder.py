@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -53,7 +54,7 @@ def detect(checkpoint: Checkpoint) -> Detected:
     import comfy.sd
 
     file = checkpoint.path.name
-    with torch.device("meta"):
+    with on_meta(checkpoint):
         vae = comfy.sd.VAE(sd=checkpoint.meta_tensors(), metadata=dict(checkpoint.metadata))
     model = vae.first_stage_model
     if model is None:
@@ -63,10 +64,30 @@ def detect(checkpoint: Checkpoint) -> Detected:
     if kind is None or vae.output_channels != 3 or vae.not_video:
         raise Refused(
             f"{file} holds a VAE of ComfyUI's class {type(model).__name__}, which is not supported on several GPUs: use "
-            f"Load VAE. Supported are a FLUX.1 or Stable Diffusion VAE, a CogVideoX VAE, {', '.join(DECLARED.values())}."
+            "Load VAE."
         )
     _buffers_to_parameters(model)
     return Detected(vae, kind, tuple(name for name, _ in model.named_parameters()))
+
+
+@contextmanager
+def on_meta(checkpoint: Checkpoint) -> Iterator[None]:
+    """Where ComfyUI makes a VAE of a file's header.
+
+    Raises:
+        Refused: the file lacks tensors, or has others than ComfyUI's VAE of its kind.
+    """
+    file = checkpoint.path.name
+    try:
+        with torch.device("meta"):
+            yield
+    except KeyError as missing:
+        raise Refused(f"{file} lacks the tensor {missing}: choose a complete VAE file.") from None
+    except RuntimeError as error:
+        raise Refused(
+            f"{file} has tensors of other sizes than ComfyUI's VAE of this kind "
+            f"({str(error).splitlines()[-1].strip().rstrip('.')}): choose a complete VAE file."
+        ) from None
 
 
 def _buffers_to_parameters(model: nn.Module) -> None:
