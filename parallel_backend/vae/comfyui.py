@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,14 +23,6 @@ ATTENTION = "optimized_attention"
 """Where ComfyUI's attention blocks keep the function that they call."""
 
 
-@dataclass(frozen=True)
-class ComfyConfig:
-    """A file's header, and what ComfyUI makes of it."""
-
-    checkpoint: Checkpoint
-    found: Detected
-
-
 class ComfyFamily:
     """Reads whatever files ComfyUI's Load VAE reads, of the declared classes."""
 
@@ -39,36 +30,36 @@ class ComfyFamily:
         """By a decoder; which one is ComfyUI's to say."""
         return any(name.startswith("decoder.") for name in checkpoint.entries)
 
-    def configure(self, checkpoint: Checkpoint) -> ComfyConfig:
+    def configure(self, checkpoint: Checkpoint) -> Detected:
         """By ComfyUI's detection."""
-        return ComfyConfig(checkpoint, detect(checkpoint))
+        return detect(checkpoint)
 
-    def kind(self, config: ComfyConfig) -> str:
+    def kind(self, config: Detected) -> str:
         """As declared."""
-        return config.found.kind
+        return config.kind
 
-    def dims(self, config: ComfyConfig) -> int:
+    def dims(self, config: Detected) -> int:
         """A video's or a picture's."""
-        return int(config.found.vae.latent_dim) + 2
+        return int(config.vae.latent_dim) + 2
 
-    def channels(self, config: ComfyConfig) -> int:
+    def channels(self, config: Detected) -> int:
         """Channels of a latent."""
-        return int(config.found.vae.latent_channels)
+        return int(config.vae.latent_channels)
 
-    def keys(self, config: ComfyConfig, checkpoint: Checkpoint) -> KeyMap:
+    def keys(self, config: Detected, checkpoint: Checkpoint) -> KeyMap:
         """The names are ComfyUI's."""
-        return whole_tensors(config.found.module, lambda name: name, checkpoint)
+        return whole_tensors(config.module, lambda name: name, checkpoint)
 
-    def decoded_shape(self, config: ComfyConfig, latent: Sequence[int]) -> tuple[int, ...]:
+    def decoded_shape(self, config: Detected, latent: Sequence[int]) -> tuple[int, ...]:
         """By ComfyUI's formula of frames."""
-        vae, (batch, _, *frames, height, width) = config.found.vae, latent
+        vae, (batch, _, *frames, height, width) = config.vae, latent
         scale = vae.spacial_compression_decode()
         count = [vae.upscale_ratio[0](frames[0])] if frames else []
         return (batch, 3, *count, height * scale, width * scale)
 
-    def build(self, config: ComfyConfig) -> ComfyAutoencoder:
+    def build(self, config: Detected) -> ComfyAutoencoder:
         """The autoencoder on the meta device."""
-        return ComfyAutoencoder(config.found.module, int(config.found.vae.spacial_compression_decode()))
+        return ComfyAutoencoder(config.module, int(config.vae.spacial_compression_decode()))
 
 
 class ComfyAutoencoder:

@@ -36,7 +36,6 @@ class Detected:
 
     vae: Any
     kind: str
-    names: tuple[str, ...]
 
     @property
     def module(self) -> nn.Module:
@@ -67,7 +66,7 @@ def detect(checkpoint: Checkpoint) -> Detected:
             "Load VAE."
         )
     _buffers_to_parameters(model)
-    return Detected(vae, kind, tuple(name for name, _ in model.named_parameters()))
+    return Detected(vae, kind)
 
 
 @contextmanager
