@@ -76,16 +76,18 @@ class Row:
         world = 1
         for _, degree in self.degrees:
             world *= degree
-        stages = dict(self.degrees).get("pipefusion", 1)
+        degrees = dict.fromkeys(AXES, 1) | dict(self.degrees)
+        stages = degrees["pipefusion"]
         return ResolvedPlan(
             devices=tuple(f"cuda:{index}" for index in range(world)),
-            **{axis: dict(self.degrees).get(axis, 1) for axis in AXES},
+            **degrees,
             patches=stages,
             warmup_steps=1,
             stages=tuple(length(run) for run in cut(model.blocks, stages)),
             weights="replicated",
             attention="auto",
             memory_limit=0.0,
+            shares=(1,) * (degrees["ring"] * degrees["ulysses"]),
         )
 
 

@@ -1,18 +1,26 @@
 """SequenceSplit: how the tokens and heads of one attention lie on the ranks.
 
-Runs of tokens are cut into contiguous parts, one a sequence rank, whose lengths differ by at most one; a part may be empty.
-Every collective takes its split sizes from here, so no rank has to ask another and nothing is ever padded.
+Runs of tokens are cut into contiguous parts, one a sequence rank, in proportion to the ranks' shares: where those are equal,
+lengths differ by at most one. A part may be empty. Every collective takes its split sizes from here, so no rank has to ask
+another and nothing is ever padded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 
 def cut(total: int, parts: int) -> list[slice]:
     """`total` items as `parts` contiguous slices whose lengths differ by at most one; some may be empty."""
-    return [slice(part * total // parts, (part + 1) * total // parts) for part in range(parts)]
+    return cut_by(total, (1,) * parts)
+
+
+def cut_by(total: int, shares: Sequence[int]) -> list[slice]:
+    """`total` items as contiguous slices in proportion to `shares`; each is off by less than one item, and may be empty."""
+    ends = (0, *accumulate(shares))
+    return [slice(start * total // ends[-1], stop * total // ends[-1]) for start, stop in pairwise(ends)]
 
 
 def length(run: slice) -> int:
@@ -22,19 +30,22 @@ def length(run: slice) -> int:
 
 @dataclass(frozen=True)
 class SequenceSplit:
-    """The tokens of each of ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank)."""
+    """The tokens of each of ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
+
+    `shares` are in proportion to what each of them is to do; tokens are cut by them already, heads are by their sums.
+    """
 
     tokens: tuple[int, ...]
     heads: int
     ring: int
     ulysses: int
+    shares: tuple[int, ...]
 
     @classmethod
-    def of(cls, runs: Sequence[int], heads: int, ring: int, ulysses: int) -> SequenceSplit:
+    def of(cls, runs: Sequence[int], heads: int, ring: int, ulysses: int, shares: tuple[int, ...]) -> SequenceSplit:
         """Of runs of so many tokens, such as text and image, each of which all ranks share."""
-        ranks = ring * ulysses
-        parts = zip(*(cut(run, ranks) for run in runs), strict=True)
-        return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses)
+        parts = zip(*(cut_by(run, shares) for run in runs), strict=True)
+        return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses, shares)
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
         """Tokens held by each Ulysses rank of one ring rank, in rank order."""
@@ -45,5 +56,7 @@ class SequenceSplit:
         return [sum(self.ulysses_tokens(ring_rank)) for ring_rank in range(self.ring)]
 
     def head_counts(self) -> list[int]:
-        """Attention heads that each Ulysses rank computes; they differ by at most one."""
-        return [length(run) for run in cut(self.heads, self.ulysses)]
+        """Attention heads that each Ulysses rank computes; none is left without one where there are enough."""
+        shares = [sum(self.shares[rank :: self.ulysses]) for rank in range(self.ulysses)]
+        least = int(self.heads >= self.ulysses)
+        return [least + length(run) for run in cut_by(self.heads - least * self.ulysses, shares)]

@@ -19,6 +19,7 @@ def cpu_plan(
     blocks: int = 3,
     weights: str = "replicated",
     memory_limit: float = 0.0,
+    shares: tuple[int, ...] = (),
 ) -> ResolvedPlan:
     """A plan that can run, with as many CPU workers as its degrees need."""
     ends = [blocks * stage // pipefusion for stage in range(pipefusion + 1)]
@@ -35,4 +36,5 @@ def cpu_plan(
         weights=weights,
         attention="auto",
         memory_limit=memory_limit,
+        shares=shares or (1,) * (ring * ulysses),
     )

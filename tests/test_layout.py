@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallel_backend.layout import SequenceSplit, cut, length
-from parallel_backend.models.spread.placement import Placement, slots_of, spread_evenly
+from parallel_backend.layout import SequenceSplit, cut, cut_by, length
+from parallel_backend.models.spread.placement import Placement, slots_of, spread_by
 
 numbers = st.integers(0, 5000)
 degrees = st.integers(1, 8)
@@ -20,10 +20,22 @@ def test_cut_covers_everything_once_and_evenly(total: int, parts: int) -> None:
     assert max(map(length, runs)) - min(map(length, runs)) <= 1
 
 
-@given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees)
-def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: int, ring: int, ulysses: int) -> None:
-    split = SequenceSplit.of((text, image), heads, ring, ulysses)
+@given(total=numbers, shares=st.lists(st.integers(1, 100), min_size=1, max_size=8))
+def test_cut_by_shares_covers_everything_once_and_in_proportion(total: int, shares: list[int]) -> None:
+    runs = cut_by(total, shares)
+    assert [item for run in runs for item in range(run.start, run.stop)] == list(range(total))
+    for run, share in zip(runs, shares, strict=True):
+        assert abs(length(run) - total * share / sum(shares)) < 1
+
+
+@given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees, drawn=st.data())
+def test_what_ring_and_ulysses_ranks_hold_adds_up(
+    text: int, image: int, heads: int, ring: int, ulysses: int, drawn: st.DataObject
+) -> None:
+    shares = tuple(drawn.draw(st.lists(st.integers(1, 100), min_size=ring * ulysses, max_size=ring * ulysses)))
+    split = SequenceSplit.of((text, image), heads, ring, ulysses, shares)
     assert sum(split.tokens) == text + image
+    assert min(split.head_counts()) >= 1
     assert sum(split.ring_tokens()) == text + image
     assert sum(split.head_counts()) == heads
     for ring_rank in range(ring):
@@ -32,7 +44,12 @@ def test_what_ring_and_ulysses_ranks_hold_adds_up(text: int, image: int, heads: 
 
 @pytest.mark.parametrize(("text", "image"), [(6572 - 6336, 6336), (6592 - 6336, 6336)])
 def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int) -> None:
-    assert SequenceSplit.of((text, image), 24, ring=2, ulysses=2).tokens == ((text + image) // 4,) * 4
+    assert SequenceSplit.of((text, image), 24, 2, 2, (1,) * 4).tokens == ((text + image) // 4,) * 4
+
+
+def test_heads_of_equal_ranks_differ_by_at_most_one_and_those_of_a_faster_one_are_more() -> None:
+    assert SequenceSplit.of((100,), 30, 1, 4, (1,) * 4).head_counts() == [7, 8, 7, 8]
+    assert SequenceSplit.of((100,), 24, 1, 2, (100, 50)).head_counts() == [15, 9]
 
 
 some = st.integers(0, 50)
@@ -44,8 +61,8 @@ def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
 ) -> None:
     runs = [torch.arange(image)[run] for run in cut(image, patches)]
     words, picture = (
-        spread_evenly(text, [torch.arange(text)], ring * ulysses),
-        spread_evenly(image, runs, ring * ulysses),
+        spread_by((1,) * (ring * ulysses), text, [torch.arange(text)]),
+        spread_by((1,) * (ring * ulysses), image, runs),
     )
     assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(image))
     for ring_rank in range(ring):

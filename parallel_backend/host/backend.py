@@ -74,7 +74,9 @@ OnPixels = Callable[[int, int, Tensor], None]
 def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
     """All workers of a plan on one axis, each with everything."""
     one = dict.fromkeys(AXES, 1) | {"ulysses": plan.world_size}
-    return msgspec.structs.replace(plan, **one, patches=1, stages=(sum(plan.stages),), weights="replicated")
+    return msgspec.structs.replace(
+        plan, **one, patches=1, stages=(sum(plan.stages),), shares=(1,) * plan.world_size, weights="replicated"
+    )
 
 
 class Backend:

@@ -13,6 +13,7 @@ from ..plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates,
 from ..plan.choose import Choice, best, table
 from ..plan.cost import Job
 from ..plan.measure import BlockTimes, Machine, measured_profile
+from ..plan.shares import paces_by, share_by
 from ..plan.stages import cut_by_time
 
 GIGABYTE = 1e9
@@ -71,7 +72,8 @@ class Planner:
         Args:
             measure_memory: bytes that a job may take now on each device of a plan, for each worker.
             measure_machine: what the workers on a plan's devices measure.
-            measure_blocks: what they measure of the model's blocks; asked for plans with stages.
+            measure_blocks: what they measure of the model's blocks; asked for plans with stages, and where
+                devices are of several kinds.
 
         Raises:
             Refused: no plan can work; the sentence names one that does, or what to change.
@@ -84,11 +86,17 @@ class Planner:
             memory = min(memory, wish.memory_limit * GIGABYTE / max(devices.count(device) for device in devices))
         answer = self._answers.get(question)
         if answer is None or not answer.holds(memory):
-            profile = measured_profile(measure_machine(found[0]), memory, gpus="cuda" in devices[0])
+            machine = measure_machine(found[0])
+            others = _leaner(question)
+            paces: tuple[float, ...] = ()
+            if len(set(machine.kinds)) > 1:
+                paces = paces_by(measure_blocks(found[0]))
+                found, others = ([share_by(paces, plan) for plan in plans] for plans in (found, others))
+            profile = measured_profile(machine, memory, "cuda" in devices[0], paces)
             if not wish.stages:
                 found = [_cut(plan, measure_blocks) for plan in found]
             approximate = wish.pipefusion != 1 or wish.patches > 1
-            choice = best(found, shape, job, profile, approximate=approximate, others=_leaner(question))
+            choice = best(found, shape, job, profile, approximate=approximate, others=others)
             self._tell(question, choice, memory)
             answer = self._answers[question] = Chosen(choice, memory)
         self.latest = answer

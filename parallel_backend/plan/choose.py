@@ -107,6 +107,7 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
         ulysses=1,
         patches=1,
         stages=(sum(plan.stages),),
+        shares=(1,),
         weights="streamed" if plan.weights == "streamed" else "replicated",
     )
 

@@ -6,7 +6,9 @@ needs. The host starts operations ahead of the device: a pass over the blocks ta
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -129,16 +131,16 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
         weights = two + model.other_weights  # the rest is in host memory, as far as it has no room here
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
-    inner = plan.ring * plan.ulysses
     row = model.hidden * job.element
     copies = model.copies + EXCHANGED * (plan.ulysses > 1) + CIRCULATED * (plan.ring > 1)
-    activations = copies * math.ceil(tokens / inner) * row
+    activations = copies * math.ceil(tokens * max(plan.shares) / sum(plan.shares)) * row
     if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
         activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
     cache = 0.0
     if plan.patches > 1:  # keys and values of all tokens, split by heads and by Ring's blocks of tokens
-        features = math.ceil(model.heads / plan.ulysses) * model.head_dim
-        cache = 2 * math.ceil(tokens / plan.ring) * features * job.element * model.attentions * max(plan.stages)
+        split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares)
+        features = max(split.head_counts()) * model.head_dim
+        cache = 2 * max(split.ring_tokens()) * features * job.element * model.attentions * max(plan.stages)
     return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
 
 
@@ -236,17 +238,18 @@ class _Estimate:
         """One pass through a stage; with `patched`, all other keys and values come from the stage's cache."""
         model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
         blocks = self.plan.stages[stage]
-        layout = SequenceSplit.of((text, image), model.heads, self.plan.ring, self.plan.ulysses)
-        tokens = self.batch * max(layout.tokens)
-        heads = max(layout.head_counts())
-        queries = self.batch * max(layout.ring_tokens())
+        layout = SequenceSplit.of((text, image), model.heads, self.plan.ring, self.plan.ulysses, self.plan.shares)
+        paces = self._paces(stage)
+        tokens = self.batch * max(map(operator.truediv, layout.tokens, paces))  # those of a rank of pace 1 in its place
+        attended = itertools.product(layout.ring_tokens(), layout.head_counts())
+        rows = self.batch * max(q * heads / pace for (q, heads), pace in zip(attended, paces, strict=True))
         keys = job.image_tokens + self.text
         matmul = 2 * tokens * model.token_weights / device.matmul
-        scores = 4 * queries * keys * heads * model.head_dim
+        scores = 4 * rows * keys * model.head_dim
         crossed = 0 if model.joint_text else 4 * tokens * job.text_tokens * model.hidden
         attention = scores / device.attention
         traffic = soft.passes * tokens * model.hidden * job.element
-        merges = queries * heads * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
+        merges = rows * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
         memory = (traffic + merges) / device.bandwidth
         ulysses = model.attentions * self._ulysses(layout)
         ring = model.attentions * self._ring(layout, attention, patched)
@@ -255,6 +258,11 @@ class _Estimate:
         host = device.launch * soft.launch * self._launches(self.stage_starts[stage], blocks)
         seen = blocks * (own + ulysses + ring) + gather
         return _Pass(blocks * own, blocks * ulysses, blocks * ring, gather, max(0.0, host - seen))
+
+    def _paces(self, stage: int) -> list[float]:
+        """Of the slowest rank at each place of a stage's sequence ranks."""
+        ranks = [rank for rank, place in self._places() if place.pipefusion == stage]
+        return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
     def _launches(self, first: int, blocks: int) -> int:
         soft, model = self.profile.software, self.model

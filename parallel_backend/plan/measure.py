@@ -42,7 +42,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Each is that of the slowest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of one rank in
     an all-to-all of all ranks, `link_latency` the seconds of an empty one. `connection` is bytes that a communicator takes
     of a GPU for each other rank of it (NCCL: from some 25 MB over PCIe to 0.4 GB over NVLink). `host_bandwidth` is bytes/s from
-    pinned host memory.
+    pinned host memory. `kinds` are the names of the ranks' devices: those of one name are taken to be equally fast.
     """
 
     matmul: float
@@ -54,6 +54,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_latency: float
     connection: float
     host_bandwidth: float
+    kinds: tuple[str, ...]
 
 
 class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,11 +81,12 @@ class Ranks(Protocol):
         """Every rank's `[1, n, 1]`, joined along dim 1."""
 
 
-def measure(device: torch.device, ranks: Ranks, connection: float) -> Machine:
+def measure(device: torch.device, ranks: Ranks, connection: float, kinds: Sequence[str]) -> Machine:
     """Measure this machine. A collective: all ranks call it, and all get the same.
 
     Args:
         connection: bytes that each connection of this rank's communicators took.
+        kinds: the names of the ranks' devices.
     """
     gpu = device.type == "cuda"
     side, tokens, dtype = (4096, 4096, torch.bfloat16) if gpu else (256, 256, torch.float32)
@@ -105,7 +107,7 @@ def measure(device: torch.device, ranks: Ranks, connection: float) -> Machine:
     times["connection"] = connection
     worst = {name: min(_of_all(value, device, ranks)) for name, value in rates.items()}
     worst |= {name: max(_of_all(value, device, ranks)) for name, value in times.items()}
-    return Machine(ranks=ranks.size, **worst)
+    return Machine(ranks=ranks.size, kinds=tuple(kinds), **worst)
 
 
 def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | None = None) -> Kept:
@@ -134,8 +136,13 @@ def forget_all(folder: Path | None = None) -> None:
 
 def machine_key(devices: Sequence[str]) -> str:
     """What a measurement depends on: the devices and their models in rank order, and the versions of torch and CUDA."""
-    names = [torch.cuda.get_device_name(name) if name.startswith("cuda") else platform.node() for name in devices]
+    names = [device_kind(name) for name in devices]
     return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda)])
+
+
+def device_kind(device: str) -> str:
+    """The name of a GPU's model, or the machine's for a CPU, or for a device of another machine."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.node()
 
 
 def cache_folder() -> Path:
@@ -143,12 +150,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
 
 
-def measured_profile(machine: Machine, memory: float, gpus: bool) -> Profile:
+def measured_profile(machine: Machine, memory: float, gpus: bool, paces: tuple[float, ...] = ()) -> Profile:
     """The measured machine as a profile; how well transfers hide behind compute is taken from machines with such links.
 
     Args:
         memory: bytes that a job may take on each device now.
         gpus: whether the workers are on GPUs.
+        paces: as the profile's.
     """
     overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else PCIE_OVERLAP
     return Profile(
@@ -166,6 +174,7 @@ def measured_profile(machine: Machine, memory: float, gpus: bool) -> Profile:
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,
         software=EAGER,
+        paces=paces,
     )
 
 

@@ -54,7 +54,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan that can run: one device a rank, every degree at least 1, their product the world size.
 
     `stages` holds the number of blocks of each PipeFusion stage, and nothing where work is cut in space; `memory_limit` is
-    in gigabytes a device, 0 for none.
+    in gigabytes a device, 0 for none. Tokens are cut over the ring x ulysses sequence ranks in proportion to `shares`.
     """
 
     devices: tuple[str, ...]
@@ -69,6 +69,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str
     attention: str
     memory_limit: float
+    shares: tuple[int, ...]
 
     @property
     def world_size(self) -> int:
@@ -114,6 +115,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text = several if self.world_size > 1 else f"1 worker ({where})"
         if self.patches > 1:
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
+        if len(set(self.shares)) > 1:
+            text += f", tokens {' : '.join(map(str, self.shares))} by speed"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")
 
 

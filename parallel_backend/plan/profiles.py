@@ -157,10 +157,18 @@ class Software:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine and the software on it. `overlap` is the part of a transfer that really hides behind compute."""
+    """A machine and the software on it. `overlap` is the part of a transfer that really hides behind compute.
+
+    `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast.
+    """
 
     name: str
     device: Device
     levels: tuple[Level, ...]
     overlap: float
     software: Software
+    paces: tuple[float, ...] = ()
+
+    def pace(self, rank: int) -> float:
+        """A rank's speed in units of the slowest's."""
+        return self.paces[rank] if self.paces else 1.0

@@ -68,6 +68,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
                 weights=plan.weights,
                 attention=plan.attention,
                 memory_limit=plan.memory_limit,
+                shares=(1,) * (ring * ulysses),
             )
         )
     return fits
@@ -89,6 +90,7 @@ def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
     degrees = dict.fromkeys(AXES, 1) | {"ring": len(devices)}
     return ResolvedPlan(
         devices=devices,
+        shares=(1,) * len(devices),
         **degrees,
         patches=1,
         warmup_steps=0,

@@ -1,4 +1,4 @@
-"""Which GPUs of a machine are worth using together: all wait for the slowest of them."""
+"""Which GPUs of a machine are worth using together, each doing as much as suits its speed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ OLDER = 0.5
 DISPLAY = 0.9
 """The part of its speed that is left to an older GPU, and to one that draws a desktop."""
 
+LEAST_PACE = 1 / 3
+"""Of the fastest GPU's: what a slower one would take off the others is less than what exchanging with it costs."""
+
 LEAST_MEMORY = 0.5
 """Of the largest GPU's: what fits into each of them is what a plan may need."""
 
@@ -20,18 +23,16 @@ LEAST_MEMORY = 0.5
 def worth_together(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """The indices of the GPUs that `auto` uses.
 
-    A GPU's pace is the number of its multiprocessors, less for an older one or one with a display. So many of the fastest are
-    taken that their number times the pace of the slowest is largest. GPUs with little memory are left out.
+    GPUs with little memory are left out, and of the others those that are much slower than the fastest.
     """
     largest = max(gpu.memory for gpu in gpus)
     roomy = [index for index, gpu in enumerate(gpus) if gpu.memory >= LEAST_MEMORY * largest]
-    fastest = sorted(roomy, key=lambda index: -pace(gpus[index]))
-    count = max(range(1, len(fastest) + 1), key=lambda number: (number * pace(gpus[fastest[number - 1]]), number))
-    return tuple(sorted(fastest[:count]))
+    fastest = max(pace(gpus[index]) for index in roomy)
+    return tuple(index for index in roomy if pace(gpus[index]) >= LEAST_PACE * fastest)
 
 
 def pace(gpu: Gpu) -> float:
-    """A measure of a GPU's speed, good enough to tell kinds apart."""
+    """A measure of a GPU's speed, good enough to tell kinds apart: its multiprocessors, less if it is old or has a display."""
     older = OLDER if gpu.capability < TENSOR_CORES_FOR_BF16 else 1.0
     return gpu.multiprocessors * older * (DISPLAY if gpu.display else 1.0)
 
@@ -41,9 +42,8 @@ def why(gpus: Sequence[Gpu], used: Sequence[int]) -> str:
     left = ", ".join(_described(index, gpu) for index, gpu in enumerate(gpus) if index not in used)
     everyone = ",".join(str(index) for index in range(len(gpus)))
     return (
-        f"devices auto leaves out {left}: workers wait for the slowest and hold what fits into the smallest, so "
-        f"{_listed(used)} {'are' if len(used) > 1 else 'is'} faster without; write {everyone} into devices of Parallel Plan to "
-        "use all."
+        f"devices auto leaves out {left}: a GPU that is less than a third as fast as the fastest, or has less than half of the "
+        f"largest one's memory, would hold up {_listed(used)}; write {everyone} into devices of Parallel Plan to use all."
     )
 
 

@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, ModelSpec, Prompt, Sampling, Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 

@@ -13,7 +13,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.spread.placement import Placement, slots_of, spread_evenly
+from parallel_backend.models.spread.placement import Placement, slots_of, spread_by
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
@@ -30,7 +30,9 @@ def torch_attention(inputs: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int, patches: int = 1) -> Tensor:
+def attend_over_ranks(
+    inputs: Tensor, text: int, ring: int, ulysses: int, patches: int = 1, shares: tuple[int, ...] = ()
+) -> Tensor:
     """The whole result, each rank's tokens put back where they belong.
 
     With several patches each chunk is computed against a cache that was filled with the same keys and values.
@@ -38,13 +40,14 @@ def attend_over_ranks(inputs: Tensor, text: int, ring: int, ulysses: int, patche
     tokens, heads = inputs.shape[2:4]
     ranks = ring * ulysses
     runs = [torch.arange(tokens - text)[run] for run in cut(tokens - text, patches)]
-    streams = [spread_evenly(text, [torch.arange(text)], ranks), spread_evenly(tokens - text, runs, ranks)]
+    plan = cpu_plan(ring=ring, ulysses=ulysses, shares=shares)
+    streams = [spread_by(plan.shares, text, [torch.arange(text)]), spread_by(plan.shares, tokens - text, runs)]
     chunks = [[stream.only(patch) for stream in streams] for patch in range(patches)]
-    plan = cpu_plan(ring=ring, ulysses=ulysses)
     attend = choose_kernel("auto", CPU, inputs.dtype, 16).attend
 
     def split(placements: Sequence[Placement]) -> SequenceSplit:
-        return SequenceSplit(tuple(len(indices(placements, rank)) for rank in range(ranks)), heads, ring, ulysses)
+        counts = tuple(len(indices(placements, rank)) for rank in range(ranks))
+        return SequenceSplit(counts, heads, ring, ulysses, plan.shares)
 
     def attend_on(rank: int) -> list[Tensor]:
         mesh = build_mesh(plan, CPU, Meter())
@@ -96,6 +99,17 @@ def test_ring_x_ulysses_is_attention_for_any_tokens_and_heads(
     torch.testing.assert_close(
         attend_over_ranks(inputs, text, ring, ulysses).double(), torch_attention(inputs), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("patches", [1, 3])
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "shares"),
+    [(1, 2, (100, 53)), (2, 1, (30, 100)), (2, 2, (100, 70, 40, 10)), (1, 3, (100, 1, 1)), (3, 1, (100, 1, 50))],
+)
+def test_ranks_with_unequal_shares(ring: int, ulysses: int, shares: tuple[int, ...], patches: int) -> None:
+    inputs = qkv(7 + 45, heads=5)
+    found = attend_over_ranks(inputs, 7, ring, ulysses, patches, shares)
+    torch.testing.assert_close(found.double(), torch_attention(inputs), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ FAST = Machine(
     link_latency=2e-5,
     connection=3e8,
     host_bandwidth=2e10,
+    kinds=("NVIDIA H100",) * 2,
 )
 
 GOOD = Observations(

@@ -152,6 +152,7 @@ def plan_of(blocks: int, patches: int, degrees: Mapping[str, int]) -> ResolvedPl
         weights="replicated",
         attention="auto",
         memory_limit=0.0,
+        shares=(1,) * (every["ring"] * every["ulysses"]),
         **every,
     )
 

@@ -65,10 +65,13 @@ def test_ulysses_and_ring_send_what_their_formulas_say(reported: Reported, plan:
         assert set(report.sent) <= {"ulysses", "ring", "sequence"}
 
 
-def test_uneven_tokens_and_heads_send_their_exact_sums(run: Runner, models: dict[int, Path]) -> None:
+@pytest.mark.parametrize("shares", [(1, 1, 1, 1), (100, 60, 40, 20)], ids=str)
+def test_uneven_tokens_and_heads_send_their_exact_sums(
+    run: Runner, models: dict[int, Path], shares: tuple[int, ...]
+) -> None:
     job = Job(models[3], sigmas(STEPS), height=17, width=13, text=(21, 21))
-    plan = cpu_plan(ring=2, ulysses=2)
-    split = SequenceSplit.of((21, 9 * 7), 3, plan.ring, plan.ulysses)
+    plan = cpu_plan(ring=2, ulysses=2, shares=shares)
+    split = SequenceSplit.of((21, 9 * 7), 3, plan.ring, plan.ulysses, plan.shares)
     heads = split.head_counts()
     for report in reports(run, job, plan):
         ring_rank, ulysses_rank = divmod(report.rank, plan.ulysses)

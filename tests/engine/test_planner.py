@@ -22,7 +22,8 @@ from parallel_backend.plan.cost import Job
 from parallel_backend.plan.measure import Machine
 from parallel_backend.weights.checkpoint import read_header
 from tests.comfy_oracle import comfy_on_path
-from tests.engine.conftest import Runner
+from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas
+from tests.engine.conftest import Job as Denoise
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH
 
 FLUX = FAMILIES["comfyui"]
@@ -106,6 +107,26 @@ def test_stages_are_cut_by_measured_block_times(backend, models, cache, workers)
     kept.write_bytes(b'{"seconds":[[1.0,1.0],[1.0,3.0]],"counts":[1,2]}')
     slow_second = question(models[4], text=22, devices="cpu:2", pipefusion=2)
     assert choose(backend, slow_second).stages == (2, 1)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_devices_of_several_kinds_share_the_tokens_by_measured_block_times(
+    run, backend, models, cache, caplog, workers
+) -> None:
+    caplog.set_level(logging.INFO)
+    alike = choose(backend, question(models[4], text=26, devices="cpu:2", ulysses=2))
+    assert alike.shares == (1, 1) and not [*cache.glob("blocktimes-*.json")]
+    (kept,) = cache.glob("machine-*.json")
+    machine = msgspec.json.decode(kept.read_bytes(), type=Machine)
+    kept.write_bytes(msgspec.json.encode(msgspec.structs.replace(machine, kinds=("RTX 4090", "RTX 3090"))))
+    choose(backend, question(models[4], text=27, devices="cpu:2", ulysses=2))
+    (times,) = cache.glob("blocktimes-*.json")
+    times.write_bytes(b'{"seconds":[[1.0,1.0],[2.0,2.0]],"counts":[1,2]}')
+    plan = choose(backend, question(models[4], text=28, devices="cpu:2", ulysses=2))
+    assert plan.shares == (100, 50)
+    assert "tokens 100 : 50 by speed" in caplog.text
+    job = Denoise(models[4], sigmas(2), height=17, width=13, text=(21, 8))
+    assert relative_error(run(job, plan), run(job, alike)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("workers", [2])

@@ -125,6 +125,7 @@ PIPED = [
     cpu_plan(pipefusion=2, ulysses=2, patches=3),
     cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4),
     cpu_plan(cfg=2, pipefusion=2, ring=2, patches=3),
+    cpu_plan(pipefusion=2, ulysses=2, patches=3, shares=(100, 37)),
 ]
 
 

@@ -47,16 +47,18 @@ PLANS = {
     "ring 2, ulysses 2": {"ring": 2, "ulysses": 2},
     "3 patches over 2 stages, ulysses 2": {"pipefusion": 2, "patches": 3, "ulysses": 2},
     "2 patches over 3 stages": {"pipefusion": 3, "patches": 2},
+    "ring 2, ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
 }
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
+IN_TURN = (*QUICK, "ring 2, ulysses 2, unequal")
 
 
 def splits() -> Iterator[ParameterSet]:
-    """Every case under every plan; the quick run has each model under both of QUICK, its other inputs under them in turn."""
+    """Every case under every plan; the quick run has each model under both of QUICK, its other inputs under one of IN_TURN."""
     others = [name for name in CASES if name.partition(",")[0] in CASES.keys() - {name}]
     for name, (plan, degrees) in itertools.product(CASES, PLANS.items()):
-        quick = QUICK if name not in others else (QUICK[others.index(name) % len(QUICK)],)
+        quick = QUICK if name not in others else (IN_TURN[others.index(name) % len(IN_TURN)],)
         yield pytest.param(name, degrees, id=f"{name}-{plan}", marks=() if plan in quick else thorough)
 
 

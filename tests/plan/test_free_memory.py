@@ -25,7 +25,16 @@ TAKEN = 1.4e9
 """By a desktop and ComfyUI's context."""
 
 CARD = Machine(
-    1e14, 1e14, 1e12, 1e-5, ranks=2, link_bandwidth=1e10, link_latency=2e-5, connection=3e7, host_bandwidth=2e10
+    1e14,
+    1e14,
+    1e12,
+    1e-5,
+    ranks=2,
+    link_bandwidth=1e10,
+    link_latency=2e-5,
+    connection=3e7,
+    host_bandwidth=2e10,
+    kinds=("a card",) * 2,
 )
 
 

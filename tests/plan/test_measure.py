@@ -14,20 +14,30 @@ from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
 MACHINE = Machine(
-    1e12, 1e12, 1e11, 1e-5, ranks=2, link_bandwidth=1e9, link_latency=1e-4, connection=3e8, host_bandwidth=2e10
+    1e12,
+    1e12,
+    1e11,
+    1e-5,
+    ranks=2,
+    link_bandwidth=1e9,
+    link_latency=1e-4,
+    connection=3e8,
+    host_bandwidth=2e10,
+    kinds=("a card",) * 2,
 )
 
 
 def test_all_ranks_get_the_same_measurements() -> None:
     def on(rank: int) -> bytes:
         mesh = build_mesh(cpu_plan(ulysses=3), torch.device("cpu"), Meter())
-        return msgspec.json.encode(measure(torch.device("cpu"), mesh.ulysses, rank))
+        return msgspec.json.encode(measure(torch.device("cpu"), mesh.ulysses, rank, ["a CPU"] * 3))
 
     answers = run_ranks(3, on)
     assert len(set(answers)) == 1
     machine = msgspec.json.decode(answers[0], type=Machine)
     assert machine.ranks == 3
-    assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__)
+    assert machine.kinds == ("a CPU",) * 3
+    assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__ if field != "kinds")
     assert machine.connection == 2  # the most that any rank found
     found = measured_profile(machine, 8e9, gpus=False)
     assert (found.device.memory, found.device.context, found.device.connection) == (8e9, 0, 2)

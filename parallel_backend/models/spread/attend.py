@@ -198,7 +198,7 @@ class Attentions:
     def _split(self, placements: Sequence[Placement], heads: int) -> SequenceSplit:
         def find() -> SequenceSplit:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
-            return SequenceSplit(tokens, heads, self._mesh.ring.size, self._mesh.ulysses.size)
+            return SequenceSplit(tokens, heads, self._mesh.ring.size, self._mesh.ulysses.size, self._call.places.shares)
 
         return self._call.places.once(("split", heads, *placements), find)
 

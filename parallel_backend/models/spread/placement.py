@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...layout import cut
+from ...layout import cut_by
 from ...moving import sent_to
 
 
@@ -101,12 +101,12 @@ def joined(placements: Sequence[Placement]) -> Placement:
     )
 
 
-def spread_evenly(length: int, patches: Sequence[Tensor], ranks: int) -> Placement:
-    """The given patches' tokens (positions, ascending), each cut into runs that differ by at most one; some may be empty."""
-    runs: list[list[Tensor]] = [[] for _ in range(ranks)]
-    labels: list[list[Tensor]] = [[] for _ in range(ranks)]
+def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor]) -> Placement:
+    """The given patches' tokens (positions, ascending), each cut into a run for every rank; some may be empty."""
+    runs: list[list[Tensor]] = [[] for _ in shares]
+    labels: list[list[Tensor]] = [[] for _ in shares]
     for number, positions in enumerate(patches):
-        for rank, run in enumerate(cut(positions.numel(), ranks)):
+        for rank, run in enumerate(cut_by(positions.numel(), shares)):
             runs[rank].append(positions[run])
             labels[rank].append(torch.full_like(positions[run], number))
     orders = [torch.cat(run).argsort() for run in runs]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import Refused
 from .declaration import Everywhere, Pictured, StreamKind
 from .picture import Picture
-from .placement import Placement, everywhere, joined, spread_evenly
+from .placement import Placement, everywhere, joined, spread_by
 
 T = TypeVar("T")
 
@@ -21,16 +21,16 @@ class Places:
     """Found once for each kind and length of stream, and kept from step to step, with all that follows from places alone.
 
     Args:
-        ranks: sequence ranks over which tokens are spread.
+        shares: the sequence ranks' parts of the tokens, as in the plan.
         picture: the latent.
         patches: into how many patches it is cut.
         patch: the one that is computed, or None for all.
     """
 
-    def __init__(self, ranks: int, picture: Picture, patches: int, patch: int | None) -> None:
+    def __init__(self, shares: tuple[int, ...], picture: Picture, patches: int, patch: int | None) -> None:
         self.patches = patches
         self.patch = patch
-        self._ranks = ranks
+        self.shares = shares
         self._picture = picture
         self._patch_tokens = picture.patches(patches)
         self._known: dict[Hashable, Any] = {}
@@ -53,9 +53,9 @@ class Places:
 
         def find() -> Placement:
             if isinstance(kind, Everywhere):
-                whole = everywhere(length, self._ranks)
+                whole = everywhere(length, len(self.shares))
             else:
-                whole = spread_evenly(length, self._by_patch(length, kind, kept), self._ranks)
+                whole = spread_by(self.shares, length, self._by_patch(length, kind, kept))
             return whole if self.patch is None else whole.only(self.patch)
 
         return self.once((length, kind, None if kept is None else tuple(kept.tolist())), find)

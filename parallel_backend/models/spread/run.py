@@ -114,6 +114,5 @@ class SpreadForward:
 
     def _places_of(self, picture: Picture, patch: int | None) -> Places:
         if (picture, patch) not in self._places:
-            ranks, patches = self._mesh.sequence.size, self._plan.patches
-            self._places[picture, patch] = Places(ranks, picture, patches, patch)
+            self._places[picture, patch] = Places(self._plan.shares, picture, self._plan.patches, patch)
         return self._places[picture, patch]

@@ -18,7 +18,7 @@ from ...models.family import Family, Stage
 from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
 from ...plan.cost import connections
-from ...plan.measure import BlockTimes, measure
+from ...plan.measure import BlockTimes, device_kind, measure
 from ...weights.checkpoint import read_header
 from ...weights.holding import Replicated
 from ...weights.layers import materialise
@@ -42,7 +42,8 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
-    machine = measure(rank.device, mesh.ulysses, rank.mesh_bytes / max(1, connections(message.plan)))
+    kinds = rank.world.gather(device_kind(str(rank.device)))
+    machine = measure(rank.device, mesh.ulysses, rank.mesh_bytes / max(1, connections(message.plan)), kinds)
     if mesh.reports:
         rank.link.send(MachineMeasured(message.request, machine))
 
@@ -97,7 +98,7 @@ def time_blocks(
     for parameter in model.module.parameters():
         parameter.zero_()
     meter = Meter()
-    alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, **dict.fromkeys(AXES, 1))
+    alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
     marks: list[float] = []
 
     def mark() -> None:
