@@ -14,7 +14,6 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import msgspec
 import torch
 
 from parallel_backend.host import Backend

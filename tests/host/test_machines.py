@@ -57,6 +57,8 @@ def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
             str(folder),
             "--secret",
             secret,
+            "--comfyui",
+            os.environ["COMFYUI_PATH"],
         ),
     ]
     with (folder / "log").open("wb") as log, pytest.MonkeyPatch.context() as patch:
