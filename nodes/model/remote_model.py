@@ -175,7 +175,7 @@ class RemoteModel:
         shape = picture_shape(calls[0].tensors["x"].shape, calls[0].values)
         size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
         residuals = residuals_of(control, self.family.control_blocks(self.config), size) if control else None
-        interrupted = comfy.model_management.processing_interrupted
+        is_cancelled = comfy.model_management.processing_interrupted
         parts = [part for call in calls for part in by_mask(call)]
         try:
             answer = self.backend.forward(
@@ -184,7 +184,7 @@ class RemoteModel:
                 dtype_name(dtype),
                 [part.tensors for part in parts],
                 loading(),
-                interrupted,
+                is_cancelled,
                 adapters,
                 residuals,
                 working,

@@ -47,7 +47,7 @@ from ..wire.messages import (
 from . import diagnosis
 from .comparison import Comparison, MakeRoom, compare
 from .elsewhere import address_of, ask, device_names, is_elsewhere
-from .exchange import Answer, Exchange, Interrupted, OnLoading
+from .exchange import Answer, Exchange, IsCancelled, OnLoading
 from .group import Deadlines, WorkerGroup
 from .journal import Journal, RunRecord
 from .launcher import wants_kernels_early, worker_environment
@@ -105,7 +105,7 @@ class Backend:
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
         on_loading: OnLoading,
-        interrupted: Interrupted,
+        is_cancelled: IsCancelled,
         adapters: AdapterSet = NONE,
         **fields: Any,
     ) -> Answer:
@@ -115,7 +115,7 @@ class Backend:
 
         Raises:
             Refused: an input cannot work.
-            Cancelled: `interrupted` returned True.
+            Cancelled: `is_cancelled` returned True.
             NotFinite: the model's output holds NaN or infinity.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
@@ -129,7 +129,7 @@ class Backend:
             on_progress(step, denoised, x)
 
         message = Sample(request=next(self._requests), adapters=adapters.id, **fields)
-        answer = self._request(Exchange(message, tensors, adapters, interrupted, on_loading, on_news))
+        answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading, on_news))
         check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
         return answer
 
@@ -140,7 +140,7 @@ class Backend:
         compute_dtype: str,
         calls: Sequence[Mapping[str, Tensor]],
         on_loading: OnLoading,
-        interrupted: Interrupted,
+        is_cancelled: IsCancelled,
         adapters: AdapterSet = NONE,
         residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
         working: int = 0,
@@ -169,7 +169,7 @@ class Backend:
         )
         tensors = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.items()}
         tensors |= added_tensors
-        answer = self._request(Exchange(message, tensors, adapters, interrupted, on_loading))
+        answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading))
         check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
         return answer
 
@@ -181,7 +181,7 @@ class Backend:
         latent: Tensor,
         on_pixels: OnPixels,
         on_loading: OnLoading,
-        stop: Interrupted,
+        is_cancelled: IsCancelled,
         working: int = 0,
     ) -> Answer:
         """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
@@ -197,7 +197,7 @@ class Backend:
             plan = self._in_rows(wish)
             shared = not is_elsewhere(plan.devices[0])
             message = Decode(next(self._requests), vae, plan, schedule, shared, working)
-            return self._request(Exchange(message, {"latent": latent}, NONE, stop, on_loading, on_news))
+            return self._request(Exchange(message, {"latent": latent}, NONE, is_cancelled, on_loading, on_news))
 
     def encode(
         self,
@@ -206,13 +206,13 @@ class Backend:
         schedule: str,
         pixels: Tensor,
         on_loading: OnLoading,
-        stop: Interrupted,
+        is_cancelled: IsCancelled,
         working: int = 0,
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
             message = Encode(next(self._requests), vae, self._in_rows(wish), schedule, working)
-            return self._request(Exchange(message, {"pixels": pixels}, NONE, stop, on_loading))
+            return self._request(Exchange(message, {"pixels": pixels}, NONE, is_cancelled, on_loading))
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
         """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
@@ -227,7 +227,7 @@ class Backend:
         compute_dtype: str,
         example: Mapping[str, Tensor],
         yielding: Callable[[str], int],
-        interrupted: Interrupted,
+        is_cancelled: IsCancelled,
         values: Mapping[str, Value] = MappingProxyType({}),
     ) -> ResolvedPlan:
         """The plan for a job and the memory that is free now, which the workers are asked for, so they may be started.
@@ -242,20 +242,20 @@ class Backend:
         """
         answer = self._planner.choose(
             question,
-            measure_memory=lambda plan: self._memory(plan, yielding, interrupted),
-            measure_machine=lambda plan: self._machine(plan, interrupted),
+            measure_memory=lambda plan: self._memory(plan, yielding, is_cancelled),
+            measure_machine=lambda plan: self._machine(plan, is_cancelled),
             measure_blocks=lambda plan: self._block_times(
-                question.spec, plan, compute_dtype, example, values, interrupted
+                question.spec, plan, compute_dtype, example, values, is_cancelled
             ),
         )
         self._tell(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
-    def measure(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
+    def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
         self._tell(Measuring("this machine"))
         request = MeasureMachine(next(self._requests), _side_by_side(plan))
-        message = self._ask(Exchange(request, interrupted=interrupted)).frame.message
+        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
         assert isinstance(message, MachineMeasured)
         return message.machine
 
@@ -263,13 +263,13 @@ class Backend:
         """How flash-attn failed for running workers on these devices; empty where it did not."""
         return next(filter(None, (member.flash_fault for member in self._groups[devices].members)), "")
 
-    def _machine(self, plan: ResolvedPlan, interrupted: Interrupted) -> Machine:
-        return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, interrupted))
+    def _machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
+        return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, is_cancelled))
 
-    def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], interrupted: Interrupted) -> float:
+    def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], is_cancelled: IsCancelled) -> float:
         """Bytes that a job may take on the fullest of a plan's devices, for each worker there."""
         request = MeasureMemory(next(self._requests), plan)
-        message = self._ask(Exchange(request, interrupted=interrupted)).frame.message
+        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
         return min(
@@ -284,14 +284,14 @@ class Backend:
         compute_dtype: str,
         tensors: Mapping[str, Tensor],
         values: Mapping[str, Value],
-        interrupted: Interrupted,
+        is_cancelled: IsCancelled,
     ) -> BlockTimes:
         """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
 
         def measure() -> BlockTimes:
             self._tell(Measuring("the model's blocks"))
             request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype, dict(values))
-            message = self._ask(Exchange(request, tensors, interrupted=interrupted)).frame.message
+            message = self._ask(Exchange(request, tensors, is_cancelled=is_cancelled)).frame.message
             assert isinstance(message, BlocksMeasured)
             return message.times
 
@@ -374,7 +374,7 @@ class Backend:
                 group.stop()
             self._groups.clear()
 
-    def measure_again(self, interrupted: Interrupted) -> Machine:
+    def measure_again(self, is_cancelled: IsCancelled) -> Machine:
         """Forget what was ever measured, and measure the devices of the running workers anew; plans are chosen by that.
 
         Raises:
@@ -387,9 +387,9 @@ class Backend:
                 raise Refused("no workers are running, so there is nothing to measure with: run a graph first.")
             forget_all()
             self._planner.forget()
-            return self._machine(in_rows(ParallelPlan(), devices), interrupted)
+            return self._machine(in_rows(ParallelPlan(), devices), is_cancelled)
 
-    def compare(self, make_room: MakeRoom, told: Callable[[str], None], interrupted: Interrupted) -> Comparison:
+    def compare(self, make_room: MakeRoom, told: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
         """What the last denoise's plan gains over one device, measured; see comparison.compare.
 
         Raises:
@@ -400,7 +400,7 @@ class Backend:
             denoise = self._journal.denoise
             number = functools.partial(next, self._requests)
             try:
-                return compare(denoise, self._ask, number, make_room, told, interrupted)
+                return compare(denoise, self._ask, number, make_room, told, is_cancelled)
             finally:  # the model is whole there
                 if denoise is not None and (group := self._groups.pop(denoise.message.plan.devices[:1], None)):
                     group.stop()
@@ -465,8 +465,8 @@ class Backend:
     def _ask(self, exchange: Exchange) -> Answer:
         """Have a request carried out by the workers of its plan."""
 
-        def stopped() -> bool:
-            return self._closing.is_set() or exchange.interrupted()
+        def is_cancelled() -> bool:
+            return self._closing.is_set() or exchange.is_cancelled()
 
         message = exchange.message
         assert not isinstance(message, Release), "a plan says which workers"
@@ -474,9 +474,9 @@ class Backend:
             if self._closing.is_set():
                 raise Cancelled
             for last_try in (False, True):
-                group = self._group(message.plan, stopped)
+                group = self._group(message.plan, is_cancelled)
                 try:
-                    return group.carry_out(replace(exchange, interrupted=stopped))
+                    return group.carry_out(replace(exchange, is_cancelled=is_cancelled))
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
                         self._journal.failed(str(failure))
@@ -487,7 +487,7 @@ class Backend:
                         del self._groups[message.plan.devices]
             raise AssertionError("the last try returns or raises")
 
-    def _group(self, plan: ResolvedPlan, interrupted: Interrupted) -> WorkerGroup:
+    def _group(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way.
 
         One that loads kernels late makes way too where the plan wants them early.
@@ -508,7 +508,7 @@ class Backend:
 
         def looked_on() -> bool:
             self._tell(Starting(plan.world_size, time.monotonic() - started))
-            return interrupted()
+            return is_cancelled()
 
         self._tell(Starting(plan.world_size, 0.0))
         self._starting = plan.devices

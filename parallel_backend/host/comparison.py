@@ -14,7 +14,7 @@ from ..plan import ResolvedPlan
 from ..plan.choose import single_device
 from ..plan.roomier import gigabytes
 from ..wire.messages import Sample
-from .exchange import Answer, Exchange, Interrupted
+from .exchange import Answer, Exchange, IsCancelled
 from .planner import Chosen
 
 STEPS = 6
@@ -58,7 +58,7 @@ def compare(
     number: Callable[[], int],
     make_room: MakeRoom,
     told: Callable[[str], None],
-    interrupted: Interrupted,
+    is_cancelled: IsCancelled,
 ) -> Comparison:
     """Time a denoise's first steps on its plan and on the plan's first device alone; loading is not counted.
 
@@ -93,7 +93,7 @@ def compare(
             message = msgspec.structs.replace(
                 denoise.message, request=number(), plan=plan, adapters="", working=working
             )
-            answer = ask(Exchange(message, tensors, interrupted=interrupted))
+            answer = ask(Exchange(message, tensors, is_cancelled=is_cancelled))
             taken = max(report.seconds for report in answer.reports) / count
         return taken
 

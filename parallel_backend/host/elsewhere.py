@@ -57,7 +57,7 @@ def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[Facts, ...]:
 
 
 def _connect(
-    address: Address, seconds: float, interrupted: Callable[[], bool]
+    address: Address, seconds: float, is_cancelled: Callable[[], bool]
 ) -> tuple[socket.socket, tuple[Facts, ...], FrameDecoder]:
     """Connection, ranks, and the decoder that has read so far."""
     secret = read_secret(secret_path(os.environ))
@@ -67,7 +67,7 @@ def _connect(
         try:
             connection = socket.create_connection((address.host, address.port), timeout=min(5.0, seconds))
             present(connection, secret, CLIENT)
-            return connection, *_welcomed(connection, until, interrupted)
+            return connection, *_welcomed(connection, until, is_cancelled)
         except HandshakeFailed as error:
             _close(connection)
             raise PlanRefused(f"the workers at {address} refused the connection: {error}.") from None
@@ -81,7 +81,7 @@ def _connect(
         except BaseException:
             _close(connection)
             raise
-        if interrupted():
+        if is_cancelled():
             raise Cancelled
         time.sleep(TRY_SECONDS)
 
@@ -92,7 +92,7 @@ def _close(connection: socket.socket | None) -> None:
 
 
 def _welcomed(
-    connection: socket.socket, until: float, interrupted: Callable[[], bool]
+    connection: socket.socket, until: float, is_cancelled: Callable[[], bool]
 ) -> tuple[tuple[Facts, ...], FrameDecoder]:
     """Wait until the group is whole."""
     decoder, waiting = host_decoder(), ""
@@ -101,7 +101,7 @@ def _welcomed(
         try:
             data = connection.recv(1 << 16)
         except TimeoutError:
-            if interrupted():
+            if is_cancelled():
                 raise Cancelled from None
             if time.monotonic() > until:
                 raise TimeoutError(waiting or "they say nothing") from None
@@ -123,12 +123,12 @@ class RemoteChannel(Channel):
 
     Raises:
         Refused: as `ask`.
-        Cancelled: `interrupted` returned True.
+        Cancelled: `is_cancelled` returned True.
     """
 
-    def __init__(self, address: Address, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, address: Address, is_cancelled: Callable[[], bool]) -> None:
         super().__init__(secrets.randbits(63))
-        self._connection, self.members, decoder = _connect(address, CONNECT_SECONDS, interrupted)
+        self._connection, self.members, decoder = _connect(address, CONNECT_SECONDS, is_cancelled)
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._read, args=(decoder,), name="parallel-channel", daemon=True)
         self._thread.start()

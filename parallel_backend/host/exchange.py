@@ -23,7 +23,7 @@ from ..wire.messages import (
 
 OnNews = Callable[[Frame], None]
 OnLoading = Callable[[int, int], None]
-Interrupted = Callable[[], bool]
+IsCancelled = Callable[[], bool]
 
 Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks | Release
 
@@ -41,14 +41,14 @@ def _never() -> bool:
 class Exchange:
     """A request with its tensors, the adapters that it names, and who looks on.
 
-    `interrupted` is asked often; True cancels the request. `on_loading` is told the bytes of weights that are there and
+    `is_cancelled` is asked often; True cancels the request. `on_loading` is told the bytes of weights that are there and
     those there will be, `on_news` the frames of Progress and Pixels messages; what they raise cancels the request.
     """
 
     message: Request
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     adapters: AdapterSet = NONE
-    interrupted: Interrupted = _never
+    is_cancelled: IsCancelled = _never
     on_loading: OnLoading = _ignore
     on_news: OnNews = _ignore
 

@@ -41,12 +41,12 @@ from ..wire.messages import (
     Report,
     Sample,
     Shutdown,
-    Stopped,
+    WasCancelled,
 )
 from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
-from .exchange import Answer, Exchange, Interrupted
+from .exchange import Answer, Exchange, IsCancelled
 from .known_adapters import KnownAdapters
 from .launcher import Launched, launch, make_directory, remove, socket_path
 from .processes import ForkServer
@@ -119,7 +119,7 @@ class WorkerGroup:
         devices: tuple[str, ...],
         generation: int,
         deadlines: Deadlines,
-        interrupted: Interrupted,
+        is_cancelled: IsCancelled,
         kernels_early: bool = False,
     ) -> None:
         self.devices = devices
@@ -139,11 +139,11 @@ class WorkerGroup:
         self._launched: Launched | Elsewhere
         self._members: dict[int, Facts] = {}
         if is_elsewhere(devices[0]):
-            self._connect(address_of(devices[0]), interrupted)
+            self._connect(address_of(devices[0]), is_cancelled)
         else:
             self._launch(server(), generation)
         try:
-            self._wait_until_ready(interrupted)
+            self._wait_until_ready(is_cancelled)
         except BaseException as error:
             ours = bool(self._launched.processes)
             self._end(State.FAILED if ours or isinstance(error, WorkerFailed) else State.STOPPED)
@@ -164,8 +164,8 @@ class WorkerGroup:
         except OSError as error:
             raise diagnosis.unstartable(error) from error
 
-    def _connect(self, address: Address, interrupted: Interrupted) -> None:
-        channel = RemoteChannel(address, interrupted)
+    def _connect(self, address: Address, is_cancelled: IsCancelled) -> None:
+        channel = RemoteChannel(address, is_cancelled)
         self._channel, self._launched = channel, Elsewhere(address)
         self._members = dict(enumerate(channel.members))
         found = device_names(address, channel.members)
@@ -256,7 +256,7 @@ class WorkerGroup:
         message, started = exchange.message, time.monotonic()
         self._send(message, exchange.tensors)
         cancelled_at: float | None = None
-        stopped_by: BaseException | None = None
+        cancelled_by: BaseException | None = None
         answer: Answer | None = None
         reports: list[Report] = []
         expected = len(self.devices) if isinstance(message, (Sample, Forward, Decode, Encode, Release)) else 0
@@ -264,30 +264,30 @@ class WorkerGroup:
         while not over or len(reports) < expected:
             frame = self._next_frame(started)
             match frame.message if frame else None:
-                case Progress() | Pixels() if stopped_by is None and frame is not None:
-                    stopped_by = _raised_by(exchange.on_news, frame)
-                case Loading(done=done, total=total) if stopped_by is None:
-                    stopped_by = _raised_by(exchange.on_loading, done, total)
+                case Progress() | Pixels() if cancelled_by is None and frame is not None:
+                    cancelled_by = _raised_by(exchange.on_news, frame)
+                case Loading(done=done, total=total) if cancelled_by is None:
+                    cancelled_by = _raised_by(exchange.on_loading, done, total)
                 case Report() as report:
                     reports.append(report)
                     self._latest[report.rank] = report
                 case Done() | MachineMeasured() | MemoryMeasured() | BlocksMeasured() if frame is not None:
                     answer, over = Answer(frame, reports), True
-                case Stopped():
-                    stopped_by, over = stopped_by or Cancelled(), True
+                case WasCancelled():
+                    cancelled_by, over = cancelled_by or Cancelled(), True
                 case Declined(reason=reason):
                     raise Refused(reason)
-            if stopped_by is None and exchange.interrupted():
-                stopped_by = Cancelled()
-            if stopped_by is not None and cancelled_at is None:
+            if cancelled_by is None and exchange.is_cancelled():
+                cancelled_by = Cancelled()
+            if cancelled_by is not None and cancelled_at is None:
                 cancelled_at = time.monotonic()
                 self._send(Cancel(message.request), {})
             if cancelled_at is not None and time.monotonic() - cancelled_at > self._deadlines.cancel:
                 log.warning("the workers did not stop within %.0f s of Cancel and were ended", self._deadlines.cancel)
                 self._end(State.FAILED)
-                raise stopped_by or Cancelled
-        if stopped_by is not None:
-            raise stopped_by
+                raise cancelled_by or Cancelled
+        if cancelled_by is not None:
+            raise cancelled_by
         assert answer is not None
         return answer
 
@@ -345,7 +345,7 @@ class WorkerGroup:
         if still > self._deadlines.stall:
             raise diagnosis.stalled(self.devices, heard, still)
 
-    def _wait_until_ready(self, interrupted: Interrupted) -> None:
+    def _wait_until_ready(self, is_cancelled: IsCancelled) -> None:
         started = time.monotonic()
         ready: set[int] = set()
         while len(ready) < len(self.devices):
@@ -372,7 +372,7 @@ class WorkerGroup:
                     raise self._failure()
             if any(process.poll() is not None for process in self._launched.processes):
                 raise self._failure()
-            if interrupted():
+            if is_cancelled():
                 raise Cancelled
             if time.monotonic() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)

@@ -177,7 +177,7 @@ class Release(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Stop the request at the next step boundary."""
+    """The user cancels the request, which ends at the next step boundary."""
 
     request: int
 
@@ -349,7 +349,7 @@ class Declined(Message, frozen=True):
     reason: str
 
 
-class Stopped(Message, frozen=True):
+class WasCancelled(Message, frozen=True):
     """The request was cancelled on all ranks, which are idle again."""
 
     request: int
@@ -416,6 +416,6 @@ ToHost = (
     | MemoryMeasured
     | BlocksMeasured
     | Declined
-    | Stopped
+    | WasCancelled
     | Failed
 )

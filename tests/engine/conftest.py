@@ -121,13 +121,13 @@ class Runner:
         plan: ResolvedPlan,
         cancel_at: int | None = None,
         on_loading: Callable[[int, int], None] = lambda done, total: None,
-        interrupted: Callable[[], bool] = lambda: False,
+        is_cancelled: Callable[[], bool] = lambda: False,
         on_step: Callable[[], object] = lambda: None,
         compiler: str = "",
     ) -> Tensor:
         """The final latent, with blocks compiled if a compiler is named.
 
-        The run is cancelled once the step `cancel_at` is reported or `interrupted` is True.
+        The run is cancelled once the step `cancel_at` is reported or `is_cancelled` is True.
         """
         seen: list[int] = []
 
@@ -158,7 +158,7 @@ class Runner:
             tensors,
             step_done,
             on_loading,
-            lambda: cancel_at in seen or interrupted(),
+            lambda: cancel_at in seen or is_cancelled(),
             model=spec_of("comfyui", job.path),
             plan=plan,
             compute_dtype="float32",

@@ -160,7 +160,7 @@ def test_cancel_while_loading(fresh: Runner, big: Path, tiny: Path) -> None:
     workers = fresh.workers()
     on_loading, told = in_the_middle(lambda: cancelled.append(True))
     with pytest.raises(Cancelled):
-        fresh(Job(big, sigmas(2)), plan, on_loading=on_loading, interrupted=lambda: bool(cancelled))
+        fresh(Job(big, sigmas(2)), plan, on_loading=on_loading, is_cancelled=lambda: bool(cancelled))
     assert 0 < told[0][0] < told[0][1]
     assert told[-1][0] < told[-1][1]
     assert torch.equal(fresh(Job(tiny, sigmas(2)), plan), expected)

@@ -70,12 +70,13 @@ WORKERS = (2, 3, 4, 6, 8)
 
 
 def _marks(workers: int, heads: int, plan: ResolvedPlan) -> list[pytest.MarkDecorator]:
-    """The quick run takes heads that do not divide, where a plan takes them; of six and eight workers products of three forms.
+    """The quick run takes heads that do not divide, where a plan takes them, and no more than four workers.
+
+    Eight of them it has in test_pipefusion_follows_its_rule_exactly.
 
     Four heads it has in test_pipefusion_depends_on_patches_and_warm_up_alone, under each plan.
     """
-    forms = sum(degree > 1 for degree in (plan.cfg, plan.pipefusion, plan.ring, plan.ulysses))
-    quick = (heads == 3 or plan.ulysses > 3) and (workers <= 4 or forms == 3)
+    quick = (heads == 3 or plan.ulysses > 3) and workers <= 4
     return [] if quick else [thorough]
 
 

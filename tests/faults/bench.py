@@ -153,7 +153,7 @@ class Bench:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    def decode(self, workers: int, interrupted: Callable[[], bool] = lambda: False, latent: Tensor = LATENT) -> Tensor:
+    def decode(self, workers: int, is_cancelled: Callable[[], bool] = lambda: False, latent: Tensor = LATENT) -> Tensor:
         """A latent's picture."""
         pieces: list[Tensor] = []
         self.backend.decode(
@@ -163,16 +163,16 @@ class Bench:
             latent,
             lambda item, start, pixels: pieces.append(pixels.clone()),
             lambda done, total: None,
-            interrupted,
+            is_cancelled,
         )
         return torch.cat(pieces)
 
-    def assert_result(self, case: Case, interrupted: Callable[[], bool]) -> None:
+    def assert_result(self, case: Case, is_cancelled: Callable[[], bool]) -> None:
         """Do what the case is about; its result, if there is one, is as before."""
         if case.phase == "decoding":
-            assert torch.equal(self.decode(case.workers, interrupted), self.picture[case.workers])
+            assert torch.equal(self.decode(case.workers, is_cancelled), self.picture[case.workers])
         else:
-            assert torch.equal(self.run(self.job, case.plan, interrupted=interrupted), self.right[case.workers])
+            assert torch.equal(self.run(self.job, case.plan, is_cancelled=is_cancelled), self.right[case.workers])
 
     def prepare(self, case: Case) -> None:
         """Arm a fault: workers that have the model, or none."""
@@ -182,11 +182,11 @@ class Bench:
             self.assert_right(case.workers)
         self.fault.arm(case.text)
 
-    def outcome(self, case: Case, interrupted: Callable[[], bool] = lambda: False) -> tuple[str, float]:
+    def outcome(self, case: Case, is_cancelled: Callable[[], bool] = lambda: False) -> tuple[str, float]:
         """What a run with this fault ends in ("" for a result), and how many seconds after the fault struck."""
         self.prepare(case)
         try:
-            self.assert_result(case, interrupted)
+            self.assert_result(case, is_cancelled)
             message = ""
         except WorkerFailed as failure:
             message = str(failure)

@@ -16,12 +16,12 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
     """The user presses Cancel a moment after the fault has struck."""
     at: list[float] = []
 
-    def interrupted() -> bool:
+    def is_cancelled() -> bool:
         if not at and bench.fault.struck():
             at.append(time.monotonic())
         return bool(at) and time.monotonic() - at[0] >= seconds
 
-    return interrupted
+    return is_cancelled
 
 
 @product(phase=PHASES.keys(), workers=[2, 4])

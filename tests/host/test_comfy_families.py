@@ -96,7 +96,9 @@ STALE_CASES: Mapping[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["reference", "rows", pytest.param("frames", marks=thorough)])
+@pytest.mark.parametrize(  # references over patches: tests/engine/test_products.py
+    "case", [pytest.param("reference", marks=thorough), "rows", pytest.param("frames", marks=thorough)]
+)
 def test_stale_patches_depend_on_patches_and_warmup_alone(case: str, latent_of: LatentOf) -> None:
     graph = STALE_CASES[case]()
     patches = {"patches": 2, "warmup_steps": 1}

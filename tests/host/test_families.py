@@ -39,6 +39,8 @@ ZERO_SNR = 1e-3
 SEED, STEPS, CFG = 7, 4, 6.0
 FRAMES, HEIGHT, WIDTH, TEXT = 4, 6, 10, 7
 SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7, "5b-i2v": 0.7, "1.5-i2v": 0.7}
+QUICK_KINDS = ("2b", "1.5-i2v")
+"""Each kind against diffusers, on any plan: tests/engine/test_cogvideox.py."""
 
 LatentOf = Callable[[Graph], Tensor]
 
@@ -168,7 +170,7 @@ def diffusers_encoder(kind: str, path: Path) -> AutoencoderKLCogVideoX:
     return vae.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("kind", SCALE)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK_KINDS)) for kind in SCALE])
 def test_cogvideox_ddim_in_stock_nodes_equals_diffusers(
     latent_of: LatentOf, original_video: Callable[[str], Tensor], video_vae: Path, kind: str
 ) -> None:
@@ -207,7 +209,7 @@ def test_quantised_files(comfyui: ComfyUI, latent_of: LatentOf) -> None:
         assert relative_error(expected, latent_of(graph)) > 1e-3
 
 
-@pytest.mark.parametrize("weights", ["replicated", "sharded"])
+@pytest.mark.parametrize("weights", [pytest.param("replicated", marks=thorough), "sharded"])
 def test_a_lora_equals_a_file_that_has_it_in(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
     models = comfyui.base_dir / "models"
     for graph, name, layers in (

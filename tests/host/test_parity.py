@@ -434,7 +434,7 @@ of_more_workers = pytest.mark.parametrize(
 
 
 @of_more_workers
-@pytest.mark.parametrize("plan", [Plan(3), Plan(1, 3)], ids=str)
+@pytest.mark.parametrize("plan", [pytest.param(Plan(3), marks=thorough), Plan(1, 3)], ids=str)
 def test_three_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 

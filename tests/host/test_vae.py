@@ -105,7 +105,7 @@ def pixels(server: ComfyUI, graph: Graph) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("latent", ["video-1", "video-9"])
+@pytest.mark.parametrize("latent", [pytest.param("video-1", marks=thorough), "video-9"])
 def test_video_decode_and_encode(server: ComfyUI, latent: str) -> None:
     graph = decode("video", latent)
     assert relative_error(pixels(server, parallel(graph)), pixels(server, graph)) <= TOLERANCE
@@ -140,7 +140,7 @@ def test_comfyuis_own_code_over_rows(server: ComfyUI, vae: str, latent: str, wor
     assert relative_error(ours, theirs) <= TOLERANCE
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=thorough), 3])
 def test_image_decode_and_encode(server: ComfyUI, workers: int) -> None:
     graph = decode("flux", "image")
     assert relative_error(pixels(server, parallel(graph, workers)), pixels(server, graph)) <= TOLERANCE

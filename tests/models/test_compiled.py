@@ -68,10 +68,11 @@ def sized(case: Case, number: int) -> Case:
     return replace(case, x=x, timestep=time, arguments=given)
 
 
-def test_each_kind_is_compiled_once_for_twenty_random_sizes() -> None:
+@pytest.mark.parametrize("sizes", [6, pytest.param(20, marks=thorough)])
+def test_each_kind_is_compiled_once_for_random_sizes(sizes: int) -> None:
     case = flux()
     rank = compiling(case)
-    for number in range(20):
+    for number in range(sizes):
         rank.case = sized(case, number)
         rank.picture = Picture(tuple(rank.case.x.shape), (2, 2))
         with torch.no_grad():

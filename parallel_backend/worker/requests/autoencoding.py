@@ -23,7 +23,7 @@ from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
 
 MARKS_BETWEEN_WORDS = 64
-"""How often an autoencoder gets something done, such as a convolution, before ranks ask each other whether to stop."""
+"""How often an autoencoder gets something done, such as a convolution, before ranks ask each other whether to cancel."""
 
 
 class AutoencoderPart:
@@ -135,15 +135,15 @@ class Autoencoding:
         def mark() -> None:
             self._rank.status.mark()
             if next(count) % MARKS_BETWEEN_WORDS == 0:
-                self._stop_if_asked(request)
+                self._cancel_if_asked(request)
 
         return mark
 
     def _next(self, request: int, phase: str) -> None:
         self._rank.status.enter(phase, self._rank.status.step + 1)
-        self._stop_if_asked(request)
+        self._cancel_if_asked(request)
 
-    def _stop_if_asked(self, request: int) -> None:
+    def _cancel_if_asked(self, request: int) -> None:
         """A collective. Raises Cancelled on all ranks."""
         if self._rank.world.agree(self._rank.link.cancelled(request)):
             raise Cancelled

@@ -23,7 +23,7 @@ from ...weights.reading import Watch
 from ...weights.sharded import Sharded
 from ...weights.store import Whole
 from ...weights.streamed import Streamed
-from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, Stopped
+from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, WasCancelled
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import Holder
@@ -206,7 +206,7 @@ class Rank:
         """Answer a request that was cancelled."""
         self.report(message.request, message.model, time.perf_counter())
         if answers:
-            self.link.send(Stopped(message.request))
+            self.link.send(WasCancelled(message.request))
 
     def forget(self) -> None:
         """Drop the adapters that a host has sent: another one does not know of them."""
