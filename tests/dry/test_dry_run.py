@@ -15,24 +15,24 @@ from tests.selection import thorough
 ROOT = Path(__file__).parents[2]
 
 LIMITS = {
-    "FLUX.1-dev, one rank": (194, {"DoubleStreamBlock": 44, "SingleStreamBlock": 16}, 0),
-    "FLUX.1-dev, ulysses 2": (212, {"DoubleStreamBlock": 47, "SingleStreamBlock": 19}, 9),
-    "FLUX.1-dev, ulysses 4": (212, {"DoubleStreamBlock": 47, "SingleStreamBlock": 19}, 9),
-    "FLUX.1-dev, ring 4": (296, {"DoubleStreamBlock": 68, "SingleStreamBlock": 40}, 25),
-    "FLUX.1-dev, ring 2 x ulysses 4": (252, {"DoubleStreamBlock": 57, "SingleStreamBlock": 29}, 17),
-    "FLUX.1-dev, pipefusion 4, first stage": (420, {"DoubleStreamBlock": 51}, 9),
-    "FLUX.1-dev, pipefusion 4, second stage": (416, {"DoubleStreamBlock": 51}, 9),
-    "FLUX.1-dev, pipefusion 4, last stage": (363, {"SingleStreamBlock": 19}, 8),
+    "FLUX.1-dev, one rank": (189, {"DoubleStreamBlock": 43, "SingleStreamBlock": 15}, 0),
+    "FLUX.1-dev, ulysses 2": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9),
+    "FLUX.1-dev, ulysses 4": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9),
+    "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 25),
+    "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 17),
+    "FLUX.1-dev, pipefusion 4, first stage": (407, {"DoubleStreamBlock": 47}, 9),
+    "FLUX.1-dev, pipefusion 4, second stage": (403, {"DoubleStreamBlock": 47}, 9),
+    "FLUX.1-dev, pipefusion 4, last stage": (357, {"SingleStreamBlock": 19}, 8),
     "FLUX.2-dev, one rank": (190, {"DoubleStreamBlock": 42, "SingleStreamBlock": 15}, 0),
     "FLUX.2-dev, ulysses 4": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9),
     "Wan 2.2 14B, one rank": (117, {"WanAttentionBlock": 31}, 0),
     "Wan 2.2 14B, cfg 2 x ulysses 4": (132, {"WanAttentionBlock": 34}, 6),
-    "Qwen-Image, one rank": (160, {"QwenImageTransformerBlock": 50}, 0),
-    "Qwen-Image, ulysses 4": (171, {"QwenImageTransformerBlock": 53}, 5),
+    "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0),
+    "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5),
     "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0),
     "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17),
-    "HunyuanVideo 1.5, one rank": (190, {"DoubleStreamBlock": 44}, 0),
-    "HunyuanVideo 1.5, ulysses 8": (201, {"DoubleStreamBlock": 47}, 5),
+    "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0),
+    "HunyuanVideo 1.5, ulysses 8": (198, {"DoubleStreamBlock": 46}, 5),
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
 
@@ -93,5 +93,5 @@ def test_one_rank_starts_no_more_kernels_than_comfyui() -> None:
     """In a whole step, with sampler and preview, against ComfyUI's forward alone."""
     own = counted("--own", "--only", "FLUX.1")["FLUX.1-dev"]["kernels"]
     found = counted("--only", "FLUX.1-dev, one rank")["FLUX.1-dev, one rank"]
-    assert found["kernels"] <= own
+    assert found["kernels"] <= min(own, 1_450)
     assert counted("--only", "FLUX.1-dev, ulysses 4")["FLUX.1-dev, ulysses 4"]["kernels"] <= 1_900

@@ -14,6 +14,7 @@ from ...mesh import Mesh
 from .attend import Attentions
 from .call import Call
 from .compiled import CompiledBlocks
+from .modulation import Vector
 from .stream import HERE, RIGHT, Stream
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Forward:
         holding: how this rank holds the weights of its blocks.
         mark: called after each block.
         kept: what is kept for a run of what follows from sizes and the prompt alone.
+        modulations: of the model call's patches before this one; None where they are not kept.
         compiled: runs the blocks, if they are to be compiled.
         turns: how often each block has run, by number; VACE's run once for each control video.
     """
@@ -43,6 +45,7 @@ class Forward:
     holding: Holding
     mark: Callable[[], None]
     kept: dict[Hashable, Any]
+    modulations: dict[Hashable, Any] | None = None
     compiled: CompiledBlocks | None = None
     turns: Counter[Hashable] = field(default_factory=Counter)
 
@@ -58,6 +61,18 @@ class Forward:
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]  # type: ignore[no-any-return]
+
+    def modulation(self, place: Hashable, given: Tensor, make: Callable[[Vector], T]) -> T:
+        """What `make` gave for an earlier patch of the model call, or gives now."""
+        if self.modulations is None:
+            return make(self._vector(given))
+        key = place, self.turn(place)
+        if key not in self.modulations:
+            self.modulations[key] = make(self._vector(given))
+        return self.modulations[key]  # type: ignore[no-any-return]
+
+    def _vector(self, given: Tensor) -> Vector:
+        return self.call.once(given, Vector, lambda: Vector(given))
 
     def received(self, stream: Stream) -> Stream:
         """A stream with its tokens here: those that the stage before has come from there."""

@@ -53,6 +53,7 @@ class SpreadForward:
         self._caches: dict[Hashable, Caches] = {}
         self._places: dict[tuple[Picture, int | None], Places] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
+        self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
         self.gathers = 0
         """How often the last forward gathered a stream."""
@@ -97,7 +98,10 @@ class SpreadForward:
             latent = torch.full(tuple(shape), torch.nan, dtype=dtype, device=device)
         attentions = Attentions(call, self._mesh, self._plan.attention, caches)
         kept = self._kept.setdefault((key, picture), {})
-        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark, kept, self._compiled)
+        modulations = self._modulations_of(key, patch)
+        self._model.running = Forward(
+            call, attentions, self._mesh, self._holding, self._mark, kept, modulations, self._compiled
+        )
         try:
             out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
@@ -111,6 +115,14 @@ class SpreadForward:
         """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
         whole = self._places_of(picture, None).of(picture.tokens + references, Pictured())
         return whole.part(0, picture.tokens)
+
+    def _modulations_of(self, key: Hashable, patch: int | None) -> dict[Hashable, Any] | None:
+        """What the patches of one model call share, which the first of them makes."""
+        if patch is None:
+            return None
+        if patch == 0:
+            self._modulations[key] = {}
+        return self._modulations[key]
 
     def _places_of(self, picture: Picture, patch: int | None) -> Places:
         if (picture, patch) not in self._places:
