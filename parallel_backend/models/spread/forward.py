@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...mesh import Mesh
+from .arrivals import Arrivals
 from .attend import Attentions
 from .call import Call
 from .compiled import CompiledBlocks
@@ -31,6 +32,7 @@ class Forward:
         call: where its tokens are.
         attentions: answers the calls of attention.
         mesh: this rank's communicators.
+        arrivals: what comes from the stage before.
         holding: how this rank holds the weights of its blocks.
         mark: called after each block.
         kept: what is kept for a run of what follows from sizes and the prompt alone.
@@ -42,6 +44,7 @@ class Forward:
     call: Call
     attentions: Attentions
     mesh: Mesh
+    arrivals: Arrivals
     holding: Holding
     mark: Callable[[], None]
     kept: dict[Hashable, Any]
@@ -79,13 +82,11 @@ class Forward:
         assert stream.side != RIGHT, "a stage needs what a later one computes"
         if stream.side == HERE:
             return stream
-        axis = self.mesh.pipefusion
-        return stream.like(axis.receive(stream.local.shape, stream.dtype, axis.rank - 1))
+        return stream.like(self.arrivals.take(stream.local.shape, stream.dtype))
 
     def hand_on(self, stream: Stream) -> None:
         """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
         if stream.side == RIGHT:
             return
-        axis = self.mesh.pipefusion
-        axis.send(self.received(stream).local, axis.rank + 1)
+        self.mesh.to_next.send(self.received(stream).local, self.mesh.pipefusion.rank + 1)
         stream.leave(RIGHT)
