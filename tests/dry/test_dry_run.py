@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,22 @@ LIMITS = {
     "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17),
     "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0),
     "HunyuanVideo 1.5, ulysses 8": (198, {"DoubleStreamBlock": 46}, 5),
+    "MiniMax-H3, one rank": (173, {"DiTBlock": 36}, 0),
+    "MiniMax-H3, ulysses 8": (186, {"DiTBlock": 40}, 6),
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
 
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: there, and back."""
 
-OF_COMFYUI = ("sinusoidal_embedding_1d",)
-"""Functions in which ComfyUI's own forward waits for the device as well: once a forward, before the first block."""
+OF_COMFYUI = {
+    "Wan 2.2 14B": {"sinusoidal_embedding_1d": 1},
+    "MiniMax-H3": {"_forward": 5, "rope_freqs": 1},  # it reads the timestep and copies positions
+}
+"""Functions in which ComfyUI's own forward waits for the device as well, before the first block: places a forward."""
+
+OUTPUTS = {"MiniMax-H3": 2}
+"""Of models that have not one: the video, and its sound."""
 
 
 def counted(*options: str) -> dict[str, dict[str, Any]]:
@@ -70,7 +79,9 @@ def test_no_step_asks_for_more(case: str, short: dict[str, dict[str, Any]]) -> N
 
 @pytest.mark.parametrize("case", LIMITS)
 def test_nothing_in_the_loop_waits_for_the_device(case: str, short: dict[str, dict[str, Any]]) -> None:
-    assert [wait for wait in short[case]["waits"] if not any(name in wait for name in OF_COMFYUI)] == []
+    own = OF_COMFYUI.get(case.partition(",")[0], {})
+    found = Counter(wait.partition(" at ")[2].partition(" ")[0] for wait in short[case]["waits"])
+    assert found <= Counter(own), short[case]["waits"]
 
 
 @pytest.mark.parametrize("case", [case for case in LIMITS if "ulysses" in case and "ring" not in case])
@@ -78,7 +89,8 @@ def test_an_attention_is_two_all_to_alls_and_the_output_is_gathered_once(
     case: str, short: dict[str, dict[str, Any]]
 ) -> None:
     guidance = 1 if "cfg" in case else 0
-    assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + 1 + guidance
+    outputs = OUTPUTS.get(case.partition(",")[0], 1)
+    assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + outputs + guidance
 
 
 @pytest.mark.parametrize("case", LIMITS)
