@@ -19,7 +19,7 @@ from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_
 from tests.dry.dry_rank import Result, dry_run, own_kernels
 
 FLUX, FLUX2, WAN, QWEN = "FLUX.1-dev", "FLUX.2-dev", "Wan 2.2 14B", "Qwen-Image"
-Z_IMAGE, HUNYUAN = "Z-Image", "HunyuanVideo 1.5"
+Z_IMAGE, HUNYUAN, MINIMAX = "Z-Image", "HunyuanVideo 1.5", "MiniMax-H3"
 
 CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     f"{model}, {plan}": (model, degrees)
@@ -42,6 +42,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         (Z_IMAGE, "ring 2 x ulysses 2", {"ring": 2, "ulysses": 2}),
         (HUNYUAN, "one rank", {}),
         (HUNYUAN, "ulysses 8", {"ulysses": 8}),
+        (MINIMAX, "one rank", {}),
+        (MINIMAX, "ulysses 8", {"ulysses": 8}),
     )
 }
 

@@ -16,20 +16,25 @@ from .plan import AXES, Place, ResolvedPlan
 FOREVER = timedelta(days=365)
 """Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
 
+HOPS = 2
+"""Of so many stages only the first one sends activations."""
+
 
 @dataclass(frozen=True)
 class Mesh:
     """One rank's place in the plan.
 
-    `sequence` spans ring x ulysses, its ranks ordered as SequenceSplit's. `pipefusion` carries activations from stage to
-    stage and `returning` latents from the last stage to the first: two communicators, so that neither waits for the
-    other. On CPU tensors, from host to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which
-    carries the stop word from stage to stage.
+    `sequence` spans ring x ulysses, its ranks ordered as SequenceSplit's. `pipefusion` carries activations from even stages
+    to the next, `odd_hops` from odd ones, and `returning` latents from the last stage to the first: a communicator does one
+    thing after the other, and what a stage has begun to receive must not hold up what it sends. On CPU tensors, from host
+    to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which carries the stop word from stage to
+    stage.
     """
 
     data: Communicator
     cfg: Communicator
     pipefusion: Communicator
+    odd_hops: Communicator
     returning: Communicator
     ring: Communicator
     ulysses: Communicator
@@ -49,9 +54,24 @@ class Mesh:
         return self.pipefusion.rank == self.pipefusion.size - 1
 
     @property
+    def to_next(self) -> Communicator:
+        """What this stage sends activations on."""
+        return self.odd_hops if self.pipefusion.rank % 2 else self.pipefusion
+
+    @property
+    def from_previous(self) -> Communicator:
+        """What this stage receives activations on."""
+        return self.pipefusion if self.pipefusion.rank % 2 else self.odd_hops
+
+    @property
     def reports(self) -> bool:
         """Whether this rank, alone of all, answers the host: the first of the last stage."""
         return self.last and self.sequence.rank == self.cfg.rank == self.data.rank == 0
+
+    def finish_sending(self) -> None:
+        """Wait until everything sent to other stages has left."""
+        for axis in (self.to_next, self.returning, self.word):
+            axis.finish_sending()
 
     def close(self) -> None:
         """Give back the connections. A collective."""
@@ -67,9 +87,13 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     staged = device.type == "cuda" and plan.transport == "gloo"
     backend = "nccl" if plan.transport == "nccl" else "gloo"
     groups = {axis: _group(plan, (axis,), backend) for axis in AXES}
+    groups["odd_hops"] = _group(plan, ("pipefusion",), backend) if plan.pipefusion > HOPS else None
     groups["returning"] = _group(plan, ("pipefusion",), backend)
     groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
-    communicators = {name: Communicator(name, group, device, staged, meter) for name, group in groups.items()}
+    communicators = {
+        name: Communicator("pipefusion" if name == "odd_hops" else name, group, device, staged, meter)
+        for name, group in groups.items()
+    }
     host = torch.device("cpu")
     groups["stage"] = _group(plan, tuple(axis for axis in AXES if axis != "pipefusion"), "gloo")
     groups["word"] = _group(plan, ("pipefusion",), "gloo")

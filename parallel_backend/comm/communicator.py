@@ -104,14 +104,23 @@ class Communicator:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
         """Wait for the next tensor from a member."""
+        return self.expect(shape, dtype, source)()
+
+    def expect(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Callable[[], Tensor]:
+        """Begin to receive the next tensor from a member; what returns waits for it."""
         size = torch.Size(shape).numel()
         received = self._buffer(size, dtype)
+        works: Sequence[dist.Work] = ()
         if size:
-            operation = dist.P2POp(dist.irecv, received, self._ranks[source], self._group)
+            works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, received, self._ranks[source], self._group)])
+
+        def wait() -> Tensor:
             with self._meter.wait(self.name):
-                for work in dist.batch_isend_irecv([operation]):
+                for work in works:
                     work.wait()
-        return self._incoming(received).view(*shape)
+            return self._incoming(received).view(*shape)
+
+        return wait
 
     def finish_sending(self) -> None:
         """Wait until everything sent has left."""

@@ -20,7 +20,7 @@ from ..comm.communicator import Communicator
 from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..mesh import Mesh
-from ..models.inputs import Inputs
+from ..models.inputs import Inputs, PatchForward
 from ..models.region import Region
 from ..moving import sent_to
 from .guidance import Guidance
@@ -116,7 +116,7 @@ class Pipeline:
                 if call.opens_step and not number:
                     self._check_stop(call, whole)
                 self._compute(index, call, batches, number)
-        self._finish_sending()
+        self._mesh.finish_sending()
         if not self._mesh.last:
             return None
         return self._join([sampler.result for sampler in self._samplers])
@@ -125,15 +125,15 @@ class Pipeline:
         """First stage: put in the latents that came back for this call."""
         if index and self._mesh.first:
             for number in self._numbers(patch):
-                self._patches[number].of(self._latent).copy_(self._returning.take(number))
+                self._patches[number].of(self._latent).copy_(self._returning.take())
 
     def _check_stop(self, call: Call, whole: bool) -> None:
         stop = self._stop.everywhere(call.step) if whole else self._stop.in_band(self._mesh, call.step)
         if stop:
             if not whole and self._mesh.first:
-                for number in range(1, len(self._patches)):
-                    self._returning.take(number)  # they are on their way and must not meet the next request
-            self._finish_sending()
+                for _ in self._patches[1:]:
+                    self._returning.take()  # they are on their way and must not meet the next request
+            self._mesh.finish_sending()
             raise Cancelled
 
     def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
@@ -141,11 +141,15 @@ class Pipeline:
         with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
 
             def run(batch: Batch) -> Tensor | None:
-                return self._forward(self._inputs(index, batch), self._stack(latent, batch), patch)
+                inputs = self._inputs(index, batch, self._behind(batches, batch, patch))
+                return self._forward(inputs, self._stack(latent, batch), patch)
 
             outputs = self._cache.outputs(call.sigma, self._latent, latent, batches, run)
         if self._mesh.last:
             self._update(index, call, batches, patch, outputs)
+        if self._mesh.first and index + 1 < len(self._calls):
+            for number in self._numbers(patch):
+                self._returning.expect(number)
 
     def _update(
         self, index: int, call: Call, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
@@ -163,21 +167,34 @@ class Pipeline:
             denoised = self._join([sampler.denoised for sampler in self._samplers])
             self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
 
-    def _inputs(self, index: int, batch: Batch) -> Inputs:
+    def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
+        """The forward of a patch of this call that comes behind this one; a step's first waits for the stop word."""
+        if patch is None:
+            return None
+        keys = [each.key for each in batches]
+        following = keys.index(batch.key) + 1
+        if following < len(keys):
+            return PatchForward(keys[following], patch)
+        return PatchForward(keys[0], patch + 1) if patch + 1 < len(self._patches) else None
+
+    def _inputs(self, index: int, batch: Batch, behind: PatchForward | None) -> Inputs:
         size = len(batch.members) * self._latent.shape[0]
         timestep = self._timesteps[index].expand(size)
         shape = (size, *self._latent.shape[1:])
         return Inputs(
-            batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning, values=batch.values
+            batch.key,
+            shape,
+            self._dtype,
+            self._latent.device,
+            timestep,
+            batch.conditioning,
+            values=batch.values,
+            behind=behind,
         )
 
     @staticmethod
     def _stack(latent: Tensor | None, batch: Batch) -> Tensor | None:
         return None if latent is None else latent.repeat(len(batch.members), *[1] * (latent.ndim - 1))
-
-    def _finish_sending(self) -> None:
-        for axis in (self._mesh.pipefusion, self._mesh.returning, self._mesh.word):
-            axis.finish_sending()
 
     def _numbers(self, patch: int | None) -> Sequence[int]:
         return range(len(self._patches)) if patch is None else [patch]
@@ -220,6 +237,7 @@ class _Returning:
         self._axis = axis
         self._shapes = [patch.of(latent).shape for patch in patches]
         self._queue: deque[Tensor] = deque()
+        self._coming: deque[Callable[[], Tensor]] = deque()
 
     def put(self, number: int, x: Tensor) -> None:
         """Last stage: what the model is to see of this patch in its next call."""
@@ -228,8 +246,11 @@ class _Returning:
         else:
             self._axis.send(x, 0, "latents")
 
-    def take(self, number: int) -> Tensor:
-        """First stage: wait for it. Patches are taken in the order in which they were put."""
-        if self._axis.size == 1:
-            return self._queue.popleft()
-        return self._axis.receive(self._shapes[number], torch.float32, self._axis.size - 1)
+    def expect(self, number: int) -> None:
+        """First stage: begin to receive it. Patches are expected and taken in the order in which they are put."""
+        if self._axis.size > 1:
+            self._coming.append(self._axis.expect(self._shapes[number], torch.float32, self._axis.size - 1))
+
+    def take(self) -> Tensor:
+        """First stage: wait for the next one."""
+        return self._queue.popleft() if self._axis.size == 1 else self._coming.popleft()()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..diffusion import Value
+
+
+class PatchForward(NamedTuple):
+    """The forward of a patch, by the key of its inputs."""
+
+    key: Hashable
+    patch: int
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class Inputs:
     `[batch]` in fp32 (None: the conditioning has several) and the conditioning in the compute dtype. `residuals` are a
     ControlNet's output for this rank's tokens of the picture, by the block of this stage that they are added after.
     `values` are what the conditioning holds besides tensors; `processed` says that ComfyUI's model class has made of the
-    timestep what it makes of it.
+    timestep what it makes of it. `behind` is the patch's forward that comes behind this one, if it is known to come.
     """
 
     key: Hashable
@@ -31,3 +39,4 @@ class Inputs:
     residuals: Mapping[int, Tensor] = field(default_factory=dict)
     values: Mapping[str, Value] = field(default_factory=dict)
     processed: bool = False
+    behind: PatchForward | None = None

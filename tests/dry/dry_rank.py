@@ -21,6 +21,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models import FAMILIES
+from parallel_backend.models.comfyui.conditioning import picture_shape
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.plan.cost import Job as PlanJob
@@ -182,7 +183,7 @@ def working_by_formula(name: str, plan: ResolvedPlan) -> float:
     job, (_, config) = JOBS[name], inspected(name)
     text = torch.empty(1, *job.prompt["context"], device="meta")
     asked = PlanJob(
-        image_tokens=FAMILY.image_tokens(config, (1, *job.latent)),
+        image_tokens=FAMILY.image_tokens(config, picture_shape((1, *job.latent), job.values)),
         text_tokens=FAMILY.beside_tokens(config, {"context": text}),
         two_sided=plan.cfg == 2,
     )

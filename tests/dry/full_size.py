@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
+from parallel_backend.models.comfyui.text import ASKED, MARK
 
 SETTINGS = {"dtype": torch.bfloat16, "device": "meta"}
 
@@ -88,6 +92,21 @@ def _hunyuan(operations: Any) -> Any:
     )  # fmt: skip
 
 
+def _minimax(operations: Any) -> Any:
+    from comfy.ldm.minimax.model import MiniMaxH3Model
+
+    return MiniMaxH3Model(operations=operations, **SETTINGS)
+
+
+def _packed(*shapes: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """The shape of latents that are packed in one, less the batch, and what says which they are."""
+    values: dict[str, Any] = {}
+    flatten(SHAPES, [[1, *shape] for shape in shapes], {}, values)
+    return (1, sum(map(math.prod, shapes))), values
+
+
+VIDEO_AND_SOUND, MINIMAX_VALUES = _packed((24, 107, 48, 84), (32, 2, 600))
+
 JOBS: Mapping[str, Job] = {
     "FLUX.1-dev": Job(_flux, (16, 128, 128), {"context": (512, 4096), "y": (768,), "guidance": ()}, 57, 4),
     "FLUX.2-dev": Job(_flux2, (128, 64, 64), {"context": (512, 15360), "guidance": ()}, 56, 4),
@@ -95,8 +114,19 @@ JOBS: Mapping[str, Job] = {
     "Qwen-Image": Job(_qwen, (16, 1, 128, 128), {"context": (256, 3584)}, 60, 2),
     "Z-Image": Job(_z_image, (16, 128, 128), {"context": (128, 2560)}, 32, 4, {"num_tokens": 128}),
     "HunyuanVideo 1.5": Job(_hunyuan, (32, 31, 45, 80), {"context": (256, 3584), "concat": (33, 31, 45, 80)}, 54, 2),
+    "MiniMax-H3": Job(
+        _minimax,
+        VIDEO_AND_SOUND,
+        {"context": (512, 5120)},
+        50,
+        2,
+        {**MINIMAX_VALUES, "minimax_payload.seed": 0, f"{ASKED}.{MARK}": True},
+    ),
 }
-"""Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan."""
+"""Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
+
+MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound.
+"""
 
 
 def write_header(folder: Path, name: str) -> Path:

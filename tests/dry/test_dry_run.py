@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,40 @@ from tests.selection import thorough
 ROOT = Path(__file__).parents[2]
 
 LIMITS = {
-    "FLUX.1-dev, one rank": (194, {"DoubleStreamBlock": 44, "SingleStreamBlock": 16}, 0),
-    "FLUX.1-dev, ulysses 2": (212, {"DoubleStreamBlock": 47, "SingleStreamBlock": 19}, 9),
-    "FLUX.1-dev, ulysses 4": (212, {"DoubleStreamBlock": 47, "SingleStreamBlock": 19}, 9),
-    "FLUX.1-dev, ring 4": (296, {"DoubleStreamBlock": 68, "SingleStreamBlock": 40}, 25),
-    "FLUX.1-dev, ring 2 x ulysses 4": (252, {"DoubleStreamBlock": 57, "SingleStreamBlock": 29}, 17),
-    "FLUX.1-dev, pipefusion 4, first stage": (420, {"DoubleStreamBlock": 51}, 9),
-    "FLUX.1-dev, pipefusion 4, second stage": (416, {"DoubleStreamBlock": 51}, 9),
-    "FLUX.1-dev, pipefusion 4, last stage": (363, {"SingleStreamBlock": 19}, 8),
+    "FLUX.1-dev, one rank": (189, {"DoubleStreamBlock": 43, "SingleStreamBlock": 15}, 0),
+    "FLUX.1-dev, ulysses 2": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9),
+    "FLUX.1-dev, ulysses 4": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9),
+    "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 25),
+    "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 17),
+    "FLUX.1-dev, pipefusion 4, first stage": (407, {"DoubleStreamBlock": 47}, 9),
+    "FLUX.1-dev, pipefusion 4, second stage": (403, {"DoubleStreamBlock": 47}, 9),
+    "FLUX.1-dev, pipefusion 4, last stage": (357, {"SingleStreamBlock": 19}, 8),
     "FLUX.2-dev, one rank": (190, {"DoubleStreamBlock": 42, "SingleStreamBlock": 15}, 0),
     "FLUX.2-dev, ulysses 4": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9),
     "Wan 2.2 14B, one rank": (117, {"WanAttentionBlock": 31}, 0),
     "Wan 2.2 14B, cfg 2 x ulysses 4": (132, {"WanAttentionBlock": 34}, 6),
-    "Qwen-Image, one rank": (160, {"QwenImageTransformerBlock": 50}, 0),
-    "Qwen-Image, ulysses 4": (171, {"QwenImageTransformerBlock": 53}, 5),
+    "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0),
+    "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5),
     "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0),
     "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17),
-    "HunyuanVideo 1.5, one rank": (190, {"DoubleStreamBlock": 44}, 0),
-    "HunyuanVideo 1.5, ulysses 8": (201, {"DoubleStreamBlock": 47}, 5),
+    "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0),
+    "HunyuanVideo 1.5, ulysses 8": (198, {"DoubleStreamBlock": 46}, 5),
+    "MiniMax-H3, one rank": (173, {"DiTBlock": 36}, 0),
+    "MiniMax-H3, ulysses 8": (186, {"DiTBlock": 40}, 6),
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
 
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: there, and back."""
 
-OF_COMFYUI = ("sinusoidal_embedding_1d",)
-"""Functions in which ComfyUI's own forward waits for the device as well: once a forward, before the first block."""
+OF_COMFYUI = {
+    "Wan 2.2 14B": {"sinusoidal_embedding_1d": 1},
+    "MiniMax-H3": {"_forward": 5, "rope_freqs": 1},  # it reads the timestep and copies positions
+}
+"""Functions in which ComfyUI's own forward waits for the device as well, before the first block: places a forward."""
+
+OUTPUTS = {"MiniMax-H3": 2}
+"""Of models that have not one: the video, and its sound."""
 
 
 def counted(*options: str) -> dict[str, dict[str, Any]]:
@@ -70,7 +79,9 @@ def test_no_step_asks_for_more(case: str, short: dict[str, dict[str, Any]]) -> N
 
 @pytest.mark.parametrize("case", LIMITS)
 def test_nothing_in_the_loop_waits_for_the_device(case: str, short: dict[str, dict[str, Any]]) -> None:
-    assert [wait for wait in short[case]["waits"] if not any(name in wait for name in OF_COMFYUI)] == []
+    own = OF_COMFYUI.get(case.partition(",")[0], {})
+    found = Counter(wait.partition(" at ")[2].partition(" ")[0] for wait in short[case]["waits"])
+    assert found <= Counter(own), short[case]["waits"]
 
 
 @pytest.mark.parametrize("case", [case for case in LIMITS if "ulysses" in case and "ring" not in case])
@@ -78,7 +89,8 @@ def test_an_attention_is_two_all_to_alls_and_the_output_is_gathered_once(
     case: str, short: dict[str, dict[str, Any]]
 ) -> None:
     guidance = 1 if "cfg" in case else 0
-    assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + 1 + guidance
+    outputs = OUTPUTS.get(case.partition(",")[0], 1)
+    assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + outputs + guidance
 
 
 @pytest.mark.parametrize("case", LIMITS)
@@ -93,5 +105,5 @@ def test_one_rank_starts_no_more_kernels_than_comfyui() -> None:
     """In a whole step, with sampler and preview, against ComfyUI's forward alone."""
     own = counted("--own", "--only", "FLUX.1")["FLUX.1-dev"]["kernels"]
     found = counted("--only", "FLUX.1-dev, one rank")["FLUX.1-dev, one rank"]
-    assert found["kernels"] <= own
+    assert found["kernels"] <= min(own, 1_450)
     assert counted("--only", "FLUX.1-dev, ulysses 4")["FLUX.1-dev, ulysses 4"]["kernels"] <= 1_900

@@ -136,7 +136,7 @@ class Rank:
         given = {name: tensor.to(dtype) for name, tensor in case.conditioning.items()}
         inputs = Inputs("key", case.x.shape, dtype, CPU, case.timestep, given)
         out: Tensor | None = self.forward(inputs, case.x.to(dtype) if self._mesh.first else None, patch)
-        self._mesh.pipefusion.finish_sending()
+        self._mesh.finish_sending()
         return out
 
 

@@ -111,7 +111,7 @@ class Rank:
 
         latent = case.x.clone() if self._mesh.first else None
         out = self.forward.run("key", self.picture, case.x.shape, latent, case.x.dtype, CPU, patch, compute)
-        self._mesh.pipefusion.finish_sending()
+        self._mesh.finish_sending()
         return out
 
 

@@ -150,4 +150,5 @@ class ComfyForward:
             inputs.device,
             patch,
             lambda x, options: self._model.compute(x, inputs, options, self._texts, controlled),
+            inputs.behind,
         )

@@ -19,6 +19,7 @@ AURAFLOW = Declaration(
             streams={"c": Beside(), "x": Pictured()},
             arguments={"global_cond": Same()},
             attentions=(Spread(("c", "x")),),
+            modulations=("modC", "modX"),
             returns=("c", "x"),
         ),
         Group(
@@ -26,6 +27,7 @@ AURAFLOW = Declaration(
             streams={"cx": Pictured(lambda length, picture: length - picture)},
             arguments={"global_cond": Same()},
             attentions=(Spread(("cx",)),),
+            modulations=("modCX",),
             returns=("cx",),
         ),
     ),

@@ -11,6 +11,7 @@ DOUBLE = Group(
     streams={"img": Pictured(), "txt": Beside()},
     arguments={"pe": Along(("txt", "img"), dim=2), "vec": Same(), "modulation_dims_img": Segments("img")},
     attentions=(Spread(("txt", "img")),),
+    modulations=("img_mod", "txt_mod"),
     returns=("img", "txt"),
 )
 SINGLE = Group(
@@ -18,6 +19,7 @@ SINGLE = Group(
     streams={"x": Pictured(lambda length, picture: length - picture)},
     arguments={"pe": Along(("x",), dim=2), "vec": Same(), "modulation_dims": Segments("x")},
     attentions=(Spread(("x",)),),
+    modulations=("modulation",),
     returns=("x",),
 )
 CONTROL = {"input": DOUBLE.path, "output": SINGLE.path}

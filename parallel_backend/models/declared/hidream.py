@@ -14,6 +14,7 @@ HIDREAM = Declaration(
             streams={"image_tokens": Pictured(), "text_tokens": Beside()},
             arguments={"adaln_input": Same(), "rope": Along(("image_tokens", "text_tokens"), dim=1)},
             attentions=(Spread(("image_tokens", "text_tokens")),),
+            modulations=("block.adaLN_modulation",),
             returns=("image_tokens", "text_tokens"),
         ),
         Group(
@@ -21,6 +22,7 @@ HIDREAM = Declaration(
             streams={"image_tokens": Pictured()},
             arguments={"adaln_input": Same(), "rope": Along(("image_tokens",), dim=1)},
             attentions=(Spread(("image_tokens",)),),
+            modulations=("block.adaLN_modulation",),
             returns=("image_tokens",),
         ),
     ),

@@ -23,6 +23,7 @@ KANDINSKY5 = Declaration(
             streams={"visual_embed": Pictured()},
             arguments={"text_embed": Same(), "time_embed": Same(), "freqs": Along(("visual_embed",), dim=1)},
             attentions=(Spread(("visual_embed",)), Local()),
+            modulations=("visual_modulation",),
             returns=("visual_embed",),
         ),
     ),

@@ -21,7 +21,14 @@ def _declaration(picture: Pictured) -> Declaration:
         "timestep_zero_index": Segments("x"),
     }
     blocks = (
-        Group(path, streams={"x": picture}, arguments=arguments, attentions=(Spread(("x",)),), returns=("x",))
+        Group(
+            path,
+            streams={"x": picture},
+            arguments=arguments,
+            attentions=(Spread(("x",)),),
+            modulations=("adaLN_modulation",),
+            returns=("x",),
+        )
         for path in ("noise_refiner", "layers")
     )
     head: Mapping[str, Argument] = {"c": Same(), "timestep_zero_index": Segments("x")}

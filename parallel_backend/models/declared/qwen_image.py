@@ -16,6 +16,7 @@ QWEN_IMAGE = Declaration(
                 "timestep_zero_index": Boundary("hidden_states"),
             },
             attentions=(Spread(("encoder_hidden_states", "hidden_states")),),
+            modulations=("img_mod", "txt_mod"),
             returns=("encoder_hidden_states", "hidden_states"),
         ),
     ),

@@ -22,6 +22,7 @@ SD3 = Declaration(
             streams={"context": Beside(), "x": Pictured()},
             arguments={"c": Same(), "use_checkpoint": Same()},
             attentions=_attentions,
+            modulations=("context_block.adaLN_modulation", "x_block.adaLN_modulation"),
             returns=("context", "x"),
         ),
     ),

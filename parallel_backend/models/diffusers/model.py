@@ -103,4 +103,5 @@ class DiffusersForward:
             inputs.device,
             patch,
             lambda x, _: self._model.compute(x, inputs),
+            inputs.behind,
         )

@@ -17,6 +17,7 @@ from .attend import BlockCall
 from .call import StageOver
 from .declaration import Attention, Declaration, Group
 from .forward import Forward
+from .modulation import of_vectors
 from .stream import LEFT, RIGHT, Stream
 
 
@@ -163,6 +164,7 @@ class _Through:
         self._index = index
         self._last = last
         self._attentions = attentions_of(block.group, block.module)
+        self._entrance = _with_doors(block.module, _modulations(model, block))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now, block = self._model.now, self._block
@@ -179,7 +181,7 @@ class _Through:
         now.attentions.block = expected
         with now.holding.block(self._index):
             if now.compiled is None:
-                out = self._arguments.call(block.module.forward, local)
+                out = self._arguments.call(self._entrance.forward, local)
             else:
                 out = now.compiled(block.module, self._arguments, local, now.attentions)
         expected.finish()
@@ -229,6 +231,18 @@ class _TokenWise:
         return _returned(self._group, out, streams)
 
 
+class _Modulation:
+    """The way into what makes a block's modulation."""
+
+    def __init__(self, model: SpreadModel, path: str, module: nn.Module) -> None:
+        self._model = model
+        self._path = path
+        self._make = of_vectors(module)
+
+    def __call__(self, given: Tensor) -> Any:
+        return self._model.now.modulation(self._path, given, self._make)
+
+
 class _Once:
     """The way into what makes positions, once a run."""
 
@@ -240,6 +254,13 @@ class _Once:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = (args, kwargs)
         return self._model.now.once_a_run(self._path, given, lambda: self._module.forward(*args, **kwargs))
+
+
+def _modulations(model: SpreadModel, block: Block) -> dict[str, Doorway]:
+    """For those that the block has: some models' modulation is not their blocks' own."""
+    inside = dict(block.module.named_modules())
+    paths = [path for path in block.group.modulations if path in inside]
+    return {path: Doorway(_Modulation(model, f"{block.path}.{path}", inside[path])) for path in paths}
 
 
 def attentions_of(group: Group, block: nn.Module) -> Sequence[Attention]:

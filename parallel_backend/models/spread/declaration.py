@@ -148,8 +148,9 @@ class Group:
 
     `streams` and `arguments` name every argument of the block's forward; one that is not named must be None. `tuples` gives
     the names of what is given to a block together, as a tuple. `attentions` are the block's calls of attention, in order;
-    a function of the block where they depend on it. `returns` names, for each value returned, the stream whose places it
-    has.
+    a function of the block where they depend on it. `modulations` are submodules of a block that make something of one
+    argument alone that is the same for all tokens and patches. `returns` names, for each value returned, the stream whose
+    places it has.
     """
 
     path: str
@@ -158,6 +159,7 @@ class Group:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     tuples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attentions: Sequence[Attention] | Callable[[nn.Module], Sequence[Attention]] = ()
+    modulations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...mesh import Mesh
+from .arrivals import Arrivals
 from .attend import Attentions
 from .call import Call
 from .compiled import CompiledBlocks
+from .modulation import Vector
 from .stream import HERE, RIGHT, Stream
 
 if TYPE_CHECKING:
@@ -30,9 +32,11 @@ class Forward:
         call: where its tokens are.
         attentions: answers the calls of attention.
         mesh: this rank's communicators.
+        arrivals: what comes from the stage before.
         holding: how this rank holds the weights of its blocks.
         mark: called after each block.
         kept: what is kept for a run of what follows from sizes and the prompt alone.
+        modulations: of the model call's patches before this one; None where they are not kept.
         compiled: runs the blocks, if they are to be compiled.
         turns: how often each block has run, by number; VACE's run once for each control video.
     """
@@ -40,9 +44,11 @@ class Forward:
     call: Call
     attentions: Attentions
     mesh: Mesh
+    arrivals: Arrivals
     holding: Holding
     mark: Callable[[], None]
     kept: dict[Hashable, Any]
+    modulations: dict[Hashable, Any] | None = None
     compiled: CompiledBlocks | None = None
     turns: Counter[Hashable] = field(default_factory=Counter)
 
@@ -59,18 +65,28 @@ class Forward:
             self.kept[key] = make()
         return self.kept[key]  # type: ignore[no-any-return]
 
+    def modulation(self, place: Hashable, given: Tensor, make: Callable[[Vector], T]) -> T:
+        """What `make` gave for an earlier patch of the model call, or gives now."""
+        if self.modulations is None:
+            return make(self._vector(given))
+        key = place, self.turn(place)
+        if key not in self.modulations:
+            self.modulations[key] = make(self._vector(given))
+        return self.modulations[key]  # type: ignore[no-any-return]
+
+    def _vector(self, given: Tensor) -> Vector:
+        return self.call.once(given, Vector, lambda: Vector(given))
+
     def received(self, stream: Stream) -> Stream:
         """A stream with its tokens here: those that the stage before has come from there."""
         assert stream.side != RIGHT, "a stage needs what a later one computes"
         if stream.side == HERE:
             return stream
-        axis = self.mesh.pipefusion
-        return stream.like(axis.receive(stream.local.shape, stream.dtype, axis.rank - 1))
+        return stream.like(self.arrivals.take(stream.local.shape, stream.dtype))
 
     def hand_on(self, stream: Stream) -> None:
         """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
         if stream.side == RIGHT:
             return
-        axis = self.mesh.pipefusion
-        axis.send(self.received(stream).local, axis.rank + 1)
+        self.mesh.to_next.send(self.received(stream).local, self.mesh.pipefusion.rank + 1)
         stream.leave(RIGHT)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
+from ..inputs import PatchForward
+from .arrivals import Arrivals
 from .attend import Attentions, Caches
 from .blocks import SpreadModel
 from .call import Call, StageOver
@@ -53,7 +55,9 @@ class SpreadForward:
         self._caches: dict[Hashable, Caches] = {}
         self._places: dict[tuple[Picture, int | None], Places] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
+        self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
+        self._arrivals = Arrivals(mesh)
         self.gathers = 0
         """How often the last forward gathered a stream."""
 
@@ -76,6 +80,7 @@ class SpreadForward:
         device: torch.device,
         patch: int | None,
         compute: Compute,
+        behind: PatchForward | None = None,
     ) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others.
 
@@ -85,6 +90,7 @@ class SpreadForward:
             shape: the latent's; not the picture's where sound is packed with it.
             latent: in the compute dtype, on the first stage.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
+            behind: the patch's forward that comes behind this one, if it is known to come.
         """
         count = self._plan.patches
         call = Call(self._mesh.sequence, self._places_of(picture, patch), device)
@@ -97,7 +103,11 @@ class SpreadForward:
             latent = torch.full(tuple(shape), torch.nan, dtype=dtype, device=device)
         attentions = Attentions(call, self._mesh, self._plan.attention, caches)
         kept = self._kept.setdefault((key, picture), {})
-        self._model.running = Forward(call, attentions, self._mesh, self._holding, self._mark, kept, self._compiled)
+        modulations = self._modulations_of(key, patch)
+        self._model.running = Forward(
+            call, attentions, self._mesh, self._arrivals, self._holding, self._mark, kept, modulations, self._compiled
+        )
+        self._arrivals.enter(None if patch is None else PatchForward(key, patch), behind)
         try:
             out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
@@ -111,6 +121,14 @@ class SpreadForward:
         """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
         whole = self._places_of(picture, None).of(picture.tokens + references, Pictured())
         return whole.part(0, picture.tokens)
+
+    def _modulations_of(self, key: Hashable, patch: int | None) -> dict[Hashable, Any] | None:
+        """What the patches of one model call share, which the first of them makes."""
+        if patch is None:
+            return None
+        if patch == 0:
+            self._modulations[key] = {}
+        return self._modulations[key]
 
     def _places_of(self, picture: Picture, patch: int | None) -> Places:
         if (picture, patch) not in self._places:

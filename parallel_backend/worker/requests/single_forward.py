@@ -58,7 +58,7 @@ def single_forward(
         first = edges[run.start + number] - start
         own = {block: _rows(tensor, first, piece["x"].shape[0]) for block, tensor in added.items()}
         outputs.append(_forward_piece(rank, number, piece, values, forward, own))
-    mesh.pipefusion.finish_sending()
+    mesh.finish_sending()
     output = None
     if mesh.last:
         output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])

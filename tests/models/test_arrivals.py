@@ -1,0 +1,60 @@
+"""A stage receives the next patch's tokens while it computes one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models.inputs import PatchForward
+from parallel_backend.models.spread.arrivals import Arrivals
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+CALLS = 3
+PATCHES = 2
+TOKENS = torch.Size((1, 100_000, 8))
+"""So many that gloo sends them only once the other side has begun to receive."""
+
+
+def tokens(call: int, patch: int) -> Tensor:
+    return torch.full(TOKENS, float(10 * call + patch))
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_patch_arrives_before_it_is_asked_for(stages: int) -> None:
+    """The first stage goes on once a patch has left, which it does while the others are at the patch before.
+
+    Between them a stage in the middle sends while it receives.
+    """
+    plan = cpu_plan(blocks=stages, pipefusion=stages, patches=PATCHES)
+
+    def on_rank(rank: int) -> list[Tensor]:
+        mesh = build_mesh(plan, CPU, Meter())
+        arrivals = Arrivals(mesh)
+        found = []
+        for call in range(CALLS):
+            for patch in range(PATCHES):
+                behind = PatchForward("key", patch + 1) if patch + 1 < PATCHES else None
+                arrivals.enter(PatchForward("key", patch), behind)
+                if rank == 0:
+                    mesh.to_next.send(tokens(call, patch), 1)
+                    if call and behind is None:
+                        mesh.finish_sending()
+                        mesh.word.send(torch.ones(1), 1)
+                    continue
+                taken = arrivals.take(TOKENS, torch.float32)
+                found.append(taken.flatten()[:1])
+                if rank == 1 and call and behind is not None:
+                    mesh.word.receive((1,), torch.float32, 0)  # the patch behind has come
+                if rank + 1 < stages:
+                    mesh.to_next.send(taken, rank + 1)
+        mesh.finish_sending()
+        return found
+
+    results = run_ranks(stages, on_rank)
+    expected = [tokens(call, patch).flatten()[:1] for call in range(CALLS) for patch in range(PATCHES)]
+    assert all(torch.equal(torch.cat(found), torch.cat(expected)) for found in results[1:])
