@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from PIL import Image
 
 from parallel_backend.host.journal import KINDS
 from parallel_backend.worker.process.status import CONNECTING
+from tests.host.refusal_places import places
+from tests.host.refusals_shown import claims
 
 REPO = Path(__file__).parents[1]
 HELP = sorted((REPO / "web" / "docs").glob("*.md"))
@@ -130,3 +133,12 @@ def test_a_blueprint_is_the_graph_of_a_template(path: Path) -> None:
     templates = [json.loads(each.read_text(encoding="utf-8")) for each in (REPO / "workflows").glob("*.json")]
     graphs = {each["id"]: each for page in templates for each in page.get("definitions", {}).get("subgraphs", ())}
     assert all(graph[part] == graphs[graph["id"]][part] for part in ("nodes", "links", "inputs", "outputs"))
+
+
+def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it() -> None:
+    """The lists themselves are held against this in host/test_frontend."""
+    named = list(claims())
+    assert {(file, text): found for file, text, found in named if len(found) != 1} == {}
+    told = Counter(place for _, _, (place,) in named)
+    assert [place for place in places() if told[place] != 1] == [], "write them into host/refusals_shown.py, once each"
+    assert len(told) > 200

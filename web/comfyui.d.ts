@@ -55,6 +55,7 @@ export type BadgeClass = new (options: { text: string; fgColor?: string; bgColor
 
 export interface GraphNode {
   id: string | number;
+  title: string;
   graph: Graph | null;
   widgets?: Widget[];
   size: [number, number];

@@ -240,6 +240,7 @@ class Backend:
             Refused: no plan can work; the sentence says what does.
             Cancelled, WorkerFailed: as `sample` does.
         """
+        self._journal.begins()
         answer = self._planner.choose(
             question,
             measure_memory=lambda plan: self._memory(plan, yielding, is_cancelled),

@@ -11,13 +11,14 @@ import msgspec
 from ..plan import ResolvedPlan
 from ..plan.choose import PARTS, Ranked, is_approximate
 from ..wire.messages import Decode, Encode, Forward, Report, Sample
+from .calls import Calls
 from .comparison import Denoise
 from .exchange import Answer, Exchange
 from .planner import Chosen
 from .status import Failure, model_name
 from .timeline import RunTimeline, timeline_of
 
-KINDS = {Sample: "sampling", Forward: "one model call", Decode: "decoding", Encode: "encoding"}
+KINDS = {Sample: "sampling", Forward: "model calls one at a time", Decode: "decoding", Encode: "encoding"}
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -60,13 +61,17 @@ class RankCost(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The last run that came to its end; `steps` is 0 where there are none, `ended` is seconds since the epoch."""
+    """The last run that came to its end; `steps` is 0 where there are none, `ended` is seconds since the epoch.
+
+    Of a run whose loop stays in ComfyUI these are the `calls` of the model so far; else that is 0.
+    """
 
     number: int
     kind: str
     model: str
     plan: str
     steps: int
+    calls: int
     ended: float
     decision: Decision | None
     ranks: list[RankCost]
@@ -77,6 +82,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 class _Run:
     message: Sample | Forward | Decode | Encode
     steps: int
+    calls: Calls | None
     reports: Sequence[Report]
     ended: float
     chosen: Chosen | None
@@ -91,18 +97,35 @@ class Journal:
         self.denoise: Denoise | None = None
         """The last denoise that the workers did in their own loop."""
         self._last: _Run | None = None
+        self._begins = True
+
+    def begins(self) -> None:
+        """Note that a run begins: model calls from here on are its own."""
+        self._begins = True
 
     def ran(self, exchange: Exchange, answer: Answer, latest: Chosen | None) -> None:
         """Note a run that has come to its end, and its plan's choice, if `latest` is that."""
         message, steps = exchange.message, 0
         assert isinstance(message, Sample | Forward | Decode | Encode)
+        calls = self._calls(message) if isinstance(message, Forward) else None
+        if calls is not None:
+            calls.add(answer.reports)
         chosen = latest if latest is not None and latest.choice.plan == message.plan else None
         if isinstance(message, Sample):
             self.denoise = Denoise.of(exchange, chosen)
             steps = len(exchange.tensors["sigmas"]) - 1
-        self._last = _Run(message, steps, list(answer.reports), time.time(), chosen)
+        self._last = _Run(message, steps, calls, list(answer.reports), time.time(), chosen)
+        self._begins = False
         self.failure = None
         self.runs += 1
+
+    def _calls(self, message: Forward) -> Calls:
+        """Those of the run that a call belongs to."""
+        last = self._last
+        same = last is not None and (last.message.model, last.message.plan) == (message.model, message.plan)
+        if last is None or last.calls is None or self._begins or not same:
+            return Calls()
+        return last.calls
 
     def failed(self, text: str) -> None:
         """Note that workers failed."""
@@ -114,16 +137,18 @@ class Journal:
         if run is None:
             return None
         plan = run.message.plan
+        reports = run.calls.reports() if run.calls else run.reports
         return RunRecord(
             number=number,
             kind=KINDS[type(run.message)],
             model=model_name(run.message.model),
             plan=plan.describe(),
             steps=run.steps,
+            calls=len(run.calls) if run.calls else 0,
             ended=run.ended,
             decision=_decision(run.chosen) if run.chosen else None,
-            ranks=[_cost(report, plan) for report in sorted(run.reports, key=lambda report: report.rank)],
-            timeline=timeline_of(plan, run.reports),
+            ranks=[_cost(report, plan) for report in sorted(reports, key=lambda report: report.rank)],
+            timeline=timeline_of(plan, reports),
         )
 
 

@@ -10,8 +10,9 @@ import msgspec
 from ..comm.timeline import BINS
 from ..plan import ResolvedPlan
 from ..wire.messages import Report, Times
+from .calls import BETWEEN
 
-ONE_WAY = ("pipefusion", "returning", "stage", "control")
+ONE_WAY = ("pipefusion", "returning", "stage", "control", BETWEEN)
 """Traffic in which a rank waits for what another one computes; in all other all ranks of a stage exchange at once."""
 
 Bins = list[float]
@@ -30,7 +31,8 @@ class RankTimeline(msgspec.Struct, frozen=True):
 
 
 class RunTimeline(msgspec.Struct, frozen=True):
-    """All ranks, in bins of `width` seconds; `steps` are the beginnings of the denoise's steps on the first rank."""
+    """All ranks, in bins of `width` seconds; `steps` are the beginnings of the denoise's steps on the first rank, or of the
+    model calls."""
 
     width: float
     bins: int

@@ -186,8 +186,9 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
     sentences = []
     if chosen.plan.world_size > 1:
         sentences.append(_against_single(chosen, single, limit))
-    if len(allowed) > 1:
-        second = allowed[1]
+    others = [entry for entry in allowed if entry.plan.degrees != chosen.plan.degrees]
+    if others:
+        second = others[0]
         gain = second.seconds / chosen.seconds - 1
         sentences.append(f"The next best plan, {second.plan.degrees}, takes {100 * gain:.0f} % longer.")
     fastest = fitting[0]

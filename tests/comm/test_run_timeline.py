@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from parallel_backend.host.calls import BETWEEN, Calls, coarse, joined
 from parallel_backend.host.timeline import timeline_of
 from parallel_backend.wire.messages import Report, Times
 from tests.plans import cpu_plan
@@ -44,3 +45,43 @@ def test_bins_fit_the_slowest_rank() -> None:
     assert timeline.width == 2.0
     assert timeline.bins == pytest.approx(150)
     assert all(len(rank.waiting) == timeline.bins for rank in timeline.ranks)
+
+
+def test_calls_one_behind_the_other_are_one_timeline_with_the_time_between_them_as_waiting() -> None:
+    first = [
+        report(0, 1.0, 0.25, {"ulysses": [0, 0, 0, 100_000]}),
+        report(1, 1.0, 0.25, {"ulysses": [0, 0, 0, 50_000]}),
+    ]
+    second = [report(0, 0.5, 0.25, {"ulysses": [20_000, 0]}), report(1, 0.5, 0.25, {"ulysses": [20_000, 0]})]
+    both = [joined(before, after, 1.5) for before, after in zip(first, second, strict=True)]
+    assert [(each.seconds, each.times.seconds, each.times.steps[-1]) for each in both] == [(1.5, 2.0, 1.5)] * 2
+    timeline = timeline_of(cpu_plan(ulysses=2), both)
+    assert (timeline.width, timeline.bins) == (0.25, 8)
+    assert [rank.sending for rank in timeline.ranks] == [[0, 0, 0, 200, 0, 0, 80, 0]] * 2
+    assert [rank.waiting for rank in timeline.ranks] == [
+        [0, 0, 0, 200, 1000, 1000, 0, 0],
+        [0, 0, 0, 0, 1000, 1000, 0, 0],
+    ]
+    assert all(rank.phases == [("sampling", 0.0)] for rank in timeline.ranks)
+
+
+def test_what_was_spent_is_kept_however_many_calls_there_are() -> None:
+    whole = report(0, 3.0, 0.0078125, {"ulysses": [300] * 384})
+    for _ in range(40):
+        whole = joined(whole, report(0, 3.0, 0.0078125, {"ulysses": [300] * 384}), whole.times.seconds + 0.25)
+    assert whole.times.seconds == pytest.approx(41 * 3 + 40 * 0.25)
+    assert len(whole.times.steps) == 42  # the first told of two
+    assert sum(whole.times.waiting["ulysses"]) == pytest.approx(41 * 384 * 300, rel=1e-3)
+    assert sum(whole.times.waiting[BETWEEN]) == pytest.approx(40 * 250_000, rel=1e-3)
+    assert len(timeline_of(cpu_plan(ulysses=1), [whole]).ranks[0].waiting) <= 256
+
+
+def test_a_calls_bins_are_kept_in_sixteen_at_most() -> None:
+    kept = coarse(report(0, 1.0, 0.0078125, {"ulysses": list(range(128))}).times)
+    assert (kept.width, len(kept.waiting["ulysses"])) == (0.0625, 16)
+    assert kept.waiting["ulysses"][0] == sum(range(8))
+    calls = Calls()
+    for _ in range(3):
+        calls.add([report(1, 0.5, 0.25, {}), report(0, 0.5, 0.25, {})])
+    assert [(each.rank, each.seconds) for each in calls.reports()] == [(1, 1.5), (0, 1.5)]
+    assert len(calls) == 3

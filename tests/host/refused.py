@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
+from tests.host import refused_files, refused_inputs
 from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
+from tests.host.sentences import Refusals, exactly, literally
 from tests.host.test_comfy_refusals import FROM_WITHIN, PICTURE
 from tests.host.test_odd_inputs import NO_PICTURE
 from tests.host.test_refusals import (
@@ -30,9 +32,6 @@ from tests.host.test_vae import FILES as VAE_FILES
 from tests.tiny_comfy import save_tiny
 from tests.tiny_controlnet import save_xlabs
 from tests.tiny_vae import save_image_vae
-
-Refusals = Iterator[tuple[Graph, str]]
-"""Graphs, each with a regular expression for its sentence."""
 
 
 def plans(server: ComfyUI) -> Refusals:
@@ -155,16 +154,28 @@ def in_the_middle(server: ComfyUI) -> Refusals:
         yield parallel(graph), said
 
 
-def exactly(sentence: str) -> str:
-    return f"{literally(sentence)}$"
-
-
-def literally(text: str) -> str:
-    """As re.escape, for the expressions of a page too."""
-    return "".join(f"\\{sign}" if sign in r"\^$.*+?()[]{}|" else sign for sign in text)
-
-
 LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
     each.__name__.replace("_", " "): each
-    for each in (plans, conditionings, latents, nodes, loras, files, families, vaes, in_the_middle)
+    for each in (
+        plans,
+        conditionings,
+        latents,
+        nodes,
+        loras,
+        files,
+        families,
+        vaes,
+        in_the_middle,
+        refused_files.stored,
+        refused_files.marked,
+        refused_files.of_diffusers,
+        refused_inputs.saved_prompts,
+        refused_inputs.other_packs,
+        refused_inputs.places_and_machines,
+        refused_inputs.videos_and_pictures,
+        refused_inputs.sound,
+        refused_inputs.what_travels,
+        refused_inputs.linked,
+        refused_inputs.computed,
+    )
 }

@@ -19,6 +19,7 @@ from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.host import refused
 from tests.host.graphs import Graph, parallel
+from tests.host.refusals_shown import reached_by
 from tests.host.test_refusals import small
 from tests.selection import thorough
 
@@ -424,7 +425,17 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
 # -- what a run tells
 
 
-THOROUGH_LISTS = ("loras", "files", "families", "vaes")
+THOROUGH_LISTS = (
+    "loras",
+    "files",
+    "families",
+    "vaes",
+    "stored",
+    "of diffusers",
+    "videos and pictures",
+    "sound",
+    "computed",
+)
 """Their sentences come from where those of the others come from."""
 
 
@@ -454,14 +465,19 @@ def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
     "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in refused.LISTS]
 )
 def test_every_refusal_reaches_the_screen_as_its_sentence(page: Page, comfyui: ComfyUI, name: str) -> None:
-    graphs, sentences = zip(*refused.LISTS[name](comfyui), strict=True)
-    errors = queue(page, list(graphs))
-    for error, sentence in zip(errors, sentences, strict=True):
+    errors = []
+    for graph, sentence in refused.LISTS[name](comfyui):
+        (error,) = queue(page, [graph])
         assert re.match(sentence, error["exception_message"], re.DOTALL), (sentence, error)
+        errors.append(error)
     kinds = {error["exception_type"] for error in errors}
-    assert kinds <= {"Refused", "PlanRefused", "NotFinite"}
-    assert ("NotFinite" in kinds) == (name == "in the middle")
+    late = name in ("in the middle", "computed")
+    assert kinds <= {"Refused", "PlanRefused", *(("NotFinite", "WorkerFailed") if late else ())}
+    assert ("NotFinite" in kinds) == late
     assert_shown(page, errors)
+    told = [(error["exception_message"], "".join(error["traceback"])) for error in errors]
+    silent = [place for place in reached_by(name) if not any(place.said(*each) for each in told)]
+    assert silent == [], "refusals_shown.py says that this list has them"
 
 
 FAILURES = {
@@ -517,3 +533,22 @@ def test_marks_and_texts_are_drawn_in_nodes_2(page: Page) -> None:
     page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
     expect(page.get_by_text("⚠ pipefusion").first).to_be_visible()
     page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
+
+
+def test_a_slow_run_is_marked_in_nodes_2_and_what_is_saved_is_not(page: Page) -> None:
+    """ComfyUI tells of a run as it does after one; the node's own title stays."""
+    open_graph(page, SPRITES)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    tell = """warnings => {
+        const {id} = app.graph.nodes.find(n => n.type === "ParallelSampler");
+        const detail = {prompt_id: "", node: String(id), outcome: {warnings}};
+        app.api.dispatchEvent(new CustomEvent("parallel.ran", {detail}));
+        return id;
+    }"""
+    number = page.evaluate(tell, ["Slower path."])
+    drawn = page.locator(f'[data-node-id="{number}"]')
+    expect(drawn).to_contain_text("⚠ could be faster")
+    assert "⚠" not in json.dumps(page.evaluate("app.graph.serialize().nodes.map(n => n.title ?? '')"))
+    page.evaluate(tell, [])
+    expect(drawn).not_to_contain_text("⚠")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])

@@ -79,6 +79,10 @@ REFUSED = {
     "a weight edited": "Reading or changing the weights",
     "a weight's data edited": "Reading or changing the weights",
     "a weight replaced": "Changing diffusion_model.img_in.weight",
+    "a weight wrapper": "Wrapping weights",
+    "a clone for another GPU": "MultiGPU CFG Split",
+    "a model of its own": "Replacing the diffusion model",
+    "a class of blocks": "Changing SingleStreamBlock (forward of another pack)",
 }
 """What is inside the diffusion model, where nothing reaches the workers."""
 

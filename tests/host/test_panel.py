@@ -53,6 +53,19 @@ def test_the_last_run_has_its_plan_its_alternatives_and_a_timeline_of_every_rank
         assert cost["sent"]
 
 
+def test_a_run_whose_loop_stays_in_comfyui_is_told_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
+    for seed in (157, 158):  # the second is no part of the first
+        comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=6, sampler="uni_pc", seed=seed), "cpu:2")).check()
+        run = get(comfyui, "run")
+        assert (run["kind"], run["steps"], run["calls"]) == ("model calls one at a time", 0, 6)
+        timeline = run["timeline"]
+        assert len(timeline["steps"]) == 6
+        assert timeline["steps"] == sorted(timeline["steps"])
+        for rank, cost in zip(timeline["ranks"], run["ranks"], strict=True):
+            assert rank["seconds"] >= cost["seconds"] > timeline["steps"][1]
+            assert len(rank["waiting"]) == timeline["bins"] <= 256
+
+
 def test_status_has_every_rank_with_what_it_holds_until_that_is_freed_and_the_workers_are_stopped(
     comfyui: ComfyUI,
 ) -> None:

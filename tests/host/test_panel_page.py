@@ -10,6 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from scripts.comfyui import ComfyUI
 from tests.host.graphs import ksampler_graph, parallel
 from tests.host.test_frontend import page  # noqa: F401  (a fixture)
+from tests.selection import thorough
 
 WORKERS = 4
 SMALL = {"width": 1280, "height": 720}
@@ -54,6 +55,72 @@ def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: Co
     expect(section(panel, "plans").locator("tr.pp-chosen")).to_have_count(1)
     expect(section(panel, "plans")).to_contain_text("one device")
     expect(workers.locator(".pp-models", has_text="tiny-schnell.safetensors")).to_have_count(WORKERS)
+
+
+CONTRASTS = """panel => {
+    const numbers = text => (text.match(/[\\d.]+/g) ?? []).map(Number);
+    const behind = element => {
+        for (let each = element; each; each = each.parentElement) {
+            const [r, g, b, alpha = 1] = numbers(getComputedStyle(each).backgroundColor);
+            if (alpha > 0.9) return [r, g, b];
+        }
+        return [255, 255, 255];
+    };
+    const luminance = rgb => rgb.map(value => value / 255)
+        .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+    const contrast = (one, other) => {
+        const [dark, light] = [luminance(one), luminance(other)].sort((a, b) => a - b);
+        return (light + 0.05) / (dark + 0.05);
+    };
+    const found = [];
+    for (const element of panel.querySelectorAll("*")) {
+        const says = [...element.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
+        if (says && element.checkVisibility() && !element.closest(":disabled")) {
+            const seen = contrast(numbers(getComputedStyle(element).color).slice(0, 3), behind(element));
+            found.push([element.textContent.trim(), seen]);
+        }
+        if (element.matches(".pp-row path"))
+            found.push([
+                element.getAttribute("class"),
+                contrast(numbers(getComputedStyle(element).fill), behind(element.parentElement)),
+            ]);
+    }
+    return found;
+}"""
+"""How the panel's texts, and the timeline's parts, stand out from what is behind them, as WCAG 2 counts it."""
+
+LEGIBLE, VISIBLE = 4.5, 1.8
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_can_be_read_in_both_themes(page: Page, panel: Locator, theme: str) -> None:  # noqa: F811
+    expect(section(panel, "last-run").locator("svg.pp-row").first).to_be_visible()
+    set_palette = "name => app.extensionManager.setting.set('Comfy.ColorPalette', name)"
+    page.evaluate(set_palette, theme)
+    expect(page.locator("html.dark-theme, body.dark-theme")).to_have_count(int(theme == "dark"))
+    found = panel.evaluate(CONTRASTS)
+    assert len(found) > 40
+    hidden = {
+        what: round(contrast, 1)
+        for what, contrast in found
+        if contrast < (VISIBLE if what.startswith("pp-") else LEGIBLE)
+    }
+    page.evaluate(set_palette, "dark")
+    assert hidden == {}
+
+
+@thorough
+def test_a_run_of_16_ranks_is_seen_at_once(panel: Locator, comfyui: ComfyUI) -> None:
+    graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=6, seed=165), "cpu:16")
+    comfyui.queue(graph, timeout=500).check()
+    rows = section(panel, "last-run").locator("svg.pp-row")
+    expect(rows).to_have_count(16)
+    top, bottom = rows.first.bounding_box(), rows.last.bounding_box()
+    assert top and bottom
+    assert bottom["y"] + bottom["height"] - top["y"] < 300, "half of a small screen"
+    assert all(len(row.locator(".pp-computing").get_attribute("d") or "") > 20 for row in rows.all())
+    assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
 
 
 def test_nothing_is_wider_than_the_panel(panel: Locator) -> None:

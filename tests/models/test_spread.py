@@ -289,7 +289,7 @@ def test_a_mask_of_attention_is_refused(case: Any) -> None:
     """FLUX Redux's bias between text and picture."""
     found, _ = case("flux")
     rank = run_alone(found, found.declaration)
-    with refused("^attn_mask of ComfyUI's DoubleStreamBlock is not supported"):
+    with refused("^attn_mask of the model's DoubleStreamBlock is not supported"):
         rank.run(attention_mask=torch.zeros(2, 42, 42))
 
 

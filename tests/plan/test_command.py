@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +94,12 @@ def test_refusals(capsys: Capture) -> None:
             main(wrong)
     assert memory("1.5 GiB") == 1.5 * 2**30
     assert (size("640x480").frames, size("640x480x9").frames) == (1, 9)
+
+
+def test_the_documents_examples_are_what_the_command_says(capsys: Capture) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plan-command.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```console\n\$ python -m parallel_backend\.plan (.+)\n((?s:.+?))```", text)
+    assert len(examples) == 4
+    for arguments, output in examples:
+        said = printed(capsys, *arguments.split())
+        assert [line.rstrip() for line in said.splitlines()] == output.splitlines()

@@ -26,8 +26,20 @@ const its = () => new OneBadge({ text: "#7" });
 /** A graph with a subgraph node 7 that has a node 4, and how to tell of a run of that one. */
 function page() {
   /** @type {GraphNode} */
-  const inner = { id: 4, graph: null, badges: [its], size: [300, 200], ...nothing };
-  const within = { getNodeById: () => inner, trigger() {} };
+  const inner = { id: 4, title: "Sampler", graph: null, badges: [its], size: [300, 200], ...nothing };
+  /** @type {Record<string, unknown>} */
+  const drawn = {};
+  const within = {
+    nodes: [inner],
+    getNodeById: () => inner,
+    /** @type {(action: string, event: object) => void} */
+    trigger(action, event) {
+      assert.equal(action, "node:property:changed");
+      const { property, newValue } = /** @type {{ property: string, newValue: unknown }} */ (event);
+      drawn[property] = newValue;
+    },
+  };
+  inner.graph = within;
   const outer = { ...inner, id: 7, subgraph: within };
   const app = /** @type {App} */ (/** @type {unknown} */ ({ rootGraph: { getNodeById: () => outer } }));
   /** @type {(warnings: string[]) => void} */
@@ -40,19 +52,22 @@ function page() {
     },
   };
   showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), OneBadge, ENGLISH);
-  return { inner, tell };
+  return { inner, drawn, tell };
 }
 
 test("a run with warnings marks its node once, beside its other badges", () => {
-  const { inner, tell } = page();
+  const { inner, drawn, tell } = page();
   tell(["One device alone would be faster."]);
   tell(["Slower path.", "One device alone would be faster."]);
   assert.deepEqual(inner.badges, [its, new OneBadge({ text: "⚠ could be faster" })]);
+  assert.deepEqual(drawn, { badges: inner.badges, title: "Sampler ⚠ could be faster" });
+  assert.equal(inner.title, "Sampler", "what is saved");
 });
 
 test("a run without takes the mark away", () => {
-  const { inner, tell } = page();
+  const { inner, drawn, tell } = page();
   tell(["Slower path."]);
   tell([]);
   assert.deepEqual(inner.badges, [its]);
+  assert.deepEqual(drawn, { badges: [its], title: "Sampler" });
 });

@@ -94,10 +94,12 @@ test("an answer's sentence is found in the panel's JSON and in a refusal's text"
 
 test("a run without steps has its time alone", () => {
   const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
-  const run = { number: 1, kind: "decoding", model: "vae", plan: "", ended: 0, decision: null, timeline };
+  const run = { number: 1, kind: "decoding", model: "vae", plan: "", calls: 0, ended: 0, decision: null, timeline };
   assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH), "2.00 s");
   assert.equal(
     timeOf({ ...run, steps: 4, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH),
     "2.00 s for 4 steps: 500 ms each",
   );
+  const called = { ...run, steps: 0, calls: 8, ranks: [{ ...cost, seconds: 2 }] };
+  assert.equal(timeOf(called, ENGLISH), "2.00 s of 8 model calls: 250 ms each");
 });

@@ -14,8 +14,15 @@ import { bytes, percent, seconds } from "./units.js";
  * @param {Words} words
  * @returns {string}
  */
-export function timeOf({ ranks, steps, decision }, words) {
+export function timeOf({ ranks, steps, calls, decision }, words) {
   const longest = Math.max(...ranks.map((rank) => rank.seconds));
+  if (calls) {
+    return words.say(calls === 1 ? "run.call" : "run.calls", {
+      total: seconds(longest),
+      calls,
+      each: seconds(longest / calls),
+    });
+  }
   if (!steps) return seconds(longest);
   const predicted = decision?.alternatives.find((each) => each.chosen);
   const values = { total: seconds(longest), steps, each: seconds(longest / steps) };

@@ -101,6 +101,8 @@ export interface Run {
   model: string;
   plan: string;
   steps: number;
+  /** Of a run whose loop stays in ComfyUI: its model calls so far; else 0. */
+  calls: number;
   ended: number;
   decision: { why: string; memory: number; single: Alternative; alternatives: Alternative[] } | null;
   ranks: RankCost[];

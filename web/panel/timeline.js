@@ -23,20 +23,20 @@ const LITTLE = 0.05;
  * @param {Words} words
  * @returns {HTMLElement}
  */
-export function timelineView({ timeline, kind }, whole, choose, words) {
+export function timelineView({ timeline, kind, calls }, whole, choose, words) {
   const end = timeline.bins * timeline.width;
   const before = prepared(timeline);
   const long = before > LITTLE * end;
   const first = long && !whole ? Math.floor(before / timeline.width) : 0;
   const told = element("div", "pp-told");
-  const rows = timeline.ranks.map((rank) => row(rank, timeline, first, told, words));
+  const rows = timeline.ranks.map((rank) => row(rank, timeline, { first, calls, told }, words));
   const preparation = words.say("timeline.preparation", { time: seconds(before), kind: words.name(kind) });
   return element(
     "div",
     "pp-timeline",
     legend(timeline, first, words),
     ...rows,
-    axis(timeline, first, words),
+    axis(timeline, { first, calls }, words),
     told,
     long && element("label", "pp-whole", checkbox(whole, choose), ` ${preparation}`),
   );
@@ -59,8 +59,10 @@ export function layer(low, high) {
   return parts.join("");
 }
 
-/** @type {(rank: RankTimeline, timeline: Timeline, first: number, told: HTMLElement, words: Words) => HTMLElement} */
-function row(rank, timeline, first, told, words) {
+/** @typedef {{ first: number, calls: number }} View from which bin on; how many calls of the model, 0 where steps are marked */
+
+/** @type {(rank: RankTimeline, timeline: Timeline, view: View & { told: HTMLElement }, words: Words) => HTMLElement} */
+function row(rank, timeline, { first, calls, told }, words) {
   const bins = shares(rank, timeline).slice(first);
   const many = timeline.ranks.length > ROW.manyRanks;
   const height = many ? ROW.flat : ROW.tall;
@@ -77,7 +79,7 @@ function row(rank, timeline, first, told, words) {
   picture.addEventListener("pointermove", (event) => {
     const { left, width } = picture.getBoundingClientRect();
     const at = Math.min(bins.length - 1, Math.max(0, Math.floor(((event.clientX - left) / width) * bins.length)));
-    told.textContent = moment(rank, timeline, first + at, words);
+    told.textContent = moment(rank, timeline, { first: first + at, calls }, words);
   });
   picture.addEventListener("pointerleave", () => {
     told.textContent = "";
@@ -106,21 +108,22 @@ function legend(timeline, first, words) {
   return element("div", "pp-legend", ...items);
 }
 
-/** @type {(timeline: Timeline, first: number, words: Words) => HTMLElement} */
-function axis({ bins, width, steps }, first, words) {
+/** @type {(timeline: Timeline, view: View, words: Words) => HTMLElement} */
+function axis({ bins, width, steps }, { first, calls }, words) {
   const ticks = steps
     .map((at) => at / width - first)
     .filter((at) => at >= 0)
     .map((at) => shape("path", { d: `M${round(at)} 0v1`, class: "pp-tick", "vector-effect": "non-scaling-stroke" }));
   const box = { viewBox: `0 0 ${bins - first} 1`, preserveAspectRatio: "none", height: 5, width: "100%" };
   const line = element("div", "pp-line", element("span", "pp-rank"), shape("svg", box, ...ticks));
-  const told = [seconds(first * width), steps.length ? words.say("timeline.marks") : "", seconds(bins * width)];
+  const marks = words.say(calls ? "timeline.calls" : "timeline.marks");
+  const told = [seconds(first * width), steps.length ? marks : "", seconds(bins * width)];
   const scale = element("div", "pp-scale", ...told.map((text) => element("span", "", text)));
   return element("div", "", line, scale);
 }
 
-/** @type {(rank: RankTimeline, timeline: Timeline, bin: number, words: Words) => string} */
-function moment(rank, timeline, bin, words) {
+/** @type {(rank: RankTimeline, timeline: Timeline, view: View, words: Words) => string} */
+function moment(rank, timeline, { first: bin, calls }, words) {
   const at = bin * timeline.width;
   const parts = shares(rank, timeline)[bin];
   const step = timeline.steps.filter((begun) => begun <= at).length;
@@ -128,7 +131,10 @@ function moment(rank, timeline, bin, words) {
     (kind) => `${words.name(kind)} ${percent(parts?.[kind] ?? 0, 1)}`,
   );
   const name = words.name(phaseAt(rank, at + timeline.width / 2));
-  const phase = step ? words.say("rank.step", { phase: name, step }) : name;
+  const begun = calls
+    ? words.say("rank.call", { phase: name, call: step })
+    : words.say("rank.step", { phase: name, step });
+  const phase = step ? begun : name;
   const shown = told.join(", ") || words.say("timeline.done");
   return words.say("timeline.moment", { at: seconds(at), rank: rank.rank, phase, shares: shown });
 }

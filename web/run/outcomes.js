@@ -1,5 +1,9 @@
 // @ts-check
-/** What a run came to: room for its text on the node, and a mark where it could have been faster; the text says how. */
+/** What a run came to: room for its text on the node, and a mark where it could have been faster; the text says how.
+ *
+ * The mark is a badge. Nodes 2.0 draws the badges that a node was made with, so there it stands behind the title as well,
+ * where it is drawn and not kept: the node's own title, which is saved, stays as it is.
+ */
 
 /** @import { Api, App, BadgeClass, GraphNode } from "../comfyui" */
 /** @import { Words } from "../words" */
@@ -31,7 +35,13 @@ export function showOutcomes(app, api, Badge, words) {
 function mark(node, sign, ours) {
   const before = node.badges;
   node.badges = [...before.filter((badge) => typeof badge === "function" || badge.text !== sign), ...ours];
-  const property = { property: "badges", oldValue: before, newValue: node.badges };
-  node.graph?.trigger("node:property:changed", { type: "node:property:changed", nodeId: node.id, ...property });
+  tell(node, { property: "badges", oldValue: before, newValue: node.badges });
+  const title = ours.length ? `${node.title} ${sign}` : node.title;
+  tell(node, { property: "title", oldValue: node.title, newValue: title });
   node.setDirtyCanvas(true, true);
+}
+
+/** @type {(node: GraphNode, change: { property: string, oldValue: unknown, newValue: unknown }) => void} */
+function tell(node, change) {
+  node.graph?.trigger("node:property:changed", { type: "node:property:changed", nodeId: node.id, ...change });
 }

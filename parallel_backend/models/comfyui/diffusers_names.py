@@ -43,7 +43,7 @@ def converted(part: Checkpoint) -> Checkpoint | None:
         raise _incomplete(part, given.asked) from None
     if not made:
         return None
-    if scale := next((name for name in given if name.rpartition(".")[2] in COMPANIONS), None):
+    if scale := next((name for name in part.entries if name.rpartition(".")[2] in COMPANIONS), None):
         raise Refused(
             f"{part.path.name} holds {scale} under diffusers' names, where quantised weights are not supported: choose a file "
             "in ComfyUI's own layout."

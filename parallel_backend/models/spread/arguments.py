@@ -59,8 +59,8 @@ class Arguments:
         missing = sorted(named - set(self._signature.parameters))
         if missing and not self._rest:
             raise Refused(
-                f"ComfyUI's {self._name} has no argument {', '.join(missing)}: this ComfyUI is newer or older than this pack "
-                "knows; update the pack, or use Load Diffusion Model."
+                f"the model's {self._name} has no argument {', '.join(missing)}: this ComfyUI or diffusers is newer or older "
+                "than this pack knows; update the pack, or use Load Diffusion Model."
             )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Arguments:
 
     def _refused(self, name: str, reason: str) -> Refused:
         return Refused(
-            f"{name} of ComfyUI's {self._name} {reason} with a parallel MODEL: remove the node that sets it, or use Load "
+            f"{name} of the model's {self._name} {reason} with a parallel MODEL: remove the node that sets it, or use Load "
             "Diffusion Model."
         )
 

@@ -69,8 +69,8 @@ class BlockCall:
         """The attention that is due. Raises Refused if none is."""
         if self.done == len(self.attentions):
             raise Refused(
-                f"ComfyUI's {self.name} calls attention more than {len(self.attentions)} times: this ComfyUI is newer or "
-                "older than this pack knows; update the pack, or use Load Diffusion Model."
+                f"the model's {self.name} calls attention more than {len(self.attentions)} times: this ComfyUI or diffusers is "
+                "newer or older than this pack knows; update the pack, or use Load Diffusion Model."
             )
         self.done += 1
         return self.attentions[self.done - 1]
@@ -79,7 +79,7 @@ class BlockCall:
         """Raises Refused if one did not come."""
         if self.done != len(self.attentions):
             raise Refused(
-                f"ComfyUI's {self.name} called attention {self.done} times where this pack knows of "
+                f"the model's {self.name} called attention {self.done} times where this pack knows of "
                 f"{len(self.attentions)}: update the pack, or use Load Diffusion Model."
             )
 
@@ -133,7 +133,7 @@ class Attentions:
         """Stand in for `optimized_attention`, whose own kernel is `kernel`."""
         if set(others) - KNOWN:
             raise Refused(
-                f"ComfyUI's attention is given {', '.join(sorted(set(others) - KNOWN))}, which this pack does not know: update "
+                f"the model's attention is given {', '.join(sorted(set(others) - KNOWN))}, which this pack does not know: update "
                 "the pack, or use Load Diffusion Model."
             )
         block = self.block
@@ -166,7 +166,7 @@ class Attentions:
         queries, keys = block.placements[attention.of].length, block.placements[attention.keys].counts[self._call.rank]
         if given.q.shape[2] != queries or given.k.shape[2] != max(1, keys):
             raise Refused(
-                f"ComfyUI's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
+                f"the model's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
                 f"knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
@@ -179,7 +179,7 @@ class Attentions:
         shown = [max(1, count) for count in counts]
         if not given.q.shape[2] == given.k.shape[2] == sum(shown):
             raise Refused(
-                f"ComfyUI's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
+                f"the model's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
                 f"knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))

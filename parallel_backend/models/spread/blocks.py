@@ -66,8 +66,8 @@ def paths_of(module: nn.Module, group: Group) -> list[str]:
         found = module.get_submodule(group.path)
     except AttributeError:
         raise Refused(
-            f"ComfyUI's {type(module).__name__} has no {group.path}: this ComfyUI is newer or older than this pack knows; "
-            "update the pack, or use Load Diffusion Model."
+            f"the model's {type(module).__name__} has no {group.path}: this ComfyUI or diffusers is newer or older than this "
+            "pack knows; update the pack, or use Load Diffusion Model."
         ) from None
     if isinstance(found, nn.ModuleList):
         return [f"{group.path}.{index}" for index in range(len(found))]
@@ -287,7 +287,7 @@ def _returned(group: Group, out: Any, streams: Mapping[str, Stream]) -> Any:
     values = list(out) if several else [out]
     if len(values) != len(group.returns):
         raise Refused(
-            f"ComfyUI's block of {group.path} returns {len(values)} values where this pack knows of {len(group.returns)}: "
+            f"the model's block of {group.path} returns {len(values)} values where this pack knows of {len(group.returns)}: "
             "update the pack, or use Load Diffusion Model."
         )
     wrapped = [
@@ -304,7 +304,7 @@ def _as_stream(value: Tensor, stream: Stream) -> Stream:
         value = value.narrow(stream.along, 0, 0)
     if value.shape[stream.along] != count:
         raise Refused(
-            f"a block of ComfyUI's returned {value.shape[stream.along]} tokens where it was given {count}: update the pack, or "
+            f"a block of the model returned {value.shape[stream.along]} tokens where it was given {count}: update the pack, or "
             "use Load Diffusion Model."
         )
     return stream.like(value)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import comfy.clip_vision
+import comfy.hooks
 import comfy.model_patcher
 import comfy.samplers
 import folder_paths
@@ -169,6 +170,64 @@ def injection(patcher: Any) -> None:
     patcher.set_injections("pack", [PatcherInjection(inject=inject, eject=eject)])
 
 
+WEIGHT = "diffusion_model.img_in.weight"
+
+
+def patch_of_a_type(patcher: Any) -> None:
+    """Patch a weight in a way of the pack's own."""
+    patcher.add_patches({WEIGHT: ("pack", (torch.zeros(1),))})
+
+
+def patch_with_a_function(patcher: Any) -> None:
+    """Patch a weight through a function."""
+
+    def halve(weight: Any) -> Any:
+        return 0.5 * weight
+
+    shape = patcher.model_state_dict()[WEIGHT].shape
+    patcher.add_patches({(WEIGHT, None, halve): (torch.zeros(shape),)})
+
+
+def patch_outside(patcher: Any) -> None:
+    """Patch what is no weight of the diffusion model."""
+    patcher.add_patches({"model_sampling.sigmas": (torch.zeros(1),)})
+
+
+def clones(patcher: Any) -> None:
+    """Have the MODEL run on other GPUs too, as ComfyUI's MultiGPU nodes do."""
+    patcher.model_options["multigpu_clones"] = {}
+
+
+def clone_for_a_gpu(patcher: Any) -> None:
+    """Copy the MODEL to another GPU, as ComfyUI's MultiGPU nodes do."""
+    patcher.deepclone_multigpu(new_load_device=torch.device("meta"))
+
+
+def weight_wrapper(patcher: Any) -> None:
+    """Change a weight as it is used."""
+    patcher.add_weight_wrapper(WEIGHT, lambda weight: weight)
+
+
+def other_model(patcher: Any) -> None:
+    """Put a model of the pack's own in the diffusion model's place for the time of a run."""
+
+    def change(model: Any) -> Callable[[], None]:
+        old = model.diffusion_model
+        model.diffusion_model = nn.Identity()
+        return lambda: setattr(model, "diffusion_model", old)
+
+    while_running(change)(patcher)
+
+
+def other_layer_class(_: Any) -> Callable[[], None]:
+    """Change the class of the model's blocks."""
+    from comfy.ldm.flux.layers import SingleStreamBlock
+
+    old = SingleStreamBlock.forward
+    SingleStreamBlock.forward = halved(old)
+    return lambda: setattr(SingleStreamBlock, "forward", old)
+
+
 MODELS: dict[str, Callable[[Any], None]] = {
     "object patch apply_model": object_patch("apply_model"),
     "object patch process_timestep": object_patch("process_timestep"),
@@ -188,6 +247,14 @@ MODELS: dict[str, Callable[[Any], None]] = {
     "a weight edited": while_running(edited_weight),
     "a weight's data edited": while_running(edited_data),
     "a weight replaced": while_running(new_weight),
+    "a patch of a type of its own": patch_of_a_type,
+    "a patch with a function": patch_with_a_function,
+    "a patch outside of the diffusion model": patch_outside,
+    "clones for other GPUs": clones,
+    "a clone for another GPU": clone_for_a_gpu,
+    "a weight wrapper": weight_wrapper,
+    "a model of its own": other_model,
+    "a class of blocks": while_running(other_layer_class),
 }
 
 
@@ -244,7 +311,19 @@ def subclass(guider: Any, positive: Any, negative: Any) -> Any:
     return guider
 
 
-GUIDERS = {"one side": one_sided, "predict_noise on the instance": own_predict_noise, "a subclass": subclass}
+def no_number(guider: Any, positive: Any, negative: Any) -> Any:
+    """A guidance that is no number, as arithmetic may give it."""
+    guider.set_conds(positive, negative)
+    guider.set_cfg(float("nan"))
+    return guider
+
+
+GUIDERS = {
+    "no number": no_number,
+    "one side": one_sided,
+    "predict_noise on the instance": own_predict_noise,
+    "a subclass": subclass,
+}
 
 
 class PackGuider:
@@ -357,6 +436,10 @@ class PackPrompt:
             if name == "clip_vision_output":
                 given[name] = comfy.clip_vision.Output()
                 given[name].penultimate_hidden_states = tensor
+            elif name == "gligen":
+                given[name] = ("position", OBJECTS["MODEL_PATCH"](), [])
+            elif name == "hooks":
+                given[name] = comfy.hooks.HookGroup()
             elif name == "vace_strength":
                 given[name] = tensor.tolist()
             elif name.startswith("vace_"):  # one for each control video

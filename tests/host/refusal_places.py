@@ -1,0 +1,81 @@
+"""Every place in the code that makes an error with a sentence for the user, found by reading the code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.comfyui import REPO
+
+ERRORS = ("Refused", "PlanRefused", "NotFinite", "WorkerFailed", "WorkerOutOfMemory")
+"""Of parallel_backend/errors.py, those that reach the user."""
+
+HELPERS = ("refuse_weights", "_refused")
+"""Functions that make a refusal of what they are given."""
+
+GAP = "…"
+"""For a value in a sentence."""
+
+FRAME = re.compile(r'File "[^"]*?/((?:nodes|parallel_backend)/[^"]+)", line (\d+)')
+FROM_WORKERS = "parallel_backend/host/group.py"
+"""Where a refusal that a worker sent is raised again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One sentence in one file; `lines` are the statements that raise it, none where it is made for another to raise."""
+
+    file: str
+    text: str
+    lines: tuple[range, ...]
+
+    def said(self, message: str, traceback: str) -> bool:
+        """Whether an error came from here."""
+        if not re.search(".*".join(map(re.escape, self.text.split(GAP))), message, re.DOTALL):
+            return False
+        frames = FRAME.findall(traceback)
+        if not self.lines or (frames and frames[-1][0] == FROM_WORKERS):
+            return True
+        return any(file == self.file and int(line) in lines for file, line in frames for lines in self.lines)
+
+
+@functools.cache
+def places() -> tuple[Place, ...]:
+    """All of them, in the order of files and lines."""
+    found: dict[tuple[str, str], tuple[range, ...]] = {}
+    for folder in ("nodes", "parallel_backend"):
+        for path in sorted((REPO / folder).rglob("*.py")):
+            for text, lines in _of_file(path):
+                key = path.relative_to(REPO).as_posix(), text
+                found[key] = found.get(key, ()) + lines
+    return tuple(Place(file, text, lines) for (file, text), lines in found.items())
+
+
+def _of_file(path: Path) -> Iterator[tuple[str, tuple[range, ...]]]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    raised = {each.exc: each for each in ast.walk(tree) if isinstance(each, ast.Raise)}
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or _name(call.func) not in ERRORS + HELPERS:
+            continue
+        text = GAP.join(filter(None, map(_text, call.args)))
+        text = re.sub(f"{GAP}+", GAP, text)
+        statement = raised.get(call)
+        lines = (range(statement.lineno, (statement.end_lineno or 0) + 1),) if statement else ()
+        yield text, lines
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _text(value: ast.expr) -> str:
+    """The words of an expression, with a gap for each value."""
+    if isinstance(value, ast.Constant):
+        return value.value if isinstance(value.value, str) else GAP
+    if isinstance(value, ast.JoinedStr):
+        return "".join(_text(each) for each in value.values)
+    return GAP
