@@ -173,8 +173,9 @@ def _own(value: Any) -> bool:
 
 
 def _own_module(module: Any) -> bool:
-    """Whether a module is ComfyUI's, this pack's, torch's or Python's."""
-    return _comfyui(module) or getattr(module, "__name__", "").partition(".")[0] in ("torch", *sys.stdlib_module_names)
+    """Whether a module is ComfyUI's, this pack's, torch's or Python's, or of the library whose layers ComfyUI's models have."""
+    package = getattr(module, "__name__", "").partition(".")[0]
+    return _comfyui(module) or package in ("torch", "einops", *sys.stdlib_module_names)
 
 
 def _comfyui(module: Any) -> bool:
