@@ -13,6 +13,7 @@ from tests.tiny_models import draw
 # isort: split
 from comfy.ldm.aura.mmdit import MMDiT as AuraFlow
 from comfy.ldm.boogu.model import BooguTransformer2DModel
+from comfy.ldm.ernie.model import ErnieImageModel
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
 from comfy.ldm.ideogram4.model import Ideogram4Transformer2DModel
 from comfy.ldm.joyimage.model import JoyImageTransformer3DModel
@@ -126,6 +127,13 @@ def _ideogram() -> Case:
     return case("Ideogram4", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 
 
+def _ernie() -> Case:
+    model = ErnieImageModel(
+        hidden_size=HEADS * 128, num_attention_heads=HEADS, num_layers=3, ffn_hidden_size=256, text_in_dim=TEXT, **SETTINGS
+    )
+    return case("ErnieImage", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
+
+
 IMAGES: Mapping[str, Callable[[], Case]] = {
     "krea 2": _krea2,
     "krea 2, zero-timestep references": lambda: _krea2("index_timestep_zero"),
@@ -143,4 +151,5 @@ IMAGES: Mapping[str, Callable[[], Case]] = {
     "boogu": _boogu,
     "boogu, reference": lambda: _boogu(references=True),
     "ideogram 4": _ideogram,
+    "ernie-image": _ernie,
 }

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ..spread.declaration import Declaration
 from .auraflow import AURAFLOW
 from .cosmos_predict2 import COSMOS_PREDICT2
+from .ernie_image import ERNIE_IMAGE
 from .flux import CHROMA, FLUX
 from .hidream import HIDREAM
 from .hunyuan_video import HUNYUAN_VIDEO
@@ -68,6 +69,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "Lens": LENS,
         "Boogu": BOOGU,
         "Ideogram4": IDEOGRAM4,
+        "ErnieImage": ERNIE_IMAGE,
     }
 )
 """By the class in comfy.supported_models that ComfyUI finds for a file."""

@@ -18,6 +18,7 @@ from .call import StageOver
 from .declaration import Attention, Declaration, Group
 from .forward import Forward
 from .stream import LEFT, RIGHT, Stream
+from .without_options import answered
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class _Through:
             block.number, now.turn(block.number), type(block.module).__name__, self._attentions, placements
         )
         now.attentions.block = expected
-        with now.holding.block(self._index):
+        with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:
                 out = self._arguments.call(block.module.forward, local)
             else:

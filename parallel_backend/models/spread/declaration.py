@@ -149,7 +149,7 @@ class Group:
     `streams` and `arguments` name every argument of the block's forward; one that is not named must be None. `tuples` gives
     the names of what is given to a block together, as a tuple. `attentions` are the block's calls of attention, in order;
     a function of the block where they depend on it. `returns` names, for each value returned, the stream whose places it
-    has.
+    has. `attends_in` is the module of ComfyUI's that calls attention, where it passes no transformer_options on.
     """
 
     path: str
@@ -158,6 +158,7 @@ class Group:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     tuples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attentions: Sequence[Attention] | Callable[[nn.Module], Sequence[Attention]] = ()
+    attends_in: str = ""
 
 
 @dataclass(frozen=True)
