@@ -20,6 +20,7 @@ from comfy.ldm.joyimage.model import JoyImageTransformer3DModel
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.krea2.model import SingleStreamDiT
 from comfy.ldm.lens.model import LensTransformer2DModel
+from comfy.ldm.mage_flow.model import MageFlowTransformer2DModel
 from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper as SD3
 from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
 
@@ -134,6 +135,13 @@ def _ernie() -> Case:
     return case("ErnieImage", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 
 
+def _mage_flow(given: Mapping[str, Any]) -> Case:
+    """Its time in bf16, as ComfyUI's class around it gives it."""
+    model = MageFlowTransformer2DModel(num_layers=3, num_attention_heads=HEADS, joint_attention_dim=TEXT, **SETTINGS)
+    time = torch.tensor([0.6], dtype=torch.bfloat16)
+    return case("MageFlow", model, draw(1, 128, 5, 7, seed=1), {"context": text(), **given}, time)
+
+
 IMAGES: Mapping[str, Callable[[], Case]] = {
     "krea 2": _krea2,
     "krea 2, zero-timestep references": lambda: _krea2("index_timestep_zero"),
@@ -152,4 +160,8 @@ IMAGES: Mapping[str, Callable[[], Case]] = {
     "boogu, reference": lambda: _boogu(references=True),
     "ideogram 4": _ideogram,
     "ernie-image": _ernie,
+    "mage-flow": lambda: _mage_flow({}),
+    "mage-flow, references": lambda: _mage_flow(
+        {"ref_latents": [draw(1, 128, 3, 5, seed=4), draw(1, 128, 2, 2, seed=5)]}
+    ),
 }

@@ -20,6 +20,7 @@ from .lens import LENS
 from .ltxav import LTXAV
 from .ltxv import LTXV
 from .lumina import LUMINA, Z_IMAGE
+from .mage_flow import MAGE_FLOW
 from .minimax_h3 import MINIMAX_H3
 from .mochi import MOCHI
 from .omnigen2 import BOOGU, OMNIGEN2
@@ -70,6 +71,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "Boogu": BOOGU,
         "Ideogram4": IDEOGRAM4,
         "ErnieImage": ERNIE_IMAGE,
+        "MageFlow": MAGE_FLOW,
     }
 )
 """By the class in comfy.supported_models that ComfyUI finds for a file."""
