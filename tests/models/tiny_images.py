@@ -130,7 +130,12 @@ def _ideogram() -> Case:
 
 def _ernie() -> Case:
     model = ErnieImageModel(
-        hidden_size=HEADS * 128, num_attention_heads=HEADS, num_layers=3, ffn_hidden_size=256, text_in_dim=TEXT, **SETTINGS
+        hidden_size=HEADS * 128,
+        num_attention_heads=HEADS,
+        num_layers=3,
+        ffn_hidden_size=256,
+        text_in_dim=TEXT,
+        **SETTINGS,
     )
     return case("ErnieImage", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 

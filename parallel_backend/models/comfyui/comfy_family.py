@@ -225,7 +225,8 @@ class ComfyFamily:
 
     def beside_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
         """The text, and every latent that is given as a reference."""
-        return conditioning["context"].shape[1] + reference_tokens(conditioning, config.patch_size)
+        more = config.declaration.references
+        return conditioning["context"].shape[1] + reference_tokens(conditioning, config.patch_size, more)
 
     def exact(self, config: ComfyConfig) -> frozenset[str]:
         """Those that ComfyUI's class makes fp32 whatever type is chosen."""

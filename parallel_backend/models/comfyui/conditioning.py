@@ -11,7 +11,17 @@ from ...diffusion import Value
 from ...errors import Refused
 from ..spread.picture import Picture
 
-REFERENCES = frozenset({"ref_latents", "ref_latent", "context_latents", "vace_context", "cond_video_latents"})
+REFERENCES = frozenset(
+    {
+        "ref_latents",
+        "ref_latent",
+        "reference_latent",
+        "context_latents",
+        "vace_context",
+        "cond_video_latents",
+        "time_dim_concat",
+    }
+)
 """Conditioning whose latents become tokens."""
 
 MAX_DEPTH = 4
@@ -56,9 +66,12 @@ def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str,
             )
 
 
-def reference_tokens(conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...]) -> int:
-    """Tokens of one batch item's references."""
-    latents = (tensor for name, tensor in conditioning.items() if REFERENCES.intersection(name.split(".")))
+def reference_tokens(
+    conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...], more: frozenset[str] = frozenset()
+) -> int:
+    """Tokens of one batch item's references, and of `more` latents."""
+    names = REFERENCES | more
+    latents = (tensor for name, tensor in conditioning.items() if names.intersection(name.split(".")))
     pictures = (Picture(tuple(latent.shape), patch_size) for latent in latents if latent.ndim == 2 + len(patch_size))
     return sum(picture.tokens for picture in pictures)
 

@@ -26,7 +26,8 @@ from .mochi import MOCHI
 from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
-from .wan import WAN, WAN_VACE
+from .wan import WAN, WAN_SCAIL, WAN_VACE
+from .wan_by_frame import WAN_ANIMATE, WAN_DANCER, WAN_HUMO, WAN_S2V
 
 DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
     {
@@ -45,6 +46,12 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN21_FlowRVS": WAN,
         "WAN22_T2V": WAN,
         "WAN21_Vace": WAN_VACE,
+        "WAN21_SCAIL": WAN_SCAIL,
+        "WAN21_SCAIL2": WAN_SCAIL,
+        "WAN21_HuMo": WAN_HUMO,
+        "WAN22_S2V": WAN_S2V,
+        "WAN22_Animate": WAN_ANIMATE,
+        "WAN22_WanDancer": WAN_DANCER,
         "HunyuanVideo": HUNYUAN_VIDEO,
         "HunyuanVideoI2V": HUNYUAN_VIDEO,
         "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
