@@ -19,7 +19,7 @@ class Inputs:
     `[batch]` in fp32 (None: the conditioning has several) and the conditioning in the compute dtype. `residuals` are a
     ControlNet's output for this rank's tokens of the picture, by the block of this stage that they are added after.
     `values` are what the conditioning holds besides tensors; `processed` says that ComfyUI's model class has made of the
-    timestep what it makes of it.
+    timestep what it makes of it. `sigmas` are those of the call, of which one is enough, and of all steps, 1-D in fp32.
     """
 
     key: Hashable
@@ -31,3 +31,4 @@ class Inputs:
     residuals: Mapping[int, Tensor] = field(default_factory=dict)
     values: Mapping[str, Value] = field(default_factory=dict)
     processed: bool = False
+    sigmas: tuple[Tensor, Tensor] | None = None

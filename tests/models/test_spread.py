@@ -104,7 +104,10 @@ class Rank:
 
         def compute(x: Tensor, options: Any) -> Tensor:
             out = self._model.entrance(
-                case.unpacked(x), case.timestep, transformer_options=dict(options), **case.arguments | changed
+                case.unpacked(x),
+                case.timestep,
+                transformer_options={**options, **case.options},
+                **case.arguments | changed,
             )
             return packed(out)
 

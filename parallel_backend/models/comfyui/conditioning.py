@@ -31,6 +31,9 @@ LENGTH = "#"
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
+SIGMAS = ("sigmas", "sample_sigmas")
+"""ComfyUI's names among these options of the sigmas of a call and of all steps."""
+
 SHAPES = "latent_shapes"
 """ComfyUI's name of the shapes of the latents that are packed in one."""
 

@@ -56,6 +56,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "HunyuanVideoI2V": HUNYUAN_VIDEO,
         "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
         "HunyuanVideo15": HUNYUAN_VIDEO,
+        "HunyuanVideo15_SR_Distilled": HUNYUAN_VIDEO,
         "HunyuanImage21": HUNYUAN_VIDEO,
         "GenmoMochi": MOCHI,
         "LTXV": LTXV,

@@ -181,22 +181,21 @@ class Group:
 class Declaration:
     """One of ComfyUI's diffusion models.
 
-    `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
-    no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of`
-    gives the attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width`
-    the least of pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that
-    are one token, `refused` the conditioning that has no place in it and how to get rid of that, and `lacking` says of a
-    model what the workers cannot give it. `embeddings` make tokens of the picture on every stage: behind them a model may
-    lay text before the picture. `between` are modules that add something to tokens between blocks, each on the stage that
-    has them then; their attentions are to keys that every rank has. `compute` makes what no file has and the class
-    computes on the device where it is built.
-    `control` names, for each of ComfyUI's lists of a ControlNet's output, the group whose blocks it goes with: each tensor
-    is added, after its block, to the picture's tokens, behind which references may lie. `methods` are the ways to lay out
-    references that a model takes; all if empty. `sound` gives the shape of the sound that may be packed with a video, less
-    the batch (None: any length), `channels` those of the video where the latent format has others; `silent` says that a
-    video may come without, `one_at_a_time` that batches are not taken. `positions` are modules outside of blocks whose
-    output follows from sizes and the prompt alone, and is kept for a run, `references` latents that become tokens in this
-    model alone.
+    `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and no
+    stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives the
+    attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width` the least of
+    pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that are one token,
+    `refused` the conditioning that has no place in it and how to get rid of that, and `sigmas` says whether a model reads
+    the sigmas of the call and of the whole run. `embeddings` make tokens of the picture on every stage: behind them a model
+    may lay text before the picture. `between` are modules that add something to tokens between blocks, each on the stage
+    that has them then; their attentions are to keys that every rank has. `compute` makes what no file has and the class
+    computes on the device where it is built. `control` names, for each of ComfyUI's lists of a ControlNet's output, the
+    group whose blocks it goes with: each tensor is added, after its block, to the picture's tokens, behind which references
+    may lie. `methods` are the ways to lay out references that a model takes; all if empty. `sound` gives the shape of the
+    sound that may be packed with a video, less the batch (None: any length), `channels` those of the video where the latent
+    format has others; `silent` says that a video may come without, `one_at_a_time` that batches are not taken. `positions`
+    are modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run, `references`
+    latents that become tokens in this model alone.
     """
 
     groups: tuple[Group, ...]
@@ -212,7 +211,7 @@ class Declaration:
     between: tuple[Group, ...] = ()
     positions: tuple[str, ...] = ()
     references: frozenset[str] = frozenset()
-    lacking: Callable[[Any], str | None] = lambda model: None
+    sigmas: Callable[[Any], bool] = lambda model: False
     compute: Callable[[Any], object] = lambda model: None
     control: Mapping[str, str] = field(default_factory=dict)
     methods: Callable[[Any], Sequence[str]] = lambda model: ()
