@@ -16,7 +16,7 @@ from comfy.ldm.wan.model import HumoWanModel, SCAIL2WanModel, SCAILWanModel, Wan
 from comfy.ldm.wan.model_animate import AnimateWanModel, ConvLayer, EqualConv2d
 from comfy.ldm.wan.model_wandancer import WanDancerModel
 
-SIZES: Mapping[str, Any] = {
+SIZES: dict[str, Any] = {
     "dim": HEADS * 128, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3,
 }  # fmt: skip
 
