@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +173,14 @@ def _vace(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _scail(_: Any, operations: Any) -> Any:
-    from comfy.ldm.wan.model import SCAILWanModel
+def _over_wan(kind: str, module: str = "model", **sizes: Any) -> Callable[[Any, Any], Any]:
+    def make(_: Any, operations: Any) -> Any:
+        return getattr(import_module(f"comfy.ldm.wan.{module}"), kind)(
+            dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=2, cross_attn_norm=True,
+            **sizes, **_settings(operations),
+        )  # fmt: skip
 
-    return SCAILWanModel(
-        dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=1, cross_attn_norm=True,
-        **_settings(operations),
-    )  # fmt: skip
+    return make
 
 
 def _krea2(_: Any, operations: Any) -> Any:
@@ -253,7 +255,9 @@ TINY: Mapping[str, Tiny] = {
     "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),
     "wan_i2v": Tiny(_wan("i2v", image=20), (16, 3, 8, 10), 4096),
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
-    "scail": Tiny(_scail, (16, 3, 8, 10), 4096),
+    "scail": Tiny(_over_wan("SCAILWanModel"), (16, 3, 8, 10), 4096),
+    "s2v": Tiny(_over_wan("WanModel_S2V"), (16, 3, 8, 10), 4096),
+    "dancer": Tiny(_over_wan("WanDancerModel", "model_wandancer", in_dim=36), (16, 3, 8, 12), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
     "longcat": Tiny(_longcat, (16, 9, 14), 3584),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),

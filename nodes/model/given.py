@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.diffusion import Value
-from ...parallel_backend.models.comfyui.conditioning import OPTIONS, flatten, in_dict
+from ...parallel_backend.models.comfyui.conditioning import OPTIONS, SIGMAS, flatten, in_dict
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}
@@ -125,3 +125,11 @@ def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
         for name, value in transformer_options.items()
         if isinstance(value, (bool, int, float, str)) and name not in OWN_OPTIONS
     }
+
+
+def sigmas_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
+    """Those of the call and of all steps, under the names by which they go with a call."""
+    given: dict[str, Value] = {}
+    for name in SIGMAS:
+        flatten(f"{OPTIONS}.{name}", transformer_options[name].float().tolist(), {}, given)
+    return given

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
-from .given import CONCAT, NAMES, Given, of_call, options_of
+from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
@@ -76,6 +76,8 @@ class DiffusionProxy(nn.Module):
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
         given.values.update(options_of(transformer_options))
+        if getattr(self.remote.config, "sigmas", False):
+            given.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             given.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]

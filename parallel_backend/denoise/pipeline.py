@@ -54,6 +54,7 @@ class Pipeline:
         prompts, guidance: the prompts this rank computes, and how their outputs combine.
         calls: all model calls.
         patches: the parts of the latent, and `samplers`, one for each.
+        sigmas: of all steps, fp32 on the CPU.
         process: how the latent and sigma become the model's input and time.
         cache: what may save model calls, where there is one stage and one patch.
         dtype: the compute dtype.
@@ -72,6 +73,7 @@ class Pipeline:
         patches: Sequence[Region],
         samplers: Sequence[PatchSampler],
         latent: Tensor,
+        sigmas: Tensor,
         process: Process,
         cache: StepCache,
         warmup_steps: int,
@@ -88,6 +90,7 @@ class Pipeline:
         self._patches = patches
         self._samplers = samplers
         self._latent = latent.clone()
+        self._sigmas = sigmas
         self._process = process
         self._cache = cache
         self._warmup_steps = warmup_steps
@@ -181,6 +184,7 @@ class Pipeline:
         size = len(batch.members) * self._latent.shape[0]
         timestep = self._timesteps[index].expand(size)
         shape = (size, *self._latent.shape[1:])
+        sigmas = self._calls[index].sigma[None], self._sigmas
         return Inputs(
             batch.key,
             shape,
@@ -190,6 +194,7 @@ class Pipeline:
             batch.conditioning,
             values=batch.values,
             behind=behind,
+            sigmas=sigmas,
         )
 
     @staticmethod

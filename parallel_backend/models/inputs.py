@@ -28,6 +28,7 @@ class Inputs:
     ControlNet's output for this rank's tokens of the picture, by the block of this stage that they are added after.
     `values` are what the conditioning holds besides tensors; `processed` says that ComfyUI's model class has made of the
     timestep what it makes of it. `behind` is the patch's forward that comes behind this one, if it is known to come.
+    `sigmas` are those of the call, of which one is enough, and of all steps, 1-D in fp32.
     """
 
     key: Hashable
@@ -40,3 +41,4 @@ class Inputs:
     values: Mapping[str, Value] = field(default_factory=dict)
     processed: bool = False
     behind: PatchForward | None = None
+    sigmas: tuple[Tensor, Tensor] | None = None

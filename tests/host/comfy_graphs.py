@@ -28,6 +28,9 @@ LATENTS = {
     "flux2": node("EmptyFlux2LatentImage", width=112, height=80, batch_size=1),
     "wan": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
     "vace": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),  # it takes no odd latent
+    "scail": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),
+    "s2v": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),
+    "dancer": node("EmptyHunyuanLatentVideo", width=96, height=64, length=9, batch_size=1),
     "wan_i2v": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
     "wan22_5b": node("LoadLatent", latent="wan22_5b.latent"),
     "minimax": node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22),

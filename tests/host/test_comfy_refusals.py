@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import graph_of, save_families, spread
-from tests.host.graphs import insert_after_model, node
+from tests.host.graphs import Graph, insert_after_model, node
 from tests.host.test_families import refused
-from tests.tiny_comfy import save_tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,11 +20,22 @@ def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "flux2", "wan")
 
 
-def test_a_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
-    save_tiny(comfyui.base_dir / "models" / "diffusion_models", "scail")
+UNDECLARED = "ACEStep"
+"""A class that has no declaration."""
+
+
+def undeclared(server: ComfyUI) -> Graph:
+    """With a file that ComfyUI takes for one of it."""
+    save_file(
+        {"genre_embedder.weight": torch.zeros(1, 1)}, server.base_dir / "models/diffusion_models/undeclared.safetensors"
+    )
     graph = graph_of("wan")
-    graph["model"]["inputs"]["unet_name"] = "scail.safetensors"
-    assert "is a WAN21_SCAIL model, which is not supported yet" in refused(comfyui, spread(graph))
+    graph["model"]["inputs"]["unet_name"] = "undeclared.safetensors"
+    return spread(graph)
+
+
+def test_a_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
+    assert f"is a {UNDECLARED} model, which is not supported yet" in refused(comfyui, undeclared(comfyui))
 
 
 def test_text_of_another_encoder_is_refused(comfyui: ComfyUI) -> None:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
-from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, spread
+from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, spread, step_by_step
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
-from tests.host.test_families import refused
 from tests.tiny_models import draw, randomise
 
 HEADS, TEXT = 3, 48
@@ -35,17 +34,19 @@ LATENTS = {
 }
 
 
-def hunyuan15(meanflow: bool = False) -> Any:
+def hunyuan15(**settings: Any) -> Any:
     """HunyuanVideo 1.5, which has double blocks alone."""
     comfy_on_path()
     import comfy.ops
     from comfy.ldm.hunyuan_video.model import HunyuanVideo
 
+    sizes: dict[str, Any] = {"in_channels": 65, "meanflow": False} | settings
     return HunyuanVideo(
-        in_channels=65, out_channels=32, vec_in_dim=None, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=4.0,
+        out_channels=32, vec_in_dim=None, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=4.0,
         num_heads=HEADS, depth=2, depth_single_blocks=0, axes_dim=[16, 56, 56], theta=256, patch_size=[1, 1, 1],
-        qkv_bias=True, guidance_embed=False, byt5=True, meanflow=meanflow, use_cond_type_embedding=True,
+        qkv_bias=True, guidance_embed=False, byt5=True, use_cond_type_embedding=True,
         vision_in_dim=1152, meanflow_sum=True, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init,
+        **sizes,
     )  # fmt: skip
 
 
@@ -117,8 +118,13 @@ def test_image_to_video(latent_of: Callable[[Graph], Tensor]) -> None:
     assert relative_error(latent_of(spread(graph)), stock) <= TOLERANCE
 
 
-def test_meanflow_is_refused(comfyui: ComfyUI) -> None:
-    save(comfyui.base_dir / "models" / "diffusion_models", "meanflow", hunyuan15(meanflow=True))
+def test_meanflow(comfyui: ComfyUI, latent_of: Callable[[Graph], Tensor]) -> None:
+    """HunyuanVideo 1.5's super-resolution reads the next step's sigma: in the loop, and with one forward a call."""
+    save(comfyui.base_dir / "models" / "diffusion_models", "meanflow", hunyuan15(in_channels=98, meanflow=True))
     graph = video("hunyuan15")
     graph["model"]["inputs"]["unet_name"] = "meanflow.safetensors"
-    assert "takes the next step's noise level (MeanFlow), which is not supported yet" in refused(comfyui, spread(graph))
+    assert (
+        relative_error(latent_of(spread(graph, "cpu:2", pipefusion=2, warmup_steps=99)), latent_of(graph)) <= TOLERANCE
+    )
+    stepwise = step_by_step(graph)
+    assert relative_error(latent_of(spread(stepwise, strict=False)), latent_of(stepwise)) <= TOLERANCE

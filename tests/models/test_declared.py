@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from parallel_backend.models.family import Stage
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.picture import as_patch_size
+from parallel_backend.models.spread.without_options import answered
 from parallel_backend.weights.holding import Replicated
 from tests.models.tiny_classes import CASES, SETTINGS, TEXT
 from tests.models.tiny_images import IMAGES, sd3
@@ -64,7 +66,9 @@ def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
         seen.add((heads, q.shape[3] if kwargs.get("skip_reshape") else q.shape[2] // heads))
         return kernel(q, k, v, heads, *args, **kwargs)
 
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
+        for group in case.declaration.groups:
+            stack.enter_context(answered(group.attends_in, attention))
         case.model(
             case.x, case.timestep, transformer_options={"optimized_attention_override": attention}, **case.arguments
         )

@@ -32,13 +32,14 @@ from tests.models.tiny_classes import Case, packed
 from tests.models.tiny_images import IMAGES
 from tests.models.tiny_sound import SOUND_CASES
 from tests.models.tiny_videos import VIDEO_CASES
+from tests.models.tiny_wan import WAN_CASES
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw
 
 TOLERANCE = 1e-5
-CASES = {**CLASSES, **IMAGES, **VIDEO_CASES, **SOUND_CASES}
+CASES = {**CLASSES, **IMAGES, **VIDEO_CASES, **WAN_CASES, **SOUND_CASES}
 CPU = torch.device("cpu")
 
 PLANS = {
@@ -105,7 +106,10 @@ class Rank:
 
         def compute(x: Tensor, options: Any) -> Tensor:
             out = self._model.entrance(
-                case.unpacked(x), case.timestep, transformer_options=dict(options), **case.arguments | changed
+                case.unpacked(x),
+                case.timestep,
+                transformer_options={**options, **case.options},
+                **case.arguments | changed,
             )
             return packed(out)
 

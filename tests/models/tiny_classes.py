@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Case:
     """A model, what declares it, one call (`x`, `timestep` and the arguments of its forward) and what ComfyUI calls it.
 
     With `shapes` the model is given several latents, which are packed in `x`. `gathers` is how many of them are spread.
+    `options` are its transformer_options.
     """
 
     model: Any
@@ -46,6 +47,7 @@ class Case:
     kind: str
     shapes: tuple[tuple[int, ...], ...] = ()
     gathers: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def unpacked(self, x: Tensor) -> Any:
         """A latent as the model takes it."""
@@ -54,7 +56,9 @@ class Case:
     def stock(self) -> Tensor:
         """What ComfyUI's own forward gives."""
         return packed(
-            self.model(self.unpacked(self.x.clone()), self.timestep, transformer_options={}, **self.arguments)
+            self.model(
+                self.unpacked(self.x.clone()), self.timestep, transformer_options=dict(self.options), **self.arguments
+            )
         )
 
 

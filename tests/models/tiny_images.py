@@ -13,12 +13,14 @@ from tests.tiny_models import draw
 # isort: split
 from comfy.ldm.aura.mmdit import MMDiT as AuraFlow
 from comfy.ldm.boogu.model import BooguTransformer2DModel
+from comfy.ldm.ernie.model import ErnieImageModel
 from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
 from comfy.ldm.ideogram4.model import Ideogram4Transformer2DModel
 from comfy.ldm.joyimage.model import JoyImageTransformer3DModel
 from comfy.ldm.kandinsky5.model import Kandinsky5
 from comfy.ldm.krea2.model import SingleStreamDiT
 from comfy.ldm.lens.model import LensTransformer2DModel
+from comfy.ldm.mage_flow.model import MageFlowTransformer2DModel
 from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper as SD3
 from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
 
@@ -126,6 +128,25 @@ def _ideogram() -> Case:
     return case("Ideogram4", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 
 
+def _ernie() -> Case:
+    model = ErnieImageModel(
+        hidden_size=HEADS * 128,
+        num_attention_heads=HEADS,
+        num_layers=3,
+        ffn_hidden_size=256,
+        text_in_dim=TEXT,
+        **SETTINGS,
+    )
+    return case("ErnieImage", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
+
+
+def _mage_flow(given: Mapping[str, Any]) -> Case:
+    """Its time in bf16, as ComfyUI's class around it gives it."""
+    model = MageFlowTransformer2DModel(num_layers=3, num_attention_heads=HEADS, joint_attention_dim=TEXT, **SETTINGS)
+    time = torch.tensor([0.6], dtype=torch.bfloat16)
+    return case("MageFlow", model, draw(1, 128, 5, 7, seed=1), {"context": text(), **given}, time)
+
+
 IMAGES: Mapping[str, Callable[[], Case]] = {
     "krea 2": _krea2,
     "krea 2, zero-timestep references": lambda: _krea2("index_timestep_zero"),
@@ -143,4 +164,9 @@ IMAGES: Mapping[str, Callable[[], Case]] = {
     "boogu": _boogu,
     "boogu, reference": lambda: _boogu(references=True),
     "ideogram 4": _ideogram,
+    "ernie-image": _ernie,
+    "mage-flow": lambda: _mage_flow({}),
+    "mage-flow, references": lambda: _mage_flow(
+        {"ref_latents": [draw(1, 128, 3, 5, seed=4), draw(1, 128, 2, 2, seed=5)]}
+    ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -113,6 +114,15 @@ IMAGE: Mapping[str, Any] = {
     "vec_in_dim": None, "patch_size": [1, 1], "axes_dim": [64, 64], "guidance_embed": False, "byt5": True,
 }  # fmt: skip
 
+
+def _meanflow() -> Case:
+    """The second of three steps."""
+    given = {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5), "disable_time_r": False}
+    found = _hunyuan("HunyuanVideo15_SR_Distilled", given, 34, **{**FIFTEEN, "meanflow": True})
+    sigmas = {"sigmas": torch.tensor([0.6]), "sample_sigmas": torch.tensor([0.9, 0.6, 0.3, 0.0])}
+    return replace(found, options=sigmas)
+
+
 VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     "hunyuan video": lambda: _hunyuan("HunyuanVideo", {}, batch=2),
     "hunyuan video, masked text": lambda: _hunyuan("HunyuanVideo", {"attention_mask": MASK}),
@@ -128,6 +138,7 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     "hunyuan video 1.5, glyphs and picture": lambda: _hunyuan(
         "HunyuanVideo15", {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5)}, 33, **FIFTEEN
     ),
+    "hunyuan video 1.5, meanflow": _meanflow,
     "hunyuan image, glyphs": lambda: _hunyuan(
         "HunyuanImage21", {"txt_byt5": draw(1, 3, 1472, seed=4), "attention_mask": None}, **IMAGE
     ),

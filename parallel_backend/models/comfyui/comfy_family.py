@@ -68,6 +68,7 @@ class ComfyConfig:
     exact: frozenset[str]
     control: Mapping[str, range]
     methods: Sequence[str]
+    sigmas: bool
     two_of_each: bool = False
 
     def base(self, dtype: torch.dtype) -> Any:
@@ -102,8 +103,6 @@ class ComfyFamily:
         except DAMAGE as error:
             raise unmakable(part, error) from None
         module = base.diffusion_model
-        if lacking := declaration.lacking(module):
-            raise Refused(f"{name} takes {lacking}, which is not supported yet: use Load Diffusion Model.")
         declaration.compute(module)
         if missing := _not_computed(module):
             raise Refused(
@@ -138,6 +137,7 @@ class ComfyFamily:
             exact=frozenset(exact),
             control=control_blocks(blocks, declaration),
             methods=declaration.methods(module),
+            sigmas=declaration.sigmas(module),
         )
         return held, config
 
@@ -225,7 +225,8 @@ class ComfyFamily:
 
     def beside_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
         """The text, and every latent that is given as a reference."""
-        return conditioning["context"].shape[1] + reference_tokens(conditioning, config.patch_size)
+        more = config.declaration.references
+        return conditioning["context"].shape[1] + reference_tokens(conditioning, config.patch_size, more)
 
     def exact(self, config: ComfyConfig) -> frozenset[str]:
         """Those that ComfyUI's class makes fp32 whatever type is chosen."""

@@ -11,7 +11,17 @@ from ...diffusion import Value
 from ...errors import Refused
 from ..spread.picture import Picture
 
-REFERENCES = frozenset({"ref_latents", "ref_latent", "context_latents", "vace_context", "cond_video_latents"})
+REFERENCES = frozenset(
+    {
+        "ref_latents",
+        "ref_latent",
+        "reference_latent",
+        "context_latents",
+        "vace_context",
+        "cond_video_latents",
+        "time_dim_concat",
+    }
+)
 """Conditioning whose latents become tokens."""
 
 MAX_DEPTH = 4
@@ -20,6 +30,9 @@ LENGTH = "#"
 
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
+
+SIGMAS = ("sigmas", "sample_sigmas")
+"""ComfyUI's names among these options of the sigmas of a call and of all steps."""
 
 SHAPES = "latent_shapes"
 """ComfyUI's name of the shapes of the latents that are packed in one."""
@@ -56,9 +69,12 @@ def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str,
             )
 
 
-def reference_tokens(conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...]) -> int:
-    """Tokens of one batch item's references."""
-    latents = (tensor for name, tensor in conditioning.items() if REFERENCES.intersection(name.split(".")))
+def reference_tokens(
+    conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...], more: frozenset[str] = frozenset()
+) -> int:
+    """Tokens of one batch item's references, and of `more` latents."""
+    names = REFERENCES | more
+    latents = (tensor for name, tensor in conditioning.items() if names.intersection(name.split(".")))
     pictures = (Picture(tuple(latent.shape), patch_size) for latent in latents if latent.ndim == 2 + len(patch_size))
     return sum(picture.tokens for picture in pictures)
 

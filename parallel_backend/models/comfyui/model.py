@@ -21,7 +21,7 @@ from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
-from .conditioning import OPTIONS, SHAPES, arguments, picture_shape, reference_tokens
+from .conditioning import OPTIONS, SHAPES, SIGMAS, arguments, picture_shape, reference_tokens
 from .text import ASKED, Texts
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class ComfyModel:
         self.features = heads * head_dim
         self._control = control_blocks(blocks_of(self.module, declaration), declaration)
         self._base = base
+        self._asks_sigmas = declaration.sigmas(self.module)
         self._patch_size = declaration.patch_size(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
         self._compiled: dict[str, CompiledBlocks] = {}
@@ -91,6 +92,8 @@ class ComfyModel:
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
         more = {name: given.pop(name) for name in (POSITIONS,) if name in given} | given.pop(OPTIONS, {})
+        if self._asks_sigmas:
+            more |= _sigmas(inputs, more)
         asked = given.pop(ASKED, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
             context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()
@@ -110,6 +113,12 @@ class ComfyModel:
         call = self._spread.now.call
         streams = {block: Stream(local, placement, 1, call) for block, local in residuals.items()}
         return {kind: [streams.get(block) for block in blocks] for kind, blocks in self._control.items()}
+
+
+def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
+    """As ComfyUI has them among its options: from the run, or as numbers with the call, or of no run."""
+    given = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
+    return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, given, strict=True)}
 
 
 class ComfyForward:

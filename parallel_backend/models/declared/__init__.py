@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ..spread.declaration import Declaration
 from .auraflow import AURAFLOW
 from .cosmos_predict2 import COSMOS_PREDICT2
+from .ernie_image import ERNIE_IMAGE
 from .flux import CHROMA, FLUX
 from .hidream import HIDREAM
 from .hunyuan_video import HUNYUAN_VIDEO
@@ -19,12 +20,14 @@ from .lens import LENS
 from .ltxav import LTXAV
 from .ltxv import LTXV
 from .lumina import LUMINA, Z_IMAGE
+from .mage_flow import MAGE_FLOW
 from .minimax_h3 import MINIMAX_H3
 from .mochi import MOCHI
 from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
-from .wan import WAN, WAN_VACE
+from .wan import WAN, WAN_SCAIL, WAN_VACE
+from .wan_by_frame import WAN_ANIMATE, WAN_DANCER, WAN_HUMO, WAN_S2V
 
 DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
     {
@@ -43,10 +46,17 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN21_FlowRVS": WAN,
         "WAN22_T2V": WAN,
         "WAN21_Vace": WAN_VACE,
+        "WAN21_SCAIL": WAN_SCAIL,
+        "WAN21_SCAIL2": WAN_SCAIL,
+        "WAN21_HuMo": WAN_HUMO,
+        "WAN22_S2V": WAN_S2V,
+        "WAN22_Animate": WAN_ANIMATE,
+        "WAN22_WanDancer": WAN_DANCER,
         "HunyuanVideo": HUNYUAN_VIDEO,
         "HunyuanVideoI2V": HUNYUAN_VIDEO,
         "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,
         "HunyuanVideo15": HUNYUAN_VIDEO,
+        "HunyuanVideo15_SR_Distilled": HUNYUAN_VIDEO,
         "HunyuanImage21": HUNYUAN_VIDEO,
         "GenmoMochi": MOCHI,
         "LTXV": LTXV,
@@ -68,6 +78,8 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "Lens": LENS,
         "Boogu": BOOGU,
         "Ideogram4": IDEOGRAM4,
+        "ErnieImage": ERNIE_IMAGE,
+        "MageFlow": MAGE_FLOW,
     }
 )
 """By the class in comfy.supported_models that ComfyUI finds for a file."""

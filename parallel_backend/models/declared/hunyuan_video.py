@@ -27,5 +27,5 @@ HUNYUAN_VIDEO = Declaration(
     heads_of=flux.FLUX.heads_of,
     text_width=flux.FLUX.text_width,
     positions=flux.FLUX.positions,
-    lacking=lambda model: "the next step's noise level (MeanFlow)" if model.time_r_in is not None else None,
+    sigmas=lambda model: model.time_r_in is not None,  # MeanFlow: the next step's
 )

@@ -1,20 +1,53 @@
-"""Wan 2.1 and 2.2: blocks of the video alone, text attended to; VACE's control blocks beside them."""
+"""Wan 2.1 and 2.2: blocks of the video alone, text attended to; VACE's control blocks beside them; SCAIL's poses behind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from ..spread.declaration import Along, Attention, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
+from ..spread.declaration import (
+    Along,
+    Attention,
+    ByFrame,
+    Declaration,
+    Group,
+    Local,
+    Pictured,
+    Same,
+    Spread,
+)
+from ..spread.picture import Picture
 
-VIDEO = Pictured(lambda length, picture: length - picture)
-"""A reference frame (Fun's `ref_conv`) comes before the video."""
+STEP = (1, 2, 2)
+"""Latent values that are one token."""
+
+BEHIND = ("time_dim_concat", "context_latents")
+"""Latents that become tokens behind the video: Phantom's and Bernini's references."""
 
 
-def _attentions(block: nn.Module) -> Sequence[Attention]:
+def behind(*names: str) -> Callable[[Mapping[str, Any]], int]:
+    """How many tokens are made of the latents of these names, which may be lists."""
+
+    def tokens(given: Mapping[str, Any]) -> int:
+        latents = tree_leaves([given.get(name) for name in names])
+        return sum(Picture(tuple(latent.shape), STEP).tokens for latent in latents if latent is not None)
+
+    return tokens
+
+
+def last(length: int, picture: int) -> int:
+    """Before the video comes a reference frame (Fun's `ref_conv`)."""
+    return length - picture
+
+
+VIDEO = Pictured(last, behind=behind(*BEHIND))
+
+
+def attentions(block: nn.Module) -> Sequence[Attention]:
     """With itself, with the first frame's features where the model takes such, with the text."""
     pictured = hasattr(block.cross_attn, "k_img")
     return (Spread(("c",) if hasattr(block, "after_proj") else ("x",)), *[Local()] * (2 if pictured else 1))
@@ -29,12 +62,12 @@ def _arguments(stream: str) -> dict[str, Any]:
     }
 
 
-BLOCKS = Group("blocks", streams={"x": VIDEO}, arguments=_arguments("x"), attentions=_attentions, returns=("x",))
+BLOCKS = Group("blocks", streams={"x": VIDEO}, arguments=_arguments("x"), attentions=attentions, returns=("x",))
 CONTROL = Group(
     "vace_blocks",
     streams={"c": VIDEO, "x": VIDEO},
     arguments=_arguments("c"),
-    attentions=_attentions,
+    attentions=attentions,
     returns=("c", "c"),
 )
 HEAD = Group("head", streams={"x": VIDEO}, arguments={"e": ByFrame("x", dims=3)}, returns=("x",))
@@ -62,3 +95,6 @@ WAN = Declaration(
     positions=("rope_embedder",),
 )
 WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control)
+
+SCAIL = Pictured(last, behind=behind(*BEHIND, "pose_latents"))
+WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

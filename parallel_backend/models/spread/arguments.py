@@ -19,10 +19,12 @@ from .declaration import (
     Argument,
     Boundary,
     ByFrame,
+    ByPart,
     Group,
     Known,
     Same,
     Segments,
+    StreamKind,
     TextLength,
     TextMask,
 )
@@ -167,6 +169,8 @@ class Arguments:
                 return _before(positions_of(placements[stream], call.rank), value)
             case ByFrame(stream, dims):
                 return value if value.ndim < dims else _by_frame(value, placements[stream], call)
+            case ByPart(stream, each):
+                return _by_part(value, each, self._group.streams[stream], placements[stream], call)
             case Known(stream, take):
                 places, length = positions_of(placements[stream], call.rank), placements[stream].length
                 return value if len(places) == length else take(value, places, length)
@@ -223,3 +227,18 @@ def _by_frame(value: Tensor, placement: Placement, call: Call) -> Tensor:
         return sent_to(each_frame, value.device)
 
     return value.index_select(1, call.places.once(("frames", placement, frames), rows))
+
+
+def _by_part(value: Tensor, each: int, kind: StreamKind, placement: Placement, call: Call) -> Tensor:
+    """For each run of tokens of this rank the values of its part."""
+    positions = positions_of(placement, call.rank)
+    if positions.numel() == placement.length:
+        return value
+    part, run = call.places.part_of(kind)
+
+    def parts() -> Tensor:
+        own = positions[positions < value.shape[1] // each * part]
+        return sent_to(torch.div(own[::run], part, rounding_mode="floor"), value.device)
+
+    chosen = call.places.once(("parts", placement, kind, value.shape[1] // each), parts)
+    return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)

@@ -15,10 +15,11 @@ from ..family import Stage
 from .arguments import Arguments
 from .attend import BlockCall
 from .call import StageOver
-from .declaration import Attention, Declaration, Group
+from .declaration import Attention, Boundary, Declaration, Group
 from .forward import Forward
 from .modulation import of_vectors
-from .stream import LEFT, RIGHT, Stream
+from .stream import HERE, LEFT, RIGHT, Stream
+from .without_options import answered
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,15 @@ def paths_of(module: nn.Module, group: Group) -> list[str]:
 
 
 class Doorway(nn.Module):
-    """Stands in a block's place; `way` gets the block's arguments."""
+    """Stands in a block's place; `way` gets the block's arguments. What is asked of it besides, `inside` has, if given."""
 
-    def __init__(self, way: Callable[..., Any]) -> None:
+    def __init__(self, way: Callable[..., Any], inside: nn.Module | None = None) -> None:
         super().__init__()
         self.forward = way
+        self.__dict__["inside"] = inside  # not as a module of this one
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if self.inside is None else getattr(self.inside, name)
 
 
 class SpreadModel:
@@ -91,7 +96,6 @@ class SpreadModel:
 
     Attributes:
         module: it holds the weights.
-        entrance: a copy of it without weights of its own, with doorways in the place of blocks; this one is called.
         blocks: the blocks of this stage.
     """
 
@@ -113,8 +117,13 @@ class SpreadModel:
             for path in paths_of(module, group):
                 embedding = module.get_submodule(path)
                 doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, embedding), embedding))
+        for group in declaration.between:
+            for path in paths_of(module, group):
+                adding = module.get_submodule(path)
+                doors[path] = Doorway(_Between(self, path, group, Arguments(group, adding), adding))
         for path in declaration.positions:
-            doors[path] = Doorway(_Once(self, path, module.get_submodule(path)))
+            inside = module.get_submodule(path)
+            doors[path] = Doorway(_Once(self, path, inside), inside)
         for group in declaration.heads:
             for path in paths_of(module, group):
                 head = module.get_submodule(path)
@@ -123,7 +132,12 @@ class SpreadModel:
                 else:
                     doors[path] = Doorway(_stage_over)
                     module.set_submodule(path, nn.Identity())
-        self.entrance = _with_doors(module, doors)
+        self._with_doors = _with_doors(module, doors)
+
+    def entrance(self, *args: Any, **given: Any) -> Any:
+        """The model's forward: that of a copy without weights of its own, with doorways in the place of blocks."""
+        self.now.call.given = given
+        return self._with_doors(*args, **given)
 
     @property
     def now(self) -> Forward:
@@ -179,7 +193,7 @@ class _Through:
             block.number, now.turn(block.number), type(block.module).__name__, self._attentions, placements
         )
         now.attentions.block = expected
-        with now.holding.block(self._index):
+        with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:
                 out = self._arguments.call(self._entrance.forward, local)
             else:
@@ -241,6 +255,21 @@ class _Modulation:
 
     def __call__(self, given: Tensor) -> Any:
         return self._model.now.modulation(self._path, given, self._make)
+
+
+class _Between(_TokenWise):
+    """The way into what adds to tokens between blocks: where they are, and where this rank has some before its boundary."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self._arguments.bind(args, kwargs)
+        streams = {name: values[name] for name in self._group.streams}
+        assert all(isinstance(stream, Stream) for stream in streams.values()), "it comes after a block"
+        local = self._arguments.local(values, streams, self._model.now.call)
+        (returned,) = self._group.returns
+        boundaries = [name for name, argument in self._group.arguments.items() if isinstance(argument, Boundary)]
+        if streams[returned].side != HERE or any(local[name] == 0 for name in boundaries):
+            return streams[returned]
+        return _returned(self._group, self._arguments.call(self._module.forward, local), streams)
 
 
 class _Once:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,8 @@ class Call:
         self.places = places
         self.gathers = 0
         self.blocks_done = False
+        self.given: Mapping[str, Any] = {}
+        """What the model is given besides latent and timestep."""
         self._sequence = sequence
         self._made: dict[Hashable, tuple[object, Any]] = {}
 
@@ -52,7 +54,8 @@ class Call:
         grid: tuple[int, ...] = ()
         if isinstance(kind, Pictured) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
-        placement = self.places.of(tensor.shape[dim], kind, kept)
+        behind = kind.behind(self.given) if isinstance(kind, Pictured) else 0
+        placement = self.places.of(tensor.shape[dim], kind, kept, behind)
         chosen = self._own(placement)
         local = chosen(tensor, dim)
         if local is not tensor and chosen.index is None:  # so that the whole can be freed

@@ -23,14 +23,18 @@ class Beside:
 class Pictured:
     """A stream with the picture's tokens in it, in one run; what is before and behind it belongs to the first patch.
 
-    `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's.
+    `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's;
+    of that length are taken the tokens that lie `behind`, told by what the model is given besides latent and timestep.
     `grid` says that the tokens have several dimensions (frames, height, width) in place of one; a block that is given
-    some of them has these along the first. `dim` is the tokens' dimension; 0 where a model has no batch.
+    some of them has these along the first. `dim` is the tokens' dimension; 0 where a model has no batch. With `parts`
+    ranks' tokens are cut between runs that lie each in one row and in one of so many equal parts of a frame.
     """
 
     start: Callable[[int, int], int] = lambda length, picture: 0
     grid: bool = False
     dim: int = 1
+    parts: int = 0
+    behind: Callable[[Mapping[str, Any]], int] = lambda given: 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A position in a stream."""
+    """A position in a stream; what adds to tokens before it is not called where there are none."""
 
     stream: str
 
@@ -74,6 +78,18 @@ class ByFrame:
 
     stream: str
     dims: int
+
+
+@dataclass(frozen=True)
+class ByPart:
+    """A tensor `[batch, parts, ...]`, of the parts of a stream's first frames: for each run of tokens that of its part.
+
+    There are `each` values a part. The stream's kind says how many parts a frame has. A block that tells from the tensor how
+    many parts it has takes runs as well, which are equally long.
+    """
+
+    stream: str
+    each: int = 1
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,7 @@ class Same:
     """The same on all ranks: modulation, text that is only attended to, numbers."""
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | TextMask | TextLength | Known | Same
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Same
 
 
 @dataclass(frozen=True)
@@ -150,7 +166,7 @@ class Group:
     the names of what is given to a block together, as a tuple. `attentions` are the block's calls of attention, in order;
     a function of the block where they depend on it. `modulations` are submodules of a block that make something of one
     argument alone that is the same for all tokens and patches. `returns` names, for each value returned, the stream whose
-    places it has.
+    places it has. `attends_in` is the module of ComfyUI's that calls attention, where it passes no transformer_options on.
     """
 
     path: str
@@ -160,25 +176,28 @@ class Group:
     tuples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attentions: Sequence[Attention] | Callable[[nn.Module], Sequence[Attention]] = ()
     modulations: tuple[str, ...] = ()
+    attends_in: str = ""
 
 
 @dataclass(frozen=True)
 class Declaration:
     """One of ComfyUI's diffusion models.
 
-    `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and
-    no stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of`
-    gives the attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width`
-    the least of pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that
-    are one token, `refused` the conditioning that has no place in it and how to get rid of that, and `lacking` says of a
-    model what the workers cannot give it. `embeddings` make tokens of the picture on every stage: behind them a model may
-    lay text before the picture. `compute` makes what no file has and the class computes on the device where it is built.
-    `control` names, for each of ComfyUI's lists of a ControlNet's output, the group whose blocks it goes with: each tensor
-    is added, after its block, to the picture's tokens, behind which references may lie. `methods` are the ways to lay out
-    references that a model takes; all if empty. `sound` gives the shape of the sound that may be packed with a video, less
-    the batch (None: any length), `channels` those of the video where the latent format has others; `silent` says that a
-    video may come without, `one_at_a_time` that batches are not taken. `positions` are modules outside of blocks whose
-    output follows from sizes and the prompt alone, and is kept for a run.
+    `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and no
+    stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives the
+    attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width` the least of
+    pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that are one token,
+    `refused` the conditioning that has no place in it and how to get rid of that, and `sigmas` says whether a model reads
+    the sigmas of the call and of the whole run. `embeddings` make tokens of the picture on every stage: behind them a model
+    may lay text before the picture. `between` are modules that add something to tokens between blocks, each on the stage
+    that has them then; their attentions are to keys that every rank has. `compute` makes what no file has and the class
+    computes on the device where it is built. `control` names, for each of ComfyUI's lists of a ControlNet's output, the
+    group whose blocks it goes with: each tensor is added, after its block, to the picture's tokens, behind which references
+    may lie. `methods` are the ways to lay out references that a model takes; all if empty. `sound` gives the shape of the
+    sound that may be packed with a video, less the batch (None: any length), `channels` those of the video where the latent
+    format has others; `silent` says that a video may come without, `one_at_a_time` that batches are not taken. `positions`
+    are modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run, `references`
+    latents that become tokens in this model alone.
     """
 
     groups: tuple[Group, ...]
@@ -191,8 +210,10 @@ class Declaration:
     patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
     refused: Mapping[str, str] = field(default_factory=dict)
     embeddings: tuple[Group, ...] = ()
+    between: tuple[Group, ...] = ()
     positions: tuple[str, ...] = ()
-    lacking: Callable[[Any], str | None] = lambda model: None
+    references: frozenset[str] = frozenset()
+    sigmas: Callable[[Any], bool] = lambda model: False
     compute: Callable[[Any], object] = lambda model: None
     control: Mapping[str, str] = field(default_factory=dict)
     methods: Callable[[Any], Sequence[str]] = lambda model: ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,14 +102,18 @@ def joined(placements: Sequence[Placement]) -> Placement:
     )
 
 
-def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor]) -> Placement:
-    """The given patches' tokens (positions, ascending), each cut into a run for every rank; some may be empty."""
+def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor], unit: int = 1) -> Placement:
+    """The given patches' tokens (positions, ascending), each cut into a run for every rank; some may be empty.
+
+    With a `unit` so many tokens count as one, and stay together.
+    """
     runs: list[list[Tensor]] = [[] for _ in shares]
     labels: list[list[Tensor]] = [[] for _ in shares]
     for number, positions in enumerate(patches):
-        for rank, run in enumerate(cut_by(positions.numel(), shares)):
-            runs[rank].append(positions[run])
-            labels[rank].append(torch.full_like(positions[run], number))
+        for rank, run in enumerate(cut_by(math.ceil(positions.numel() / unit), shares)):
+            own = positions[run.start * unit : run.stop * unit]
+            runs[rank].append(own)
+            labels[rank].append(torch.full_like(own, number))
     orders = [torch.cat(run).argsort() for run in runs]
     return Placement(
         length,

@@ -41,11 +41,12 @@ class Places:
             self._known[key] = make()
         return self._known[key]  # type: ignore[no-any-return]
 
-    def of(self, length: int, kind: StreamKind, kept: Tensor | None = None) -> Placement:
+    def of(self, length: int, kind: StreamKind, kept: Tensor | None = None, behind: int = 0) -> Placement:
         """Where the tokens of a stream are.
 
         Args:
             kept: the positions of those that are not masked.
+            behind: tokens at its end that are not the picture's.
 
         Raises:
             Refused: the stream has no room for the picture.
@@ -55,10 +56,19 @@ class Places:
             if isinstance(kind, Everywhere):
                 whole = everywhere(length, len(self.shares))
             else:
-                whole = spread_by(self.shares, length, self._by_patch(length, kind, kept))
+                unit = self.part_of(kind)[1]
+                whole = spread_by(self.shares, length, self._by_patch(length, kind, kept, behind), unit)
             return whole if self.patch is None else whole.only(self.patch)
 
-        return self.once((length, kind, None if kept is None else tuple(kept.tolist())), find)
+        return self.once((length, kind, None if kept is None else tuple(kept.tolist()), behind), find)
+
+    def part_of(self, kind: StreamKind) -> tuple[int, int]:
+        """How many tokens a part of a frame has, and a run that is not cut."""
+        if not isinstance(kind, Pictured) or not kind.parts:
+            return 1, 1
+        *_, height, width = self._picture.grid
+        part = height * width // kind.parts
+        return part, math.gcd(part, width)
 
     def joined(self, placements: Sequence[Placement]) -> Placement:
         """That of streams laid one behind the other."""
@@ -68,12 +78,12 @@ class Places:
         """That of the tokens from `start` to `stop` of a stream."""
         return self.once(("part", placement, start, stop), lambda: placement.part(start, stop))
 
-    def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None) -> list[Tensor]:
+    def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None, behind: int) -> list[Tensor]:
         every = torch.arange(length) if kept is None else kept
         if not isinstance(kind, Pictured):
             return [every]
         tokens = self._picture.tokens
-        start = kind.start(length, tokens)
+        start = kind.start(length - behind, tokens)
         if not 0 <= start <= length - tokens:
             raise Refused(
                 f"the model makes {length} tokens where the picture has {tokens}, because the latent "

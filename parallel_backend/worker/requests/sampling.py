@@ -99,6 +99,7 @@ def _pipeline(
         patches=patches,
         samplers=[sampler(patch) for patch in patches],
         latent=x[rows],
+        sigmas=tensors["sigmas"].to("cpu", torch.float32),
         process=process,
         cache=cache,
         warmup_steps=plan.warmup_steps,

@@ -1,0 +1,56 @@
+"""Models over Wan's blocks through a real ComfyUI: poses behind the video, sound and music between blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import (
+    DIFFERENT,
+    PLANS,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+    with_reference,
+    with_tensors,
+)
+from tests.host.conftest import relative_error
+from tests.selection import thorough
+from tests.tiny_models import draw
+
+GIVEN: Mapping[str, Mapping[str, Tensor]] = {
+    "scail": {"pose_video_latent": draw(1, 16, 3, 4, 5, seed=41), "clip_vision_output": draw(1, 5, 1280, seed=42)},
+    "s2v": {"audio_embed": draw(1, 25, 1024, 12, seed=43), "control_video": draw(1, 16, 3, 8, 10, seed=44)},
+    "dancer": {"audio_embed": draw(1, 20, 35, seed=45), "clip_vision_output": draw(1, 5, 1280, seed=46)},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, *GIVEN)
+    save_latent(comfyui, "person", 1, 16, 1, 8, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        pytest.param(name, plan, marks=() if quick == place else thorough)
+        for place, name in enumerate(GIVEN)
+        for quick, plan in enumerate(PLANS)
+    ],
+)
+def test_what_goes_by_frame(name: str, plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    plain = graph_of(name)
+    if name != "dancer":
+        plain = with_reference(plain, "person")
+    graph = with_tensors(comfyui, plain, name, GIVEN[name])
+    stock = latent_of(graph)
+    assert relative_error(latent_of(plain), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
