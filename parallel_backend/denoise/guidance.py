@@ -43,7 +43,25 @@ class Guidance:
         outputs: Sequence[Tensor],
         moved: Mapping[int, Tensor] = NOTHING,
     ) -> Tensor:
-        """The denoised latent, fp32 like `x` `[batch, channels, ...]`.
+        """The denoised latent, fp32 like `x` `[batch, channels, ...]`. For the arguments see `sides`."""
+        return self.combined(self.sides(x, sigma, batches, outputs, moved))
+
+    def combined(self, averages: Sequence[Tensor]) -> Tensor:
+        """What the guidance makes of the sides."""
+        if len(averages) == 1:
+            return averages[0]
+        positive, negative = averages
+        return negative + (positive - negative) * self._cfg
+
+    def sides(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        batches: Sequence[Batch],
+        outputs: Sequence[Tensor],
+        moved: Mapping[int, Tensor] = NOTHING,
+    ) -> list[Tensor]:
+        """What each side's prompts say of the denoised latent, fp32 like `x`: the positive, and the negative if there is one.
 
         Args:
             outputs: the model's, for each batch, `[prompts * batch, channels, ...]`.
@@ -61,7 +79,4 @@ class Guidance:
             count = averages[0].numel()
             both = self._axis.gather(averages[0].reshape(1, count, 1), [count] * self._axis.size)
             averages = [part.view_as(x) for part in both.chunk(self._axis.size, dim=1)]
-        if len(averages) == 1:
-            return averages[0]
-        positive, negative = averages
-        return negative + (positive - negative) * self._cfg
+        return averages

@@ -141,7 +141,8 @@ class Pipeline:
         with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
 
             def run(batch: Batch) -> Tensor | None:
-                return self._forward(self._inputs(index, batch), self._stack(latent, batch), patch)
+                inputs = batch.inputs(self._latent, self._timesteps[index], self._dtype)
+                return self._forward(inputs, None if latent is None else batch.stack(latent), patch)
 
             outputs = self._cache.outputs(call.sigma, self._latent, latent, batches, run)
         if self._mesh.last:
@@ -162,18 +163,6 @@ class Pipeline:
         if call.opens_step and patch in (None, len(self._patches) - 1):
             denoised = self._join([sampler.denoised for sampler in self._samplers])
             self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
-
-    def _inputs(self, index: int, batch: Batch) -> Inputs:
-        size = len(batch.members) * self._latent.shape[0]
-        timestep = self._timesteps[index].expand(size)
-        shape = (size, *self._latent.shape[1:])
-        return Inputs(
-            batch.key, shape, self._dtype, self._latent.device, timestep, batch.conditioning, values=batch.values
-        )
-
-    @staticmethod
-    def _stack(latent: Tensor | None, batch: Batch) -> Tensor | None:
-        return None if latent is None else latent.repeat(len(batch.members), *[1] * (latent.ndim - 1))
 
     def _finish_sending(self) -> None:
         for axis in (self._mesh.pipefusion, self._mesh.returning, self._mesh.word):

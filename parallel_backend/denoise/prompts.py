@@ -11,6 +11,7 @@ from torch import Tensor
 from ..diffusion import Prompt, Value
 from ..models.comfyui.conditioning import in_dict, runs_alone
 from ..models.family import Conditioning
+from ..models.inputs import Inputs
 
 TEXT_MASK = "attention_mask"
 """The conditioning that says which text tokens there are."""
@@ -27,6 +28,17 @@ class Batch:
     members: tuple[tuple[int, float], ...]
     conditioning: Conditioning
     values: Mapping[str, Value]
+
+    def inputs(self, latent: Tensor, timestep: Tensor, dtype: torch.dtype) -> Inputs:
+        """What the model is given besides the latent `[batch, channels, ...]`; `timestep` is 0-dim, on its device."""
+        size = len(self.members) * latent.shape[0]
+        shape = (size, *latent.shape[1:])
+        times = timestep.expand(size)
+        return Inputs(self.key, shape, dtype, latent.device, times, self.conditioning, values=self.values)
+
+    def stack(self, latent: Tensor) -> Tensor:
+        """The latent once for each prompt."""
+        return latent.repeat(len(self.members), *[1] * (latent.ndim - 1))
 
 
 class Prompts:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import CacheSettings, ModelSpec, Prompt, Sampling, Value
+from ..diffusion import CacheSettings, ModelSpec, Prompt, Sampling, StockSampler, Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -47,6 +47,7 @@ class Sample(Message, frozen=True):
 
     `working` is what a rank is thought to need beside the weights, in bytes. With `clean_inpaint` the part outside the mask
     is shown to the model as it is, without noise. `compiler` is torch.compile's backend for the blocks, empty for none.
+    With `stock` the sampler is ComfyUI's own function, and the answer has the sigmas too, to which it may have written.
 
     Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
     diffusion `log_sigmas`.
@@ -57,7 +58,7 @@ class Sample(Message, frozen=True):
     plan: ResolvedPlan
     compute_dtype: str
     sampler: str
-    options: dict[str, float | int | str]
+    options: dict[str, bool | float | int | str]
     seed: int
     sampling: Sampling
     cfg: float
@@ -65,6 +66,7 @@ class Sample(Message, frozen=True):
     negative: list[Prompt] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
+    stock: StockSampler | None = None
     compiler: str = ""
     adapters: str = ""
     working: int = 0
