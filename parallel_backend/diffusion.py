@@ -62,6 +62,14 @@ class StockSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     percents: dict[float, float]
 
 
+class GuideFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function of a guidance node of ComfyUI's, by its module in comfy_extras, its qualified name and its own values."""
+
+    module: str
+    function: str
+    values: dict[str, Value]
+
+
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A step cache of ComfyUI's (`denoise/step_cache.py`), which skips model calls at sigmas above `end` and not above `start`.
 

@@ -20,6 +20,7 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
 from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
+from .guides import guides_of
 from .remote_model import dtype_name
 from .sampler import OTHER_SAMPLER, chosen, stock_sampler
 from .step_cache import cache_of
@@ -117,6 +118,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
+        "guides": guides_of(run.model_options) or [],
         "compiler": compiler_of(run.model_options),
         "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
     }

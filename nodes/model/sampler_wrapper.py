@@ -131,6 +131,8 @@ def _exact_only(fields: Mapping[str, Any]) -> str | None:
     """What of a Sample message needs every step to be of the whole picture; None if nothing does."""
     if fields["cache"] is not None:
         return str(fields["cache"].kind)
+    if fields["guides"]:
+        return str(fields["guides"][0].function.partition(".")[0])
     return f"the sampler {fields['sampler']}" if fields["stock"] is not None else None
 
 

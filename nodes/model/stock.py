@@ -22,6 +22,8 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from .compiled import KEY as COMPILED
 from .compiled import OPTION as COMPILE_OPTION
 from .compiled import compiles
+from .guides import OPTION as GUIDES
+from .guides import guides_of
 from .step_cache import KEY as STEP_CACHE
 from .step_cache import known_wrappers
 
@@ -87,7 +89,8 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
         yield "a sampler's function of another pack"
     for options in (model_options, guider.model_options):
         known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
-        names = MODEL_OPTIONS | {COMPILE_OPTION} if known else MODEL_OPTIONS
+        names = MODEL_OPTIONS | ({COMPILE_OPTION} if known else set())
+        names |= {GUIDES} if guides_of(options) is not None else set()
         yield from (f"the model option {name}" for name in sorted(set(options) - names))
         yield from _unknown_hooks(options.get("transformer_options", {}), known)
     yield from _unknown_in_model(guider.inner_model)

@@ -145,7 +145,7 @@ class LedDenoise:
 
         def guide(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
             sides.extend(self._guidance.sides(x, sigma, batches, [out for out in outputs if out is not None], moved))
-            return self._guidance.combined(sides)
+            return self._guidance.combined(x, sides)
 
         denoised = self._cache.denoised(sigma, x, guide)
         if answers(self._mesh):

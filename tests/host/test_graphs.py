@@ -225,6 +225,11 @@ LOOP: dict[str, Graph] = {
     "UNetSelfAttentionMultiply, which finds nothing": insert_after_model(
         basic(), "UNetSelfAttentionMultiply", q=1.2, k=1.1, v=0.9, out=0.8
     ),
+    "CFGNorm, CFGZeroStar and Epsilon Scaling": insert_after_model(
+        insert_after_model(insert_after_model(basic(), "CFGNorm", strength=0.9), "CFGZeroStar"),
+        "Epsilon Scaling",
+        scaling_factor=1.02,
+    ),
 }
 """What the workers' loop supports."""
 

@@ -118,3 +118,20 @@ def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
     run = comfyui.queue(parallel(graph, sampler=True, **PLANS["cfg2"]), timeout=300).check()
     assert [event.value for event in run.progress] == [1, 2, 3, 4, 5]
     assert run.previews == 5
+
+
+def test_guidance_that_is_changed(latent_of: LatentOf) -> None:
+    """CFGNorm and CFGZeroStar, before what a CFG++ sampler reads, over data ranks that hold parts of the batch."""
+    plain = ksampler_graph(FLUX1, width=72, height=104, batch=2, cfg=3.0, sampler="euler_cfg_pp")
+    graph = insert_after_model(insert_after_model(plain, "CFGNorm", strength=0.9), "CFGZeroStar")
+    assert relative_error(latent_of(plain), latent_of(graph)) > 1e-2
+    check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
+
+
+def test_a_guidance_that_needs_the_whole_picture_is_one_call_at_a_time_with_pipefusion(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = insert_after_model(ksampler_graph(FLUX1, width=72, height=104, cfg=2.0), "CFGNorm", strength=1.0)
+    run, log = queue_logged(comfyui, parallel(graph, devices="cpu:2", pipefusion=2, cfg=1, warmup_steps=99))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == ["CFGNorm with PipeFusion"]

@@ -21,6 +21,7 @@ from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
+from ...models.comfyui.guides import guide_function
 from ...models.comfyui.sampler import SamplerFunction
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
@@ -84,7 +85,8 @@ class _Run:
         self._x = tensors["x"]
         self._runs = cut(self._x.shape[0], message.plan.data)
         self._process = process_of(message.sampling, tensors)
-        self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg)
+        guides = [guide_function(guide) for guide in message.guides]
+        self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
         self._patches = model.patches(self._x.shape, message.plan.patches)
         self._dtype: torch.dtype = getattr(torch, message.compute_dtype)
 
