@@ -44,8 +44,8 @@ FLUX = {"tiny-schnell": 4, "tiny-dev": 4, "tiny-3-heads": 3}
 """Models and their attention heads."""
 HEADS = FLUX | {"soak-pixart": 16, "soak-video": 3}
 LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVideoX"}
-STEP_BY_STEP = ("ddim", "uni_pc", "dpm_fast", "lms")
-"""Samplers of which some keep their loop in ComfyUI."""
+COMFYUIS = ("ddim", "uni_pc", "dpm_fast", "lms")
+"""Samplers of which some run as ComfyUI's own functions."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
         seed=chance.getrandbits(32),
         steps=chance.randint(1, 4),
         cfg=2.0 if two_sided else 1.0,
-        sampler=chance.choice([name for name in SAMPLERS if not SAMPLERS[name].own] + list(STEP_BY_STEP)),
+        sampler=chance.choice([name for name in SAMPLERS if not SAMPLERS[name].own] + list(COMFYUIS)),
         scheduler=chance.choice(("simple", "normal", "beta", "sgm_uniform")),
     )
     if model not in FLUX:

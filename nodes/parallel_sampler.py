@@ -10,8 +10,8 @@ from comfy_api.latest import io
 import nodes as comfy_nodes  # type: ignore[import-not-found]
 
 from ..parallel_backend.errors import Refused
-from .model.carry import runs_in_workers
 from .model.patcher import ParallelModelPatcher
+from .model.sampler import runs_in_workers
 from .runtime import CATEGORY
 
 

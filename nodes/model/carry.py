@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import comfy.k_diffusion.sampling
 import comfy.model_base
 import comfy.model_sampling
 import comfy.samplers
 import torch
 from torch import Tensor
 
-from ...parallel_backend.denoise import samplers
+from ...parallel_backend.denoise.samplers import SAMPLERS
 from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
 from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
+from .guides import guides_of
 from .remote_model import dtype_name
+from .sampler import OTHER_SAMPLER, chosen, stock_sampler
 from .step_cache import cache_of
 from .unsupported import refuse_prompts, refuse_transformer_options
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
-
-OTHER_SAMPLER = "a sampler that Parallel Sampler offers, such as euler or dpmpp_2m"
-"""What to choose for one that the workers do not run."""
 
 SHOWN_CLEAN = (
     comfy.model_base.WAN22,
@@ -72,8 +71,10 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
 
 
 def two_sided(run: SamplerRun) -> bool:
-    """Whether a negative prompt takes part; at cfg 1 ComfyUI leaves it out."""
+    """Whether a negative prompt takes part; at cfg 1 ComfyUI leaves it out, but for samplers that use it themselves."""
     unused = math.isclose(run.guider.cfg, 1.0) and not run.model_options.get("disable_cfg1_optimization", False)
+    with contextlib.suppress(NotSupported):
+        unused = unused and not chosen(run.sampler).asks_both_sides
     return run.guider.conds.get("negative") is not None and not unused
 
 
@@ -98,58 +99,37 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
         raise NotSupported("a sampler with arguments of its own", OTHER_SAMPLER)
-    name, options = _sampler(run.sampler)
+    sampler = chosen(run.sampler)
+    model_sampling = run.guider.inner_model.model_sampling
     prompts, tensors = _prompts(run)
-    sampling = sampling_of(run.guider.inner_model.model_sampling, tensors)
-    if samplers.SAMPLERS[name].own and isinstance(sampling, FlowSettings):
-        raise NotSupported(f"the sampler {name}, which is made for CogVideoX, with this model", OTHER_SAMPLER)
+    sampling = sampling_of(model_sampling, tensors)
+    if sampler.stock:
+        if bool((run.sigmas[:-1] <= 0).any()):
+            raise NotSupported(f"sigmas of 0 before the last one with the sampler {sampler.name}", OTHER_SAMPLER)
+    elif SAMPLERS[sampler.name].own and isinstance(sampling, FlowSettings):
+        raise NotSupported(f"the sampler {sampler.name}, which is made for CogVideoX, with this model", OTHER_SAMPLER)
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
-        "sampler": name,
-        "options": options,
+        "sampler": sampler.name,
+        "options": sampler.options,
+        "stock": stock_sampler(model_sampling) if sampler.stock else None,
         "seed": run.extra_args["seed"],
         "sampling": sampling,
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
+        "guides": guides_of(run.model_options) or [],
         "compiler": compiler_of(run.model_options),
         "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
     }
     if run.mask is not None:
         fields["clean_inpaint"] = _shows_clean_latent(type(run.guider.inner_model))
     full = run.sampler.max_denoise(run.guider, run.sigmas)
-    tensors["x"] = run.guider.inner_model.model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
+    tensors["x"] = model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
     tensors["sigmas"] = run.sigmas.float()
     if run.mask is not None:
         tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
     return fields, tensors
-
-
-def runs_in_workers(name: str) -> bool:
-    """Whether the workers run the sampler that ComfyUI's nodes call so."""
-    try:
-        _sampler(comfy.samplers.sampler_object(name))
-    except NotSupported:
-        return False
-    return True
-
-
-def _sampler(sampler: Any) -> tuple[str, dict[str, Any]]:
-    if type(sampler) is not comfy.samplers.KSAMPLER:
-        raise NotSupported(f"the sampler {type(sampler).__name__}", OTHER_SAMPLER)
-    function = sampler.sampler_function
-    stock = comfy.k_diffusion.sampling
-    name = next((n for n in samplers.SAMPLERS if getattr(stock, f"sample_{n}", None) is function), None)
-    if name is None:
-        unknown = getattr(function, "__name__", str(function)).removeprefix("sample_")
-        raise NotSupported(f"the sampler {unknown}", OTHER_SAMPLER)
-    try:
-        samplers.check(name, sampler.extra_options)
-    except Refused as reason:
-        raise NotSupported(f"this setting: {reason}") from None
-    if set(sampler.inpaint_options) - {"random"}:
-        raise NotSupported("a sampler with inpaint options", OTHER_SAMPLER)
-    return name, {key: value for key, value in sampler.extra_options.items() if value is not None}
 
 
 def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -79,10 +80,8 @@ def run_in_workers(
         example = example_of(run)
         job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
         plan = remote.plan(job, example, dtype)
-        if reason is None and fields["cache"] is not None and max(plan.patches, plan.pipefusion) > 1:
-            reason = _taken(
-                NotSupported(f"{fields['cache'].kind} with PipeFusion", "pipefusion 1 in Parallel Plan"), run
-            )
+        if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
+            reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
         working = remote.make_room(plan, job)
         where = f"{plan.describe()}, attention {attention}"
         if reason is not None:
@@ -123,7 +122,18 @@ def run_in_workers(
             told.warnings.append(reason)
     tell_skipped(run.transformer_options, done.message.skipped)
     samples = done.tensors["result"]
+    if fields["stock"] is not None:  # as ComfyUI's own function would have left them
+        sigmas.copy_(done.tensors["sigmas"])
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(noise.device))
+
+
+def _exact_only(fields: Mapping[str, Any]) -> str | None:
+    """What of a Sample message needs every step to be of the whole picture; None if nothing does."""
+    if fields["cache"] is not None:
+        return str(fields["cache"].kind)
+    if fields["guides"]:
+        return str(fields["guides"][0].function.partition(".")[0])
+    return f"the sampler {fields['sampler']}" if fields["stock"] is not None else None
 
 
 def _taken(reason: NotSupported, run: SamplerRun) -> NotSupported:

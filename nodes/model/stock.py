@@ -22,6 +22,8 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from .compiled import KEY as COMPILED
 from .compiled import OPTION as COMPILE_OPTION
 from .compiled import compiles
+from .guides import OPTION as GUIDES
+from .guides import guides_of
 from .step_cache import KEY as STEP_CACHE
 from .step_cache import known_wrappers
 
@@ -83,16 +85,17 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
     yield from _foreign(guider, "guider")
     yield from _unknown_sides(guider)
     yield from _foreign(sampler, "sampler")
-    if not _own(getattr(sampler, "sampler_function", None)):
+    if not own(getattr(sampler, "sampler_function", None)):
         yield "a sampler's function of another pack"
     for options in (model_options, guider.model_options):
         known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
-        names = MODEL_OPTIONS | {COMPILE_OPTION} if known else MODEL_OPTIONS
+        names = MODEL_OPTIONS | ({COMPILE_OPTION} if known else set())
+        names |= {GUIDES} if guides_of(options) is not None else set()
         yield from (f"the model option {name}" for name in sorted(set(options) - names))
         yield from _unknown_hooks(options.get("transformer_options", {}), known)
     yield from _unknown_in_model(guider.inner_model)
     for module, name in FUNCTIONS:
-        if not _own(vars(module).get(name)):
+        if not own(vars(module).get(name)):
             yield f"the function {name} of another pack"
     for module, name in CLASSES:
         yield from (f"{what} in {name}" for what in foreign_class(vars(module)[name]))
@@ -141,7 +144,7 @@ def foreign_class(kind: type) -> Iterator[str]:
         if not _own_module(sys.modules.get(base.__module__)):
             yield f"the class {base.__name__}"
         elif not base.__module__.startswith("torch"):
-            yield from (f"{name} of another pack" for name, value in vars(base).items() if not _own(value))
+            yield from (f"{name} of another pack" for name, value in vars(base).items() if not own(value))
 
 
 def put_back(thing: Any, name: str) -> bool:
@@ -158,7 +161,7 @@ def _foreign(thing: Any, what: str) -> Iterator[str]:
             yield f"a {what} with its own {name}"
 
 
-def _own(value: Any) -> bool:
+def own(value: Any) -> bool:
     """Whether this is nothing to be called, or ComfyUI's own or this pack's."""
     if isinstance(value, (staticmethod, classmethod)) or inspect.ismethod(value):
         value = value.__func__
@@ -168,7 +171,7 @@ def _own(value: Any) -> bool:
         return not callable(value) or isinstance(value, type) or inspect.isroutine(value)
     module = sys.modules.get(value.__globals__["__name__"])
     if hasattr(value, "__wrapped__") and not _comfyui(module):  # such as torch.no_grad around it
-        return _own_module(module) and _own(value.__wrapped__)
+        return _own_module(module) and own(value.__wrapped__)
     return _own_module(module)
 
 

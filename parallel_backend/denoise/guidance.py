@@ -6,7 +6,7 @@ cfg degree 2 each rank computes one side, and the sides' averages are exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -19,6 +19,10 @@ from .samplers import Process
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 
 
+Guide = Callable[[Mapping[str, object]], Tensor]
+"""Changes the denoised latent, as ComfyUI's functions behind the guidance do: it is given what they are given, by their names."""
+
+
 class Guidance:
     """Combines what the batches of one call predicted.
 
@@ -27,13 +31,17 @@ class Guidance:
         cfg: the guidance scale; used only if there are two sides.
         sides: the sides that this rank computes.
         axis: the ranks that compute the other sides.
+        guides: what follows the guidance; each treats every latent of a batch for itself.
     """
 
-    def __init__(self, process: Process, cfg: float, sides: Sequence[int], axis: Communicator) -> None:
+    def __init__(
+        self, process: Process, cfg: float, sides: Sequence[int], axis: Communicator, guides: Sequence[Guide] = ()
+    ) -> None:
         self._process = process
         self._cfg = cfg
         self._sides = sides
         self._axis = axis
+        self._guides = guides
 
     def __call__(
         self,
@@ -43,7 +51,35 @@ class Guidance:
         outputs: Sequence[Tensor],
         moved: Mapping[int, Tensor] = NOTHING,
     ) -> Tensor:
-        """The denoised latent, fp32 like `x` `[batch, channels, ...]`.
+        """The denoised latent, fp32 like `x` `[batch, channels, ...]`. For the arguments see `sides`."""
+        return self.combined(x, self.sides(x, sigma, batches, outputs, moved))
+
+    def combined(self, x: Tensor, averages: Sequence[Tensor]) -> Tensor:
+        """What the guidance makes of the sides."""
+        positive, *others = averages
+        negative = others[0] if others else torch.zeros_like(positive)
+        denoised = negative + (positive - negative) * self._cfg if others else positive
+        for guide in self._guides:
+            denoised = guide(
+                {
+                    "denoised": denoised,
+                    "cond_denoised": positive,
+                    "uncond_denoised": negative,
+                    "cond_scale": self._cfg,
+                    "input": x,
+                }
+            )
+        return denoised
+
+    def sides(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        batches: Sequence[Batch],
+        outputs: Sequence[Tensor],
+        moved: Mapping[int, Tensor] = NOTHING,
+    ) -> list[Tensor]:
+        """What each side's prompts say of the denoised latent, fp32 like `x`: the positive, and the negative if there is one.
 
         Args:
             outputs: the model's, for each batch, `[prompts * batch, channels, ...]`.
@@ -61,7 +97,4 @@ class Guidance:
             count = averages[0].numel()
             both = self._axis.gather(averages[0].reshape(1, count, 1), [count] * self._axis.size)
             averages = [part.view_as(x) for part in both.chunk(self._axis.size, dim=1)]
-        if len(averages) == 1:
-            return averages[0]
-        positive, negative = averages
-        return negative + (positive - negative) * self._cfg
+        return averages

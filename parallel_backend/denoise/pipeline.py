@@ -144,8 +144,10 @@ class Pipeline:
         with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
 
             def run(batch: Batch) -> Tensor | None:
-                inputs = self._inputs(index, batch, self._behind(batches, batch, patch))
-                return self._forward(inputs, self._stack(latent, batch), patch)
+                sigmas = call.sigma[None], self._sigmas
+                behind = self._behind(batches, batch, patch)
+                inputs = batch.inputs(self._latent, self._timesteps[index], self._dtype, sigmas, behind)
+                return self._forward(inputs, None if latent is None else batch.stack(latent), patch)
 
             outputs = self._cache.outputs(call.sigma, self._latent, latent, batches, run)
         if self._mesh.last:
@@ -179,27 +181,6 @@ class Pipeline:
         if following < len(keys):
             return PatchForward(keys[following], patch)
         return PatchForward(keys[0], patch + 1) if patch + 1 < len(self._patches) else None
-
-    def _inputs(self, index: int, batch: Batch, behind: PatchForward | None) -> Inputs:
-        size = len(batch.members) * self._latent.shape[0]
-        timestep = self._timesteps[index].expand(size)
-        shape = (size, *self._latent.shape[1:])
-        sigmas = self._calls[index].sigma[None], self._sigmas
-        return Inputs(
-            batch.key,
-            shape,
-            self._dtype,
-            self._latent.device,
-            timestep,
-            batch.conditioning,
-            values=batch.values,
-            behind=behind,
-            sigmas=sigmas,
-        )
-
-    @staticmethod
-    def _stack(latent: Tensor | None, batch: Batch) -> Tensor | None:
-        return None if latent is None else latent.repeat(len(batch.members), *[1] * (latent.ndim - 1))
 
     def _numbers(self, patch: int | None) -> Sequence[int]:
         return range(len(self._patches)) if patch is None else [patch]

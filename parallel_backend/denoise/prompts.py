@@ -11,6 +11,7 @@ from torch import Tensor
 from ..diffusion import Prompt, Value
 from ..models.comfyui.conditioning import in_dict, runs_alone
 from ..models.family import Conditioning
+from ..models.inputs import Inputs, PatchForward
 
 TEXT_MASK = "attention_mask"
 """The conditioning that says which text tokens there are."""
@@ -27,6 +28,39 @@ class Batch:
     members: tuple[tuple[int, float], ...]
     conditioning: Conditioning
     values: Mapping[str, Value]
+
+    def inputs(
+        self,
+        latent: Tensor,
+        timestep: Tensor,
+        dtype: torch.dtype,
+        sigmas: tuple[Tensor, Tensor],
+        behind: PatchForward | None = None,
+    ) -> Inputs:
+        """What the model is given besides the latent `[batch, channels, ...]`.
+
+        Args:
+            timestep: 0-dim, on the latent's device.
+            sigmas, behind: as the inputs'.
+        """
+        size = len(self.members) * latent.shape[0]
+        shape = (size, *latent.shape[1:])
+        times = timestep.expand(size)
+        return Inputs(
+            self.key,
+            shape,
+            dtype,
+            latent.device,
+            times,
+            self.conditioning,
+            values=self.values,
+            behind=behind,
+            sigmas=sigmas,
+        )
+
+    def stack(self, latent: Tensor) -> Tensor:
+        """The latent once for each prompt."""
+        return latent.repeat(len(self.members), *[1] * (latent.ndim - 1))
 
 
 class Prompts:

@@ -28,12 +28,14 @@ class SharedNoise:
     """Gives the ranks of the last stage their part of what one of them draws. A collective of these ranks.
 
     `shape` is the whole latent's, `rows` are the runs of its batch, one a data rank, and `patch` is what a sampler holds.
+    `kind` is what the meter calls it.
     """
 
     mesh: Mesh
     shape: Sequence[int]
     rows: Sequence[slice]
     patch: Region
+    kind: str = KIND
 
     def __call__(self, draw: Draw) -> Tensor:
         """This rank's rows of the patch, of one draw."""
@@ -46,12 +48,12 @@ class SharedNoise:
             drawn = draw()
             noise = torch.cat([self.patch.of(drawn[rows]).flatten() for rows in self.rows])
         if mesh.cfg.rank == mesh.sequence.rank == 0:
-            noise = mesh.data.scatter(noise, [part.numel() for part in parts], KIND)
+            noise = mesh.data.scatter(noise, [part.numel() for part in parts], self.kind)
         if mesh.sequence.rank == 0:
-            noise = _to_all(mesh.cfg, noise, mine.numel())
-        return _to_all(mesh.sequence, noise, mine.numel()).view(mine.shape)
+            noise = _to_all(mesh.cfg, noise, mine.numel(), self.kind)
+        return _to_all(mesh.sequence, noise, mine.numel(), self.kind).view(mine.shape)
 
 
-def _to_all(axis: Communicator, noise: Tensor | None, count: int) -> Tensor:
+def _to_all(axis: Communicator, noise: Tensor | None, count: int, kind: str) -> Tensor:
     """Rank 0's tensor of `count` elements on every rank of an axis."""
-    return axis.scatter(None if noise is None else noise.repeat(axis.size), [count] * axis.size, KIND)
+    return axis.scatter(None if noise is None else noise.repeat(axis.size), [count] * axis.size, kind)

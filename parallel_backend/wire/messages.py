@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import CacheSettings, ModelSpec, Prompt, Sampling, Value
+from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Sampling, StockSampler, Value
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
@@ -47,6 +47,8 @@ class Sample(Message, frozen=True):
 
     `working` is what a rank is thought to need beside the weights, in bytes. With `clean_inpaint` the part outside the mask
     is shown to the model as it is, without noise. `compiler` is torch.compile's backend for the blocks, empty for none.
+    With `stock` the sampler is ComfyUI's own function, and the answer has the sigmas too, to which it may have written.
+    `guides` change what classifier-free guidance gives, one after the other.
 
     Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
     diffusion `log_sigmas`.
@@ -57,7 +59,7 @@ class Sample(Message, frozen=True):
     plan: ResolvedPlan
     compute_dtype: str
     sampler: str
-    options: dict[str, float | int | str]
+    options: dict[str, bool | float | int | str]
     seed: int
     sampling: Sampling
     cfg: float
@@ -65,6 +67,8 @@ class Sample(Message, frozen=True):
     negative: list[Prompt] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
+    stock: StockSampler | None = None
+    guides: list[GuideFunction] = []
     compiler: str = ""
     adapters: str = ""
     working: int = 0

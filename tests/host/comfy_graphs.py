@@ -122,11 +122,6 @@ def masked(graph: Graph, width: int, height: int, frames: int, of: str = "latent
     }
 
 
-def step_by_step(graph: Graph) -> Graph:
-    """With a sampler that the workers' loop does not support."""
-    return graph | {"sampler": node("KSampler", **graph["sampler"]["inputs"] | {"sampler_name": "dpm_fast"})}
-
-
 def with_tensors(server: ComfyUI, graph: Graph, name: str, tensors: Mapping[str, Tensor]) -> Graph:
     """With these on both prompts, as nodes put them there that need a VAE or a vision model."""
     save_file(dict(tensors), server.input_dir / f"{name}-given.safetensors")

@@ -23,7 +23,7 @@ from scripts.comfyui import ComfyUI, Run
 from tests.faults.bench import STEPS, Case
 from tests.faults.fault_file import FaultFile
 from tests.host.conftest import fill, relative_error, saved_latent
-from tests.host.graphs import Graph, ksampler_graph, node, parallel
+from tests.host.graphs import Graph, ksampler_graph, node, parallel, step_by_step
 from tests.tiny_vae import save_image_vae
 
 PATIENCE = {"silence": 6, "stall": 9}
@@ -80,11 +80,11 @@ class FaultyComfyUI(ComfyUI):
         graph["plan"]["inputs"]["warmup_steps"] = next(self._new)
         return graph
 
-    def long(self, sampler: str = "euler", **plan: Any) -> Graph:
+    def long(self, sampler: str = "euler", *, stepwise: bool = False, **plan: Any) -> Graph:
         """A denoise of minutes in steps of a fraction of a second."""
         seed = next(self._new)
         graph = ksampler_graph("tiny-schnell", width=256, height=256, steps=1000, sampler=sampler, seed=seed)
-        return parallel(graph, **plan)
+        return parallel(step_by_step(graph) if stepwise else graph, **plan)
 
     def assert_right(self, *, decoding: bool = False, workers: int = 2) -> None:
         """A job's result is that of ComfyUI's own loader."""

@@ -77,6 +77,16 @@ def insert_after_model(graph: Graph, class_type: str, **inputs: Any) -> Graph:
     return graph
 
 
+UNKNOWN_WRAPPER = "the predict_noise wrapper unnamed"
+"""Why `step_by_step` graphs are not run by the workers' loop."""
+
+
+def step_by_step(graph: Graph) -> Graph:
+    """The graph with a node that changes nothing and that the workers' loop does not know: the cfg it has, once more."""
+    cfg = graph["sampler"]["inputs"]["cfg"]
+    return insert_after_model(graph, "CFGOverride", cfg=cfg, start_percent=0.0, end_percent=1.0)
+
+
 def insert_after(graph: Graph, source: str, class_type: str, input_name: str, **inputs: Any) -> Graph:
     """The graph with a node put between the node `source` and all that takes its first output."""
     graph = copy.deepcopy(graph)

@@ -19,11 +19,10 @@ from tests.host.comfy_graphs import (
     save_families,
     save_latent,
     spread,
-    step_by_step,
     with_reference,
 )
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, insert_after_model, node
+from tests.host.graphs import Graph, insert_after_model, node, step_by_step
 from tests.selection import thorough
 from tests.tiny_flux import save_conditioning
 

@@ -22,11 +22,10 @@ from tests.host.comfy_graphs import (
     save_families,
     save_latent,
     spread,
-    step_by_step,
     with_tensors,
 )
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
+from tests.host.graphs import Graph, insert_after_model, node, queue_logged, step_by_step, ways
 from tests.selection import thorough
 from tests.tiny_comfy import TINY, save_tiny
 from tests.tiny_models import draw

@@ -13,7 +13,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOLERANCE, graph_of, save_latent, spread, with_reference
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, node
+from tests.host.graphs import Graph, node, step_by_step
 from tests.selection import thorough
 from tests.tiny_comfy import WIDE, save_wide
 from tests.tiny_models import draw
@@ -65,7 +65,7 @@ def test_masked_text(plan: dict[str, Any], latent_of: LatentOf) -> None:
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2", "ulysses": 2}, {"devices": "cpu:2", "cfg": 2}])
 def test_masked_text_one_forward_at_a_time(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    graph = wide("wide_qwen", "-masked", sampler_name="dpm_fast")
+    graph = step_by_step(wide("wide_qwen", "-masked"))
     assert relative_error(latent_of(spread(graph, strict=False, **plan)), latent_of(graph)) <= TOLERANCE
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
+from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel, step_by_step
 from tests.selection import product, thorough
 from tests.tiny_flux import save_flux
 from tests.tiny_formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
@@ -246,7 +246,7 @@ def test_references_of_both_sides_and_a_batch_over_a_ring(error):
 
 
 def test_reference_latents_one_forward_at_a_time(latent_of):
-    graph = referring(small("tiny-dev", sampler="uni_pc"), [(16, 24), (7, 5)])
+    graph = step_by_step(referring(small("tiny-dev"), [(16, 24), (7, 5)]))
     swapped = in_workers(graph, "ulysses")
     swapped["sampler"]["class_type"] = "KSampler"
     assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE
@@ -298,7 +298,7 @@ def test_canny_and_depth_models(error):
 
 def test_fill_without_a_picture_and_one_forward_at_a_time(error, latent_of):
     assert error(small("fill"), "ulysses") <= TOLERANCE
-    graph = filling(small("fill", sampler="uni_pc"), True)
+    graph = step_by_step(filling(small("fill"), True))
     swapped = in_workers(graph, "ulysses")
     swapped["sampler"]["class_type"] = "KSampler"
     assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE

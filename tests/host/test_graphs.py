@@ -9,6 +9,7 @@ import pytest
 
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import (
+    UNKNOWN_WRAPPER,
     Graph,
     insert_after,
     insert_after_model,
@@ -16,6 +17,7 @@ from tests.host.graphs import (
     node,
     parallel,
     queue_logged,
+    step_by_step,
     ways,
 )
 from tests.selection import product, thorough
@@ -223,6 +225,11 @@ LOOP: dict[str, Graph] = {
     "UNetSelfAttentionMultiply, which finds nothing": insert_after_model(
         basic(), "UNetSelfAttentionMultiply", q=1.2, k=1.1, v=0.9, out=0.8
     ),
+    "CFGNorm, CFGZeroStar and Epsilon Scaling": insert_after_model(
+        insert_after_model(insert_after_model(basic(), "CFGNorm", strength=0.9), "CFGZeroStar"),
+        "Epsilon Scaling",
+        scaling_factor=1.02,
+    ),
 }
 """What the workers' loop supports."""
 
@@ -253,8 +260,6 @@ THOROUGH_LOOP = (
 """What the others have most of."""
 
 STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
-    "uni_pc": (basic(sampler="uni_pc"), "the sampler unipc"),
-    "lms": (basic(sampler="lms"), "the sampler lms"),
     "ConditioningSetArea": (region(), "area in the conditioning"),
     "ConditioningSetMask": (prompt_mask(), "mask in the conditioning"),
     "ConditioningSetDefaultCombine": (
@@ -363,10 +368,10 @@ def test_stock_nodes_give_the_same_latent_where_one_picture_is_split(comfyui, la
     negative={"texts of one length": "cond-37-other", "of two": "cond-256"},
 )
 def test_every_plan_can_run_step_by_step(comfyui, latent_of, plan, negative):
-    graph = basic(sampler="lms", batch=2, negative=negative)
+    graph = step_by_step(basic(batch=2, negative=negative))
     run, log = queue_logged(comfyui, parallel(graph, **plan))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
-    assert ways(log) == ["the sampler lms"]
+    assert ways(log) == [UNKNOWN_WRAPPER]
     assert ("one stage works at a time" in log) == ("pipefusion" in plan)
 
 

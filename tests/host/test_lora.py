@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
+from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, step_by_step, ways
 from tests.selection import product, thorough
 from tests.tiny_formats import save_fp8, save_gguf, save_scaled
 from tests.tiny_lora import HIDDEN, SCHEMES, save_adapter
@@ -136,11 +136,11 @@ def test_an_adapter_across_the_parts_of_a_fused_quantised_weight(comfyui: ComfyU
 
 
 @pytest.mark.parametrize(
-    "sampler", [pytest.param("uni_pc", marks=thorough, id="step by step"), pytest.param("euler", id="in the loop")]
+    "way", [pytest.param(step_by_step, marks=thorough, id="step by step"), pytest.param(dict, id="in the loop")]
 )
-def test_adapters_change_and_go_without_a_trace(comfyui: ComfyUI, sampler: str) -> None:
+def test_adapters_change_and_go_without_a_trace(comfyui: ComfyUI, way: Callable[[Graph], Graph]) -> None:
     def latent(*adapters: tuple[str, float], **plan: Any) -> Tensor:
-        run, log = queue_logged(comfyui, parallel(job(*adapters, sampler=sampler), **plan))
+        run, log = queue_logged(comfyui, parallel(way(job(*adapters)), **plan))
         assert ways(log), "ComfyUI had the result already"
         return saved_latent(comfyui, run.check())
 

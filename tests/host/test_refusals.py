@@ -27,6 +27,7 @@ from tests.host.graphs import (
     node,
     parallel,
     queue_logged,
+    step_by_step,
 )
 from tests.tiny_controlnet import save_xlabs
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
@@ -299,9 +300,9 @@ def test_a_controlnet_of_another_model_is_refused(comfyui, refusal, assert_still
     )
 
 
-@pytest.mark.parametrize("sampler", ["euler", "uni_pc"], ids=["in the loop", "step by step"])
-def test_a_reference_picture_of_another_vae_is_refused(refusal, sampler):
-    graph = on_one_worker(small(sampler=sampler))
+@pytest.mark.parametrize("way", [dict, step_by_step], ids=["in the loop", "step by step"])
+def test_a_reference_picture_of_another_vae_is_refused(refusal, way):
+    graph = way(on_one_worker(small()))
     graph = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["latent", 0])
     assert refusal(graph) == (
         "a reference latent has the shape [1, 4, 8, 8] and FluxSchnell takes 16 channels: encode the reference picture with "
@@ -334,10 +335,13 @@ from pack.parallel_backend.plan import ParallelPlan
 
 model = load_model(Backend(), "comfyui", file, "default", ParallelPlan(devices="cpu:2"))
 
-def denoise(model, sampler="euler", **given):
+stepwise = model.clone()
+stepwise.add_wrapper("predict_noise", lambda executor, *given: executor(*given))
+
+def denoise(model, **given):
     prompt = [[torch.zeros(1, 5, 64), {"pooled_output": torch.zeros(1, 32), **given}]]
     latent = torch.zeros(1, 16, 8, 8)
-    comfy.sample.sample(model, latent, 2, 1.0, sampler, "simple", prompt, prompt, latent)
+    comfy.sample.sample(model, latent, 2, 1.0, "euler", "simple", prompt, prompt, latent)
 
 def redux(strength):
     style = types.SimpleNamespace(get_cond=lambda _: torch.zeros(1, 4, 64))
@@ -351,7 +355,7 @@ actions = {
     "Replacing diffusion_model.img_in": lambda: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
     "an attention override": lambda: refuse_transformer_options({"optimized_attention_override": lambda *_: None}),
     mask: lambda: denoise(model, **redux(0.5)),
-    f"{mask} (step by step)": lambda: denoise(model, "uni_pc", **redux(0.0)),
+    f"{mask} (step by step)": lambda: denoise(stepwise, **redux(0.0)),
     f"{mask} (Parallel Sampler)": lambda: denoise(model.strict(), **redux(0.5)),
 }
 said = {}
@@ -707,8 +711,8 @@ CONDITIONINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("sampler", ["euler", "uni_pc"], ids=["in the loop", "step by step"])
+@pytest.mark.parametrize("way", [dict, step_by_step], ids=["in the loop", "step by step"])
 @pytest.mark.parametrize(("write", "expected"), CONDITIONINGS.values(), ids=CONDITIONINGS)
-def test_a_conditioning_that_cannot_work_is_refused_with_its_numbers(comfyui, refusal, write, expected, sampler):
+def test_a_conditioning_that_cannot_work_is_refused_with_its_numbers(comfyui, refusal, write, expected, way):
     write(comfyui.input_dir / "wrong.safetensors")
-    assert refusal(on_one_worker(small(positive="wrong", sampler=sampler))) == expected
+    assert refusal(way(on_one_worker(small(positive="wrong")))) == expected

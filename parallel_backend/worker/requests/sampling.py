@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...denoise.guidance import Guidance
+from ...denoise.led import Ask, LedDenoise, answers, whole_batch
 from ...denoise.patch_sampler import Inpaint, PatchSampler
-from ...denoise.pipeline import Pipeline, RunsStage, StopSignal
+from ...denoise.pipeline import Pipeline, StopSignal
 from ...denoise.prompts import Prompts
 from ...denoise.samplers import Steps, process_of, start
 from ...denoise.samplers.noise import whole
@@ -18,8 +19,11 @@ from ...denoise.schedule import schedule
 from ...denoise.shared_noise import SharedNoise
 from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
-from ...layout import cut, length
+from ...layout import cut
 from ...mesh import Mesh
+from ...models.comfyui.guides import guide_function
+from ...models.comfyui.sampler import SamplerFunction
+from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...models.region import Region
 from ...wire.messages import Done, Progress, Sample
@@ -32,86 +36,153 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
     mesh = rank.mesh(message.plan)
     try:
         model, forward = rank.prepare(message, mesh)
+        function = _function(rank, message, mesh)
         started = rank.start()
         with Previews(rank.device, rank.link.send) if mesh.reports else nullcontext() as previews:
             prompts = _prompts(message, tensors, mesh)
             cache = step_cache(message.cache, prompts, mesh, rank.agree)
-            result = _pipeline(rank, message, tensors, mesh, model, forward, prompts, cache, previews).run()
+            run = _Run(rank, message, tensors, mesh, model, forward, prompts, cache, previews)
+            answer = run.whole(run.pipeline().run()) if message.stock is None else run.led(function)
     except Cancelled:
         rank.stopped(message, mesh.reports)
         return
     rank.report(message.request, message.model, started, forward.cache_bytes)
-    if result is not None and _answers(mesh):
-        whole = _whole_batch(result, mesh, tensors["x"].shape[0])
-        if mesh.reports:
-            rank.link.send(Done(message.request, cache.skipped, forward.uncompiled()), {"result": whole})
+    if mesh.reports:
+        rank.link.send(Done(message.request, cache.skipped, forward.uncompiled()), answer)
 
 
-def _pipeline(
-    rank: Rank,
-    message: Sample,
-    tensors: Mapping[str, Tensor],
-    mesh: Mesh,
-    model: Model,
-    forward: RunsStage,
-    prompts: Prompts,
-    cache: StepCache,
-    previews: Previews | None,
-) -> Pipeline:
-    plan, x = message.plan, tensors["x"]
-    batch = x.shape[0]
-    runs = cut(batch, plan.data)
-    rows = runs[mesh.data.rank]
-    process = process_of(message.sampling, tensors)
-    patches = model.patches(x.shape, plan.patches)
-    dtype: torch.dtype = getattr(torch, message.compute_dtype)
+def _function(rank: Rank, message: Sample, mesh: Mesh) -> SamplerFunction | None:
+    """ComfyUI's own sampler, on the rank that leads."""
+    if message.stock is None or not mesh.reports:
+        return None
+    rank.status.enter("importing ComfyUI's samplers")
+    return SamplerFunction(message.sampler, message.options, message.stock, message.sampling, message.seed)
 
-    def begin(latent: Tensor, patch: Region | None) -> Steps:
+
+class _Run:
+    """One request on this rank."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        message: Sample,
+        tensors: Mapping[str, Tensor],
+        mesh: Mesh,
+        model: Model,
+        forward: ModelForward,
+        prompts: Prompts,
+        cache: StepCache,
+        previews: Previews | None,
+    ) -> None:
+        self._rank = rank
+        self._message = message
+        self._tensors = tensors
+        self._mesh = mesh
+        self._forward = forward
+        self._prompts = prompts
+        self._cache = cache
+        self._previews = previews
+        self._x = tensors["x"]
+        self._sigmas = tensors["sigmas"].to("cpu", torch.float32)
+        self._runs = cut(self._x.shape[0], message.plan.data)
+        self._process = process_of(message.sampling, tensors)
+        guides = [guide_function(guide) for guide in message.guides]
+        self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
+        self._patches = model.patches(self._x.shape, message.plan.patches)
+        self._dtype: torch.dtype = getattr(torch, message.compute_dtype)
+
+    def whole(self, result: Tensor | None) -> dict[str, Tensor]:
+        """The answer, on the rank that answers the host."""
+        if result is None or not answers(self._mesh):
+            return {}
+        return {"result": whole_batch(result, self._mesh, self._runs)}
+
+    def pipeline(self) -> Pipeline:
+        """The loop of the backend's own samplers."""
+        rank, message, mesh = self._rank, self._message, self._mesh
+        rows = self._runs[mesh.data.rank]
+        return Pipeline(
+            mesh=mesh,
+            forward=self._forward,
+            prompts=self._prompts,
+            guidance=self._guidance,
+            calls=schedule(lambda nothing: self._begin(nothing, None)),
+            patches=self._patches,
+            samplers=[self._sampler(patch, rows) for patch in self._patches],
+            latent=self._x[rows],
+            sigmas=self._sigmas,
+            process=self._process,
+            cache=self._cache,
+            warmup_steps=message.plan.warmup_steps,
+            dtype=self._dtype,
+            stop=StopSignal(asked=self._cancelled, agree=rank.agree, enter=self._enter),
+            on_call=self._on_call,
+            meter=rank.meter,
+        )
+
+    def led(self, function: SamplerFunction | None) -> dict[str, Tensor]:
+        """The answer of ComfyUI's own sampler, on the rank that leads."""
+        (whole,) = self._patches
+        sigmas = self._tensors["sigmas"].clone()
+
+        def sampler(ask: Ask) -> Tensor:
+            assert function is not None
+            masked = Inpaint.of(self._tensors, self._process, lambda tensor: tensor, self._message.clean_inpaint)
+            return function(ask, masked, self._x, sigmas, self._show)
+
+        result = LedDenoise(
+            mesh=self._mesh,
+            forward=self._forward,
+            prompts=self._prompts,
+            guidance=self._guidance,
+            shape=self._x.shape,
+            rows=self._runs,
+            whole=whole,
+            sigmas=self._sigmas,
+            process=self._process,
+            cache=self._cache,
+            dtype=self._dtype,
+            cancelled=self._cancelled,
+            enter=self._enter,
+            meter=self._rank.meter,
+        ).run(sampler)
+        return {} if result is None else {"result": result, "sigmas": sigmas}
+
+    def _begin(self, latent: Tensor, patch: Region | None) -> Steps:
+        message, shape = self._message, self._x.shape
         return start(
             message.sampler,
             latent,
-            tensors["sigmas"],
-            process=process,
+            self._tensors["sigmas"],
+            process=self._process,
             seed=message.seed,
             options=message.options,
-            latent_shape=tuple(x.shape) if patch else (0,),
-            share=SharedNoise(mesh, x.shape, runs, patch) if patch else whole,
+            latent_shape=tuple(shape) if patch else (0,),
+            share=SharedNoise(self._mesh, shape, self._runs, patch) if patch else whole,
         )
 
-    def sampler(patch: Region) -> PatchSampler:
+    def _sampler(self, patch: Region, rows: slice) -> PatchSampler:
+        batch = self._x.shape[0]
+
         def view(tensor: Tensor) -> Tensor:
             return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
 
-        return PatchSampler(begin(view(x), patch), Inpaint.of(tensors, process, view, message.clean_inpaint))
+        inpaint = Inpaint.of(self._tensors, self._process, view, self._message.clean_inpaint)
+        return PatchSampler(self._begin(view(self._x), patch), inpaint)
 
-    def on_call(step: int, denoised: Tensor, x: Tensor) -> None:
-        if _answers(mesh):
-            shown = {name: _whole_batch(t, mesh, batch) for name, t in (("denoised", denoised), ("x", x))}
-            if previews is not None:
-                previews.show(Progress(message.request, step), shown)
+    def _cancelled(self) -> bool:
+        return self._rank.link.cancelled(self._message.request)
 
-    return Pipeline(
-        mesh=mesh,
-        forward=forward,
-        prompts=prompts,
-        guidance=Guidance(process, message.cfg, prompts.mine, mesh.cfg),
-        calls=schedule(lambda nothing: begin(nothing, None)),
-        patches=patches,
-        samplers=[sampler(patch) for patch in patches],
-        latent=x[rows],
-        sigmas=tensors["sigmas"].to("cpu", torch.float32),
-        process=process,
-        cache=cache,
-        warmup_steps=plan.warmup_steps,
-        dtype=dtype,
-        stop=StopSignal(
-            asked=lambda: rank.link.cancelled(message.request),
-            agree=rank.agree,
-            enter=lambda step: rank.status.enter("sampling", step + 1),
-        ),
-        on_call=on_call,
-        meter=rank.meter,
-    )
+    def _enter(self, step: int) -> None:
+        self._rank.status.enter("sampling", step + 1)
+
+    def _on_call(self, step: int, denoised: Tensor, x: Tensor) -> None:
+        if answers(self._mesh):
+            self._show(step, *(whole_batch(part, self._mesh, self._runs) for part in (denoised, x)))
+
+    def _show(self, step: int, denoised: Tensor, x: Tensor) -> None:
+        if self._previews is not None:
+            self._previews.show(Progress(self._message.request, step), {"denoised": denoised, "x": x})
 
 
 def _prompts(message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh) -> Prompts:
@@ -121,14 +192,3 @@ def _prompts(message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh) -> Prom
     rows = cut(batch, mesh.data.size)[mesh.data.rank]
     own = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
     return Prompts(sides, mine, own, getattr(torch, message.compute_dtype), batch, rows)
-
-
-def _answers(mesh: Mesh) -> bool:
-    """Whether this rank's latents are those that are answered with, for its part of the batch."""
-    return mesh.last and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
-
-
-def _whole_batch(latent: Tensor, mesh: Mesh, batch: int) -> Tensor:
-    """All data ranks' latents, joined along the batch. A collective over the data axis."""
-    sizes = [length(run) for run in cut(batch, mesh.data.size)]
-    return mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes).view(batch, *latent.shape[1:])
