@@ -123,6 +123,7 @@ class Link:
         while True:
             status = self._status
             status.changed.clear()
+            status.mark_compiling()
             try:
                 self.send(Pulse(status.phase, status.step, status.marks, status.waiting()))
             except OSError:

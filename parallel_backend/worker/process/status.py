@@ -14,6 +14,12 @@ COMMUNICATION = ("torch.distributed.", f"{__package__.rsplit('.', 2)[0]}.comm.")
 CONNECTING = "connecting the workers"
 """The phase in which communicators are opened and used once."""
 
+COMPILER = "torch._dynamo.convert_frame"
+"""The module that torch.compile compiles from; what has been compiled runs without it."""
+
+LONGEST_COMPILE = 1800.0
+"""Seconds for which compiling one thing counts as getting on."""
+
 
 @dataclass
 class Status:
@@ -29,6 +35,7 @@ class Status:
     changed: threading.Event = field(default_factory=threading.Event)
     entered: list[tuple[str, int, float]] = field(default_factory=list)
     faults: Callable[[str, int], None] | None = None
+    _compiling_since: float | None = None
 
     def enter(self, phase: str, step: int = 0) -> None:
         """Begin a phase, or a step of it."""
@@ -42,6 +49,20 @@ class Status:
     def mark(self) -> None:
         """Note that something got done."""
         self.marks += 1
+
+    def mark_compiling(self) -> None:
+        """Note that the main thread compiles, if it does: a block may take minutes. The link asks before each pulse."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_globals.get("__name__") != COMPILER:
+            frame = frame.f_back
+        if frame is None:
+            self._compiling_since = None
+            return
+        now = time.monotonic()
+        if self._compiling_since is None:
+            self._compiling_since = now
+        if now - self._compiling_since < LONGEST_COMPILE:
+            self.mark()
 
     def waiting(self) -> bool:
         """Whether the main thread is in a collective, the rendezvous included, by the function it is in."""
