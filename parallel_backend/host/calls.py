@@ -36,24 +36,29 @@ class Calls:
 
     def reports(self) -> list[Report]:
         """One for each rank, as if the calls had been one request; `seconds` leaves out what is between them."""
-        (began, first), *others = self._told[:]  # another thread may add one
-        ranks = {report.rank: report for report in first}
-        for at, reports in others:
-            ranks = {report.rank: joined(ranks[report.rank], report, at - began) for report in reports}
-        return list(ranks.values())
+        told = self._told[:]  # another thread may add one
+        ranks: dict[int, list[tuple[float, Report]]] = {}
+        for began, reports in told:
+            for report in reports:
+                ranks.setdefault(report.rank, []).append((began - told[0][0], report))
+        return [joined(calls) for calls in ranks.values()]
 
 
-def joined(before: Report, after: Report, start: float) -> Report:
-    """The report of a call and of the one that began `start` seconds after it."""
-    kinds = before.sent.keys() | after.sent.keys()
+def joined(calls: Sequence[tuple[float, Report]]) -> Report:
+    """One rank's reports of calls, each with the seconds from the first call's beginning to its own, as one."""
+    reports = [report for _, report in calls]
+    sent: dict[str, int] = {}
+    for report in reports:
+        for kind, count in report.sent.items():
+            sent[kind] = sent.get(kind, 0) + count
     return msgspec.structs.replace(
-        after,
-        seconds=before.seconds + after.seconds,
-        waiting=before.waiting + after.waiting,
-        sent={kind: before.sent.get(kind, 0) + after.sent.get(kind, 0) for kind in kinds},
-        read=before.read + after.read,
-        peak=max(before.peak, after.peak),
-        times=_joined(before.times, after.times, max(start, before.times.seconds)),
+        reports[-1],
+        seconds=sum(report.seconds for report in reports),
+        waiting=sum(report.waiting for report in reports),
+        sent=sent,
+        read=sum(report.read for report in reports),
+        peak=max(report.peak for report in reports),
+        times=_joined([(start, report.times) for start, report in calls]),
     )
 
 
@@ -69,30 +74,32 @@ def coarse(times: Times) -> Times:
     return msgspec.structs.replace(times, width=together * times.width, waiting=waiting)
 
 
-def _joined(before: Times, after: Times, start: float) -> Times:
-    seconds = start + after.seconds
-    width = max(before.width, after.width)
+def _joined(calls: Sequence[tuple[float, Times]]) -> Times:
+    starts: list[float] = []
+    seconds = 0.0
+    for start, times in calls:  # by another clock, so one may seem to begin before the last has ended
+        starts.append(max(start, seconds))
+        seconds = starts[-1] + times.seconds
+    width = max(times.width for _, times in calls)
     while width * BINS < seconds:
         width *= 2
     waiting: dict[str, list[float]] = {}
-    for kind, bins in before.waiting.items():
-        for at, value in enumerate(bins):
-            end = min(before.seconds, (at + 1) * before.width)
-            _spread(waiting, kind, at * before.width, end, value, width)
-    for kind, bins in after.waiting.items():
-        for at, value in enumerate(bins):
-            end = min(after.seconds, (at + 1) * after.width)
-            _spread(waiting, kind, start + at * after.width, start + end, value, width)
-    gap = start - before.seconds
-    _spread(waiting, BETWEEN, before.seconds, start, 1e6 * gap, width)
-    last = before.phases[-1][0] if before.phases else ""
-    begun = [(name, start + at) for name, at in after.phases]
+    phases: list[tuple[str, float]] = []
+    ended = 0.0
+    for start, (_, times) in zip(starts, calls, strict=True):
+        _spread(waiting, BETWEEN, ended, start, 1e6 * (start - ended), width)
+        ended = start + times.seconds
+        for kind, bins in times.waiting.items():
+            for at, value in enumerate(bins):
+                end = min(times.seconds, (at + 1) * times.width)
+                _spread(waiting, kind, start + at * times.width, start + end, value, width)
+        phases += [(name, start + at) for name, at in times.phases if not phases or phases[-1][0] != name]
     return Times(
         seconds=seconds,
         width=width,
         waiting={kind: [round(value) for value in bins] for kind, bins in waiting.items()},
-        phases=[*before.phases, *(begun[1:] if begun and begun[0][0] == last else begun)],
-        steps=[*(before.steps or [0.0]), start],
+        phases=phases,
+        steps=starts,
     )
 
 
@@ -101,8 +108,11 @@ def _spread(waiting: dict[str, list[float]], kind: str, begin: float, end: float
     if not value or end <= begin:
         return
     bins = waiting.setdefault(kind, [])
-    stop = math.ceil(end / width)
+    first, stop = int(begin / width), math.ceil(end / width)
     bins.extend([0.0] * (stop - len(bins)))
-    for at in range(int(begin / width), stop):
+    if stop - first == 1:
+        bins[first] += value
+        return
+    for at in range(first, stop):
         inside = max(0.0, min(end, (at + 1) * width) - max(begin, at * width))
         bins[at] += value * inside / (end - begin)

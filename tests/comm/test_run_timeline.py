@@ -53,7 +53,7 @@ def test_calls_one_behind_the_other_are_one_timeline_with_the_time_between_them_
         report(1, 1.0, 0.25, {"ulysses": [0, 0, 0, 50_000]}),
     ]
     second = [report(0, 0.5, 0.25, {"ulysses": [20_000, 0]}), report(1, 0.5, 0.25, {"ulysses": [20_000, 0]})]
-    both = [joined(before, after, 1.5) for before, after in zip(first, second, strict=True)]
+    both = [joined([(0.0, before), (1.5, after)]) for before, after in zip(first, second, strict=True)]
     assert [(each.seconds, each.times.seconds, each.times.steps[-1]) for each in both] == [(1.5, 2.0, 1.5)] * 2
     timeline = timeline_of(cpu_plan(ulysses=2), both)
     assert (timeline.width, timeline.bins) == (0.25, 8)
@@ -66,11 +66,10 @@ def test_calls_one_behind_the_other_are_one_timeline_with_the_time_between_them_
 
 
 def test_what_was_spent_is_kept_however_many_calls_there_are() -> None:
-    whole = report(0, 3.0, 0.0078125, {"ulysses": [300] * 384})
-    for _ in range(40):
-        whole = joined(whole, report(0, 3.0, 0.0078125, {"ulysses": [300] * 384}), whole.times.seconds + 0.25)
+    call = report(0, 3.0, 0.0078125, {"ulysses": [300] * 384})
+    whole = joined([(number * 3.25, call) for number in range(41)])
     assert whole.times.seconds == pytest.approx(41 * 3 + 40 * 0.25)
-    assert len(whole.times.steps) == 42  # the first told of two
+    assert len(whole.times.steps) == 41
     assert sum(whole.times.waiting["ulysses"]) == pytest.approx(41 * 384 * 300, rel=1e-3)
     assert sum(whole.times.waiting[BETWEEN]) == pytest.approx(40 * 250_000, rel=1e-3)
     assert len(timeline_of(cpu_plan(ulysses=1), [whole]).ranks[0].waiting) <= 256

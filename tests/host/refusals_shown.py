@@ -98,7 +98,6 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the workers at … refused the connection:",
             "no workers answer at … (…): start them",
         ),
-        "parallel_backend/host/versions.py": ("the workers on … run another version",),
         "parallel_backend/plan/choose.py": ("…",),
         "parallel_backend/wire/address.py": ("… is no address: write …HOST:PORT, such",),
         "parallel_backend/wire/secret.py": (
@@ -274,12 +273,12 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "computed": {
-        "parallel_backend/host/diagnosis.py": (
-            "… failed…: …. …",
-            "… failed…: … …",
-        ),
-        "parallel_backend/host/group.py": ("…",),
+        "parallel_backend/host/diagnosis.py": ("… failed…: … …",),
         "parallel_backend/host/numbers.py": ("…: the model's output holds … values",),
+        "parallel_backend/models/spread/arguments.py": (
+            "… of the model's … … with a parallel",
+            "…weighs tokens, or differs inside a",
+        ),
         "parallel_backend/models/spread/places.py": ("the model makes … tokens where the picture",),
     },
 }
@@ -299,6 +298,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "a fault of a worker, not of a graph: test_a_workers_failure_\u2026 has three, tests/faults the rest": {
         "parallel_backend/host/diagnosis.py": (
+            "… failed…: …. …",
             "The connection to the workers was lost.",
             "The workers could not be started: ….",
             "… has not answered for … s…. …",
@@ -311,12 +311,14 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "other machines or other versions of ComfyUI, torch, diffusers or this pack take part (tests/machines, tests/wire)": {
         "parallel_backend/host/group.py": (
+            "…",
             "the workers at … are others than when",
             "these workers are serving another client",
         ),
         "parallel_backend/host/versions.py": (
             "diffusers … is installed and … is supported:",
             "torch … is installed and the workers",
+            "the workers on … run another version",
             "the workers on … have ComfyUI … and",
             "the workers on … have diffusers … and",
             "diffusers is not installed and … is",
@@ -396,9 +398,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… in the conditioning holds a …, which",
         ),
         "parallel_backend/models/spread/arguments.py": (
-            "… of the model's … … with a parallel",
             "…is for … tokens and the text has …,",
-            "…weighs tokens, or differs inside a",
             "…hides tokens of the picture, which",
             "…is not supported",
             "…differs from GPU to GPU, which is not",

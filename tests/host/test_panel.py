@@ -62,7 +62,8 @@ def test_a_run_whose_loop_stays_in_comfyui_is_told_from_its_first_model_call_to_
         assert len(timeline["steps"]) == 6
         assert timeline["steps"] == sorted(timeline["steps"])
         for rank, cost in zip(timeline["ranks"], run["ranks"], strict=True):
-            assert rank["seconds"] >= cost["seconds"] > timeline["steps"][1]
+            assert rank["seconds"] > timeline["steps"][-1]
+            assert rank["seconds"] >= cost["seconds"] > 0
             assert len(rank["waiting"]) == timeline["bins"] <= 256
 
 
