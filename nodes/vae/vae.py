@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.comfyui.autoencoder import on_meta
+from ...parallel_backend.models.comfyui.autoencoder import noise_scale, on_meta, with_noise
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
@@ -71,8 +71,9 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     def use(self, remote: RemoteVAE) -> None:
         """Have the workers do the work of the model."""
         self._share_memory_use(len(remote.devices))
+        noise = noise_scale(self.first_stage_model)
         self.first_stage_model = VAEProxy(
-            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode
+            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
         )
         self.patcher = ParallelVAEPatcher(
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
@@ -157,15 +158,18 @@ class VAEProxy(nn.Module):
 
     Args:
         to_decode, to_encode: bytes that a worker needs beside the weights, by the shape and dtype of what it is given.
+        noise: the share of random noise that the autoencoder mixes into a latent. It is drawn here, by the generator that
+            ComfyUI's own would use.
     """
 
     comfy_has_chunked_io = True
     """ComfyUI's word for writing into its buffer piece by piece."""
 
     def __init__(
-        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse
+        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse, noise: float
     ) -> None:
         super().__init__()
+        self._noise = noise
         self._to_decode, self._to_encode = to_decode, to_encode
         self.remote = remote
         self._output_dtype = output_dtype
@@ -179,6 +183,8 @@ class VAEProxy(nn.Module):
         shape = self.decode_output_shape(latent.shape)
         pixels = torch.empty(shape, dtype=latent.dtype) if output_buffer is None else output_buffer
         bar = bar or comfy.utils.ProgressBar(pictures(shape))
+        if self._noise:
+            latent = with_noise(latent, self._noise)
 
         def place(item: int, start: int, piece: Tensor) -> None:
             count = piece.shape[1] if len(shape) == 5 else 1

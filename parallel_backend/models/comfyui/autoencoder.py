@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import Refused
 from ...weights.checkpoint import Checkpoint
@@ -22,6 +22,7 @@ DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("AutoencoderKL", "comfy.ldm.modules.diffusionmodules.model"): "a FLUX.2 or HunyuanVideo VAE",
         ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae_refiner"): "a HunyuanVideo 1.5 VAE",
         ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae"): "a HunyuanImage 2.1 VAE",
+        ("VideoVAE", "comfy.ldm.lightricks.vae.causal_video_autoencoder"): "an LTX-Video VAE",
     }
 )
 """ComfyUI's class and where its decoder is defined -> its name in sentences: those whose code was tried over rows."""
@@ -65,6 +66,11 @@ def detect(checkpoint: Checkpoint) -> Detected:
             f"{file} holds a VAE of ComfyUI's class {type(model).__name__}, which is not supported on several GPUs: use "
             "Load VAE."
         )
+    if any(getattr(module, "inject_noise", False) for module in model.modules()):
+        raise Refused(
+            f"{file} holds {kind} of version 0.9.1, whose decoder adds random noise in its layers, which is not supported "
+            "on several GPUs: use Load VAE."
+        )
     _buffers_to_parameters(model)
     return Detected(vae, kind)
 
@@ -89,6 +95,16 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[None]:
         ) from None
 
 
+def noise_scale(model: Any) -> float:
+    """The share of random noise that an autoencoder mixes into a latent before it decodes it; none by default."""
+    return float(model.decode_noise_scale) if getattr(model, "timestep_conditioning", False) else 0.0
+
+
+def with_noise(latent: Tensor, scale: float) -> Tensor:
+    """A latent as LTX-Video's decoder mixes it, with torch's own generator, on one rank for all."""
+    return torch.randn_like(latent) * scale + (1.0 - scale) * latent
+
+
 def _buffers_to_parameters(model: nn.Module) -> None:
     """Statistics that a file holds are loaded as weights are."""
     for module in model.modules():
@@ -97,6 +113,10 @@ def _buffers_to_parameters(model: nn.Module) -> None:
             if values is not None and values.is_floating_point():
                 del module._buffers[name]
                 module.register_parameter(name, nn.Parameter(values, requires_grad=False))
-        assert not module._non_persistent_buffers_set, (
-            f"{type(module).__name__} computes {module._non_persistent_buffers_set}"
-        )
+                module.get_buffer = module.get_parameter  # type: ignore[method-assign, assignment]
+        computed = [name for name in module._non_persistent_buffers_set if _is_meta(module._buffers[name])]
+        assert not computed, f"{type(module).__name__} computes {computed}"
+
+
+def _is_meta(values: Tensor | None) -> bool:
+    return values is not None and values.is_meta
