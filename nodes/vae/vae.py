@@ -59,6 +59,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     """
 
     # ComfyUI's, which are replaced here
+    first_stage_model: Any
     patcher: Any
     upscale_ratio: Any
     memory_used_decode: MemoryUse
@@ -70,7 +71,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
 
     def use(self, remote: RemoteVAE) -> None:
         """Have the workers do the work of the model."""
-        self._share_memory_use(len(remote.devices))
+        self._share_memory_use(1 if self.handles_tiling else len(remote.devices))  # the first joins such tiles
         noise = noise_scale(self.first_stage_model)
         self.first_stage_model = VAEProxy(
             remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
@@ -181,7 +182,7 @@ class VAEProxy(nn.Module):
     def decode(self, latent: Tensor, output_buffer: Tensor | None = None, bar: Any = None) -> Tensor:
         """The pixels of a latent, into the buffer if there is one; the progress bar, given or new, counts pictures."""
         shape = self.decode_output_shape(latent.shape)
-        pixels = torch.empty(shape, dtype=latent.dtype) if output_buffer is None else output_buffer
+        pixels = torch.empty(shape, dtype=self._output_dtype) if output_buffer is None else output_buffer
         bar = bar or comfy.utils.ProgressBar(pictures(shape))
         if self._noise:
             latent = with_noise(latent, self._noise)
@@ -199,6 +200,14 @@ class VAEProxy(nn.Module):
     def encode(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
         """The latent of pixels from -1 to 1."""
         return self.remote.encode(pixels, int(self._to_encode(pixels.shape, pixels.dtype)))
+
+    def decode_tiled(self, latent: Tensor, **_: int) -> Tensor:
+        """An autoencoder with tiles of its own has no others."""
+        return self.decode(latent)
+
+    def encode_tiled(self, pixels: Tensor, **_: int) -> Tensor:
+        """As `decode_tiled`."""
+        return self.encode(pixels)
 
 
 class ParallelVAEPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from .autoencoder import Mark, whole_tensors
 from .row_neighbours import attend
 from .row_tensor import RowTensor
 from .rows import Slab, slab_of
+from .tiles import decoded_shape, has_tiles, in_tiles
 
 FRAMES = 8
 """Frames of a clip that are gathered and sent at a time."""
@@ -61,7 +62,9 @@ class ComfyFamily:
         return whole_tensors(config.module, lambda name: name, checkpoint)
 
     def decoded_shape(self, config: Detected, latent: Sequence[int]) -> tuple[int, ...]:
-        """By ComfyUI's formula of frames."""
+        """By ComfyUI's formula of frames, which is not that of every clip in tiles."""
+        if has_tiles(config.module):
+            return decoded_shape(config.module, latent)
         vae, (batch, _, *frames, height, width) = config.vae, latent
         scale = vae.spacial_compression_decode()
         count = [vae.upscale_ratio[0](frames[0])] if frames else []
@@ -92,6 +95,8 @@ class ComfyAutoencoder:
 
     def _run(self, method: str, given: Slab, mark: Mark) -> Slab:
         alone = given.axis.size == 1
+        if not alone and has_tiles(self.module):
+            return in_tiles(self.module, method, given, mark)
         values = given.values if alone else RowTensor.of(given)
         options = {}
         if method == "decode" and hasattr(self.module, SHAPE):
