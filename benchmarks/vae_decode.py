@@ -48,12 +48,14 @@ def subjects() -> list[Subject]:
         module = autoencoder.module.to_empty(device="cpu")
         module.load_state_dict(random_weights(module, seed=0))
     wan = ComfyAutoencoder(build("wan", dim=32), KINDS["wan"].scale)
+    ltx = ComfyAutoencoder(build("ltx095", decoder_base_channels=32), KINDS["ltx095"].scale)
     clip = torch.randn(1, 16, 5, 12, 8)
     return [
         Subject("CogVideoX, 17 frames of 64x96, original batches", video, clip, "original"),
         Subject("CogVideoX, 17 frames of 64x96, ComfyUI's batches", video, clip, "comfyui"),
         Subject("FLUX, 192x192", image, torch.randn(1, 16, 24, 24), "original"),
         Subject("Wan 2.1, 9 frames of 96x64", wan, torch.randn(1, 16, 3, 12, 8), "original"),
+        Subject("LTX-Video 0.9.5, 17 frames of 384x128", ltx, torch.randn(1, 128, 3, 12, 4), "original"),
     ]
 
 
@@ -120,7 +122,7 @@ def main() -> None:
         "",
         "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores "
         "(gloo, one thread a rank); CogVideoX's with a quarter of its "
-        "channels, FLUX's with half, Wan's (ComfyUI's own code) with a third. "
+        "channels, FLUX's with half, Wan's (ComfyUI's own code) with a third, LTX-Video's (likewise) with a quarter. "
         "*Peak*: bytes of tensors alive "
         "at the same time at the most, on each rank, without weights; the first rank also gathers the pixels. *Share*: the "
         "largest against one rank's. *Sent*: by the rank that sends most. Seconds are the shortest of "

@@ -27,14 +27,15 @@ class LoadParallelVAE(io.ComfyNode):
             display_name="Load Parallel VAE",
             category=CATEGORY,
             description="Takes the place of Load VAE: the same VAE, decoding and encoding on several GPUs, each holding "
-            "its share of the picture's rows. For the VAEs of FLUX, Stable Diffusion, Wan, Qwen-Image, HunyuanVideo and "
-            "CogVideoX.",
+            "its share of the picture's rows. For the VAEs of FLUX, Stable Diffusion, Wan, Qwen-Image, LTX-Video, "
+            "MiniMax-H3, HunyuanVideo and CogVideoX.",
             search_aliases=["multi gpu vae", "load vae", "parallel decode", "video vae"],
             inputs=[
                 io.Combo.Input(
                     "vae_name",
                     options=folder_paths.get_filename_list(FOLDER),
-                    tooltip="A VAE in models/vae: FLUX, Stable Diffusion, Wan, Qwen-Image, HunyuanVideo or CogVideoX.",
+                    tooltip="A VAE in models/vae: FLUX, Stable Diffusion, Wan, Qwen-Image, LTX-Video, MiniMax-H3, "
+                    "HunyuanVideo or CogVideoX.",
                 ),
                 PlanType.Input(
                     "plan", optional=True, tooltip="Which devices to use; its other settings do not matter to a VAE."

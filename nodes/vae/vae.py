@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.comfyui.autoencoder import on_meta
+from ...parallel_backend.models.comfyui.autoencoder import noise_scale, on_meta, with_noise
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
@@ -59,6 +59,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     """
 
     # ComfyUI's, which are replaced here
+    first_stage_model: Any
     patcher: Any
     upscale_ratio: Any
     memory_used_decode: MemoryUse
@@ -70,9 +71,10 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
 
     def use(self, remote: RemoteVAE) -> None:
         """Have the workers do the work of the model."""
-        self._share_memory_use(len(remote.devices))
+        self._share_memory_use(1 if self.handles_tiling else len(remote.devices))  # the first joins such tiles
+        noise = noise_scale(self.first_stage_model)
         self.first_stage_model = VAEProxy(
-            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode
+            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
         )
         self.patcher = ParallelVAEPatcher(
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
@@ -157,15 +159,18 @@ class VAEProxy(nn.Module):
 
     Args:
         to_decode, to_encode: bytes that a worker needs beside the weights, by the shape and dtype of what it is given.
+        noise: the share of random noise that the autoencoder mixes into a latent. It is drawn here, by the generator that
+            ComfyUI's own would use.
     """
 
     comfy_has_chunked_io = True
     """ComfyUI's word for writing into its buffer piece by piece."""
 
     def __init__(
-        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse
+        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse, noise: float
     ) -> None:
         super().__init__()
+        self._noise = noise
         self._to_decode, self._to_encode = to_decode, to_encode
         self.remote = remote
         self._output_dtype = output_dtype
@@ -177,8 +182,10 @@ class VAEProxy(nn.Module):
     def decode(self, latent: Tensor, output_buffer: Tensor | None = None, bar: Any = None) -> Tensor:
         """The pixels of a latent, into the buffer if there is one; the progress bar, given or new, counts pictures."""
         shape = self.decode_output_shape(latent.shape)
-        pixels = torch.empty(shape, dtype=latent.dtype) if output_buffer is None else output_buffer
+        pixels = torch.empty(shape, dtype=self._output_dtype) if output_buffer is None else output_buffer
         bar = bar or comfy.utils.ProgressBar(pictures(shape))
+        if self._noise:
+            latent = with_noise(latent, self._noise)
 
         def place(item: int, start: int, piece: Tensor) -> None:
             count = piece.shape[1] if len(shape) == 5 else 1
@@ -193,6 +200,14 @@ class VAEProxy(nn.Module):
     def encode(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
         """The latent of pixels from -1 to 1."""
         return self.remote.encode(pixels, int(self._to_encode(pixels.shape, pixels.dtype)))
+
+    def decode_tiled(self, latent: Tensor, **_: int) -> Tensor:
+        """An autoencoder with tiles of its own has no others."""
+        return self.decode(latent)
+
+    def encode_tiled(self, pixels: Tensor, **_: int) -> Tensor:
+        """As `decode_tiled`."""
+        return self.encode(pixels)
 
 
 class ParallelVAEPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]

@@ -64,6 +64,29 @@ def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
     return x.like(local, runs, along, x.copied or not shares)  # type: ignore[arg-type]
 
 
+def reshape(func: Any, x: RowTensor, size: Sequence[int]) -> Any:
+    """As a view, or a copy where torch copies the whole picture too; into such a copy may be written."""
+    out = view(func, x, size)
+    if out is NotImplemented or _viewable(x, size):
+        return out
+    shares = out.local.untyped_storage().data_ptr() == x.local.untyped_storage().data_ptr()
+    return out.like(out.local.clone() if shares else out.local)
+
+
+def _viewable(x: RowTensor, size: Sequence[int]) -> bool:
+    """Whether the whole picture, laid out as the rows are and without gaps, could be seen in another shape.
+
+    With gaps, as a slice has them, it could be seen in fewer shapes and never in more.
+    """
+    order = sorted(range(x.ndim), key=x.local.stride, reverse=True)
+    dense = torch.empty([x.shape[dim] for dim in order], device="meta")
+    try:
+        dense.permute([order.index(dim) for dim in range(x.ndim)]).view(list(size))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _scaled(run: slice, wanted: int, height: int) -> slice | None:
     """A run of rows where each is several, or several are one; None if it does not begin and end with one."""
     if run.start * wanted % height or run.stop * wanted % height:
@@ -109,6 +132,19 @@ def expand(_func: Any, x: RowTensor, size: Sequence[int], **_: Any) -> Any:
     return x.like(
         x.local.expand(*size[:along], x.local.shape[x.along], *size[along + 1 :]), along=along, copied=x.copied
     )
+
+
+def repeat(func: Any, x: RowTensor, times: Sequence[int]) -> Any:
+    """Along other dimensions than the rows."""
+    along = x.along + len(times) - x.ndim
+    if times[along] != 1:
+        return NotImplemented
+    return x.like(func(x.local, times), along=along)
+
+
+def empty(func: Any, x: RowTensor, *args: Any, **kwargs: Any) -> Any:
+    """Of any shape: only dtype and device are asked of the picture. Every rank has all of it."""
+    return func(x.local, *args, **kwargs)
 
 
 def select(func: Any, x: RowTensor, dim: int, index: Any) -> Any:

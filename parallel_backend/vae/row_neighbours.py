@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.kernels import choose_kernel, flash_fault
 from ..attention.parallel import around_the_ring
 from .norm import group_norm
-from .row_tensor import RowTensor
+from .row_tensor import RowTensor, Runs
 from .rows import NOTHING, Slab
 
 
@@ -122,23 +122,46 @@ def _convolved(
 
 def pad(func: Any, x: RowTensor, pad: Sequence[int], *value: Any) -> Any:
     """The rows above and below come to the ranks that have the picture's first and last row."""
+    return _padded(func, x, pad, value, x.runs)
+
+
+def mirror(func: Any, x: RowTensor, pad: Sequence[int]) -> Any:
+    """As `pad`; the rows that are seen above and below may be of the neighbours."""
+    place, height = 2 * (x.ndim - 1 - x.along), x.shape[x.along]
+    above, below = (*pad[place : place + 2], 0, 0)[:2]
+    first, last = _ends(x)
+    want = list(x.runs)
+    want[first] = slice(0, max(want[first].stop, min(above + 1, height)))
+    want[last] = slice(min(want[last].start, max(height - below - 1, 0)), height)
+    return _padded(func, x, pad, (), tuple(want))
+
+
+def _padded(func: Any, x: RowTensor, pad: Sequence[int], value: Sequence[Any], want: Runs) -> Any:
+    """Rows padded where the picture ends. `want`: the rows that each rank needs for its own."""
     place = 2 * (x.ndim - 1 - x.along)
     above, below = (*pad[place : place + 2], 0, 0)[:2]
     if min(above, below) < 0:
         return NotImplemented
-    having = [rank for rank, run in enumerate(x.runs) if run.stop > run.start]
-    rank, first, last = x.axis.rank, having[0], having[-1]
+    rank, (first, last) = x.axis.rank, _ends(x)
     total = x.shape[x.along] + above + below
     ends = [0 if r < first else total if r >= last else run.stop + above for r, run in enumerate(x.runs)]
     runs = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
     mine = list(pad)
     mine[place : place + 2] = (above if rank == first else 0, below if rank == last else 0)[: len(pad) - place]
+    rows, run = x.at(want), runs[rank]
     if first <= rank <= last and x.local.shape[x.along]:
-        return x.like(func(x.local, mine, *value), runs)
+        more = x.runs[rank].start - want[rank].start
+        return x.like(func(rows, mine, *value).narrow(x.along, more, run.stop - run.start), runs)
     shape = list(x.local.shape)
     for number in range(len(pad) // 2):
         shape[-1 - number] += mine[2 * number] + mine[2 * number + 1]
     return x.like(x.local.new_empty(shape), runs)
+
+
+def _ends(x: RowTensor) -> tuple[int, int]:
+    """The ranks that have the picture's first and last row."""
+    having = [rank for rank, run in enumerate(x.runs) if run.stop > run.start]
+    return having[0], having[-1]
 
 
 def enlarge(func: Any, x: RowTensor, size: Sequence[int], *scales: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from .row_local import (
     cat,
+    empty,
     expand,
     index_select,
     layer_norm,
@@ -17,6 +18,8 @@ from .row_local import (
     parted,
     permute,
     reduce,
+    repeat,
+    reshape,
     select,
     squeeze,
     stacked,
@@ -26,7 +29,7 @@ from .row_local import (
     unsqueeze,
     view,
 )
-from .row_neighbours import convolution, cudnn_convolution, enlarge, enlarge_by, normalised, pad
+from .row_neighbours import convolution, cudnn_convolution, enlarge, enlarge_by, mirror, normalised, pad
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -36,6 +39,9 @@ RULES: Mapping[Any, Rule] = MappingProxyType(
         aten.view.default: view,
         aten._unsafe_view.default: view,
         aten._reshape_alias.default: view,
+        aten.reshape.default: reshape,
+        aten.repeat.default: repeat,
+        aten.new_empty.default: empty,
         aten.permute.default: permute,
         aten.transpose.int: transpose,
         aten.unsqueeze.default: unsqueeze,
@@ -61,6 +67,8 @@ RULES: Mapping[Any, Rule] = MappingProxyType(
         aten.convolution.default: convolution,
         aten.cudnn_convolution.default: cudnn_convolution,
         aten.constant_pad_nd.default: pad,
+        aten.reflection_pad2d.default: mirror,
+        aten.reflection_pad3d.default: mirror,
         aten.replication_pad2d.default: pad,
         aten.replication_pad3d.default: pad,
         aten.upsample_nearest2d.vec: enlarge_by,

@@ -34,11 +34,16 @@ class Entry:
     def runs(self, start: int, stop: int) -> Iterator[Run]:
         """Its rows `start` to `stop` as rows of tensors of the file."""
         offset = 0
-        for entry, first, last in self.parts or ((self, 0, self.shape[0]),):
+        for entry, first, last in self.parts or ((self, 0, self.rows),):
             begin, end = max(start, offset), min(stop, offset + last - first)
             if begin < end:
                 yield entry, first + begin - offset, first + end - offset
             offset += last - first
+
+    @property
+    def rows(self) -> int:
+        """Its size along the first dimension; a single value is one row."""
+        return self.shape[0] if self.shape else 1
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -53,7 +58,7 @@ class Entry:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row (dim 0)."""
-        return self.nbytes // self.shape[0] if self.nbytes else 0
+        return self.nbytes // self.rows if self.nbytes else 0
 
 
 Run = tuple[Entry, int, int]

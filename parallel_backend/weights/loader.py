@@ -50,7 +50,7 @@ def load_weights(
             if only is not None and full_name not in only:
                 continue
             source = f"{name}.weight" if scale else full_name
-            run, width = store.run(full_name), parameter.numel() // parameter.shape[0]
+            run, width = store.run(full_name), parameter.numel() // parameter.shape[:1].numel()
             rounded = dtype in FLOAT8 and full_name not in exact and not isinstance(child, Parts)
             through = dtype if rounded else None
             if isinstance(child, PackedLinear) and key == "weight":

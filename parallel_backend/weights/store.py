@@ -88,8 +88,16 @@ class Whole(Store):
         return sum(tensor.nbytes for tensor in chain(self._module.parameters(), self._module.buffers()))
 
     def materialise(self, device: torch.device) -> None:
-        """Of every parameter and buffer."""
+        """Of every parameter and buffer; buffers that have values keep them."""
+        made = [
+            (part, name, buffer.to(device))
+            for part in self._module.modules()
+            for name, buffer in part.named_buffers(recurse=False)
+            if not buffer.is_meta
+        ]
         self._module.to_empty(device=device)
+        for part, name, buffer in made:
+            setattr(part, name, buffer)
 
     def move(self, device: torch.device) -> None:
         """All of them."""

@@ -140,6 +140,32 @@ def test_comfyuis_own_code_over_rows(server: ComfyUI, vae: str, latent: str, wor
     assert relative_error(ours, theirs) <= TOLERANCE
 
 
+def noisy_round(copies: int) -> Graph:
+    """A clip encoded and decoded. ImageAddNoise seeds torch's generator, which the decoder draws from; with another number
+    of copies ComfyUI does so anew.
+    """
+    graph = {
+        "vae": node("VAELoader", vae_name="ltx095.safetensors"),
+        "copy 0": node("EmptyImage", width=64, height=96, batch_size=17, color=0x808080),
+        "noise": node("ImageAddNoise", image=[f"copy {copies}", 0], seed=5, strength=0.5),
+        "latent": node("VAEEncode", pixels=["noise", 0], vae=["vae", 0]),
+        "pixels": node("VAEDecode", samples=["latent", 0], vae=["vae", 0]),
+        "save": saved(["pixels", 0]),
+    }
+    return graph | {
+        f"copy {number + 1}": node("RepeatImageBatch", image=[f"copy {number}", 0], amount=1)
+        for number in range(copies)
+    }
+
+
+def test_noise_that_a_decoder_draws_is_comfyuis(server: ComfyUI) -> None:
+    save_comfy_vae(server.base_dir / "models" / "vae" / "ltx095.safetensors", "ltx095")
+    expected = pixels(server, noisy_round(0))
+    assert relative_error(pixels(server, parallel(noisy_round(1))), expected) <= TOLERANCE
+    not_seeded_again = parallel(noisy_round(1), frame_batches="original")
+    assert relative_error(pixels(server, not_seeded_again), expected) > TOLERANCE
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=thorough), 3])
 def test_image_decode_and_encode(server: ComfyUI, workers: int) -> None:
     graph = decode("flux", "image")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +25,27 @@ DEEP = {"in_channels": 3, "out_channels": 3, "num_res_blocks": 1} | {
     "upsample_match_channel": True,
 }
 WAN = {"dim": 8, "temperal_downsample": [False, True, True]}
+LTX = {"dims": 3, "latent_channels": 128, "encoder_base_channels": 8, "decoder_base_channels": 8} | {
+    "norm_layer": "pixel_norm",
+    "patch_size": 4,
+    "latent_log_var": "uniform",
+}
+TWICE = {"residual": True, "multiplier": 2}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How one is made, and the shape of its latent; `scale` is the pixels of a value of the latent."""
+    """How one is made, and the shape of its latent; `scale` and `frames` are the pixels and frames of a value of it."""
 
     scale: int
     latent: tuple[int, ...]
     settings: Mapping[str, Any]
+    frames: int = 4
 
     def pixels(self) -> tuple[int, ...]:
         """The shape of what the latent decodes to."""
         batch, _, *frames, height, width = self.latent
-        count = [4 * frames[0] - 3] if frames else []
+        count = [self.frames * (frames[0] - 1) + 1] if frames else []
         return (batch, 3, *count, height * self.scale, width * self.scale)
 
 
@@ -62,23 +70,68 @@ KINDS = {
         (1, 64, 4, 3),
         {**DEEP, "block_out_channels": [64, 64, 64, 128, 128, 128], "z_channels": 64, "ffactor_spatial": 32},
     ),
+    "ltx": Kind(
+        32,
+        (1, 128, 3, 5, 2),
+        {
+            **LTX,
+            "blocks": [["res_x", 1], *[["compress_all", 1], ["res_x_y", 1]] * 2, ["compress_all", 1], ["res_x", 1]],
+        },
+        frames=8,
+    ),
+    "ltx095": Kind(
+        32,
+        (1, 128, 3, 3, 2),
+        {
+            **LTX,
+            "encoder_blocks": [
+                ["res_x", 1],
+                ["compress_space_res", {"multiplier": 2}],
+                ["compress_time_res", {"multiplier": 2}],
+                *[["compress_all_res", {"multiplier": 2}]] * 2,
+            ],
+            "decoder_blocks": [["res_x", 1], *[["compress_all", TWICE]] * 3, ["res_x", 1]],
+            "timestep_conditioning": True,
+        },
+        frames=8,
+    ),
+    "ltx2": Kind(
+        32,
+        (1, 128, 2, 3, 2),
+        {
+            **LTX,
+            "encoder_blocks": [["res_x", 1], *[["compress_all", {}]] * 3],
+            "decoder_blocks": [
+                *[["compress_all", {"multiplier": 2}]] * 2,
+                ["compress_time", {"multiplier": 2}],
+                ["compress_space", {"multiplier": 2}],
+                ["res_x", 1],
+            ],
+            "causal_decoder": True,
+            "spatial_padding_mode": "zeros",
+        },
+        frames=8,
+    ),
 }
 """By the name in tests."""
 
 
 def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
     """Write one of `KINDS` to a file, with other settings of its code if given."""
-    save_file({key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}, path)
+    tensors = {key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}
+    config = {"vae": {**KINDS[name].settings, **settings}} if name.startswith("ltx") else {}
+    save_file(tensors, path, {"config": json.dumps(config)})
 
 
-def build(name: str, **settings: Any) -> nn.Module:
+def build(kind: str, **settings: Any) -> nn.Module:
     """One of `KINDS` with random weights and statistics."""
     comfy_on_path()
-    module = _made(name, {**KINDS[name].settings, **settings}).eval()
+    module = _made(kind, {**KINDS[kind].settings, **settings}).eval()
     module.load_state_dict(random_weights(module, seed=0), strict=False)
     generator = torch.Generator().manual_seed(1)
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
+    saved = module.state_dict()
+    for name, buffer in module.named_buffers():
+        if name in saved and buffer.is_floating_point():
             buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     return module
 
@@ -91,6 +144,7 @@ def inputs(name: str) -> tuple[Tensor, Tensor]:
 
 
 def _made(name: str, settings: dict[str, Any]) -> nn.Module:
+    import comfy.ldm.lightricks.vae.causal_video_autoencoder
     import comfy.ldm.models.autoencoder as engines
     import comfy.ldm.wan.vae
     import comfy.ldm.wan.vae2_2
@@ -99,6 +153,8 @@ def _made(name: str, settings: dict[str, Any]) -> nn.Module:
         return comfy.ldm.wan.vae.WanVAE(**settings)  # type: ignore[no-any-return]
     if name == "wan22":
         return comfy.ldm.wan.vae2_2.WanVAE(**settings)  # type: ignore[no-any-return]
+    if name.startswith("ltx"):
+        return comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE(config=settings)  # type: ignore[no-any-return]
     if name in ("hunyuan", "flux2"):
         return engines.AutoencoderKL(ddconfig=settings, embed_dim=settings["z_channels"])  # type: ignore[no-any-return]
     where, regularizer = {

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.autoencoder import noise_scale, with_noise
+from parallel_backend.vae import recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.row_tensor import RowTensor
 from parallel_backend.vae.rows import slab_of
+from parallel_backend.weights.checkpoint import read_header
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.selection import thorough
-from tests.vae.comfy_vaes import KINDS, build, inputs
+from tests.vae.comfy_vaes import KINDS, build, inputs, save_comfy_vae
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
+SEED = 11
 
 GATHERS = {"flux2": 1}
 """Pictures that are gathered whole, of one decode and one encode: FLUX.2 normalises its finished latent."""
@@ -30,6 +38,13 @@ Results = dict[str, tuple[Tensor, Tensor, int]]
 
 def _axis(ranks: int) -> Communicator:
     return Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
+
+
+def mixed(module: nn.Module, latent: Tensor) -> Tensor:
+    """With the noise that ComfyUI's own would draw."""
+    torch.manual_seed(SEED)
+    scale = noise_scale(module)
+    return with_noise(latent, scale) if scale else latent
 
 
 @cache
@@ -51,6 +66,7 @@ def over_ranks(ranks: int) -> Results:
             ours, (latent, pixels) = ComfyAutoencoder(modules[name], kind.scale), inputs(name)
             before = gathered[0]
             with torch.inference_mode():  # as in a worker
+                latent = mixed(modules[name], latent)
                 decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda: None)]
                 (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, kind.scale), "", lambda: None)]
             results[name] = torch.cat(decoded, 2), encoded, gathered[0] - before
@@ -62,6 +78,7 @@ def over_ranks(ranks: int) -> Results:
 @cache
 def oracle(name: str) -> tuple[Tensor, Tensor]:
     module, (latent, pixels) = build(name), inputs(name)
+    torch.manual_seed(SEED)
     with torch.inference_mode():
         return module.decode(latent), module.encode(pixels)
 
@@ -81,6 +98,7 @@ def test_equals_comfyuis(name: str, ranks: int) -> None:
 def test_one_rank_gives_the_same_bits(name: str) -> None:
     ours, (latent, pixels) = ComfyAutoencoder(build(name), KINDS[name].scale), inputs(name)
     with torch.inference_mode():
+        latent = mixed(ours.module, latent)
         decoded = [piece.whole() for piece in ours.decode(slab_of(latent, _axis(1)), "", lambda: None)]
         (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, _axis(1), KINDS[name].scale), "", lambda: None)]
     assert torch.equal(torch.cat(decoded, 2), oracle(name)[0])
@@ -111,3 +129,42 @@ def test_what_draws_random_numbers_is_refused() -> None:
         picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), _axis(1)))
         with pytest.raises(AssertionError, match="random"):
             torch.randn_like(picture)
+
+
+@pytest.mark.parametrize("frames", [1, 4])
+@pytest.mark.parametrize("name", ["ltx095", pytest.param("ltx", marks=thorough), pytest.param("ltx2", marks=thorough)])
+def test_ltx_in_small_pieces(name: str, frames: int) -> None:
+    """A few frames go through the rest of the decoder at a time. Ranks of other memory agree on how many."""
+    module, kind = build(name), KINDS[name]
+    code = sys.modules[type(module).__module__]
+    latent = torch.randn(1, 128, frames, 5, 2, generator=torch.Generator().manual_seed(frames))
+
+    def work(rank: int) -> tuple[Tensor, int]:
+        code.MIN_CHUNK_SIZE = code.MAX_CHUNK_SIZE = 1 << (16 + rank)  # type: ignore[attr-defined]
+        ours, pieces = ComfyAutoencoder(module, kind.scale), [0]
+
+        def count(*_: Any) -> None:
+            pieces[0] += 1
+
+        module.decoder.conv_out.register_forward_hook(count)  # type: ignore[union-attr, operator]
+        with torch.inference_mode():
+            slab = slab_of(mixed(module, latent), _axis(3))
+            return torch.cat([piece.whole() for piece in ours.decode(slab, "", lambda: None)], 2), pieces[0]
+
+    ours, pieces = run_ranks(3, work)[0]
+    assert (pieces > 1) == (frames > 1)
+    torch.manual_seed(SEED)
+    with torch.inference_mode():
+        theirs = module.decode(latent)  # type: ignore[operator]
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
+
+
+def test_noise_inside_a_decoder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ltx091.safetensors"
+    noisy = ["res_x", {"num_layers": 1, "inject_noise": True}]
+    save_comfy_vae(file, "ltx095", decoder_blocks=[*[["compress_all", {"residual": True, "multiplier": 2}]] * 3, noisy])
+    with pytest.raises(
+        Refused, match=r"ltx091.safetensors holds an LTX-Video VAE of version 0\.9\.1, .*: use Load VAE\.$"
+    ):
+        recognise(read_header(file))

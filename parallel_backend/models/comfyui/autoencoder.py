@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import Refused
 from ...weights.checkpoint import Checkpoint
@@ -22,6 +23,8 @@ DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("AutoencoderKL", "comfy.ldm.modules.diffusionmodules.model"): "a FLUX.2 or HunyuanVideo VAE",
         ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae_refiner"): "a HunyuanVideo 1.5 VAE",
         ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae"): "a HunyuanImage 2.1 VAE",
+        ("VideoVAE", "comfy.ldm.lightricks.vae.causal_video_autoencoder"): "an LTX-Video VAE",
+        ("MiniMaxH3VideoVAE", "comfy.ldm.minimax.vae"): "a MiniMax-H3 video VAE",
     }
 )
 """ComfyUI's class and where its decoder is defined -> its name in sentences: those whose code was tried over rows."""
@@ -65,7 +68,14 @@ def detect(checkpoint: Checkpoint) -> Detected:
             f"{file} holds a VAE of ComfyUI's class {type(model).__name__}, which is not supported on several GPUs: use "
             "Load VAE."
         )
-    _buffers_to_parameters(model)
+    if any(getattr(module, "inject_noise", False) for module in model.modules()):
+        raise Refused(
+            f"{file} holds {kind} of version 0.9.1, whose decoder adds random noise in its layers, which is not supported "
+            "on several GPUs: use Load VAE."
+        )
+    if hasattr(model, "pixel_mean"):
+        compute_buffers(model)
+    _buffers_to_parameters(model, checkpoint)
     return Detected(vae, kind)
 
 
@@ -89,14 +99,39 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[None]:
         ) from None
 
 
-def _buffers_to_parameters(model: nn.Module) -> None:
-    """Statistics that a file holds are loaded as weights are."""
-    for module in model.modules():
+def noise_scale(model: Any) -> float:
+    """The share of random noise that an autoencoder mixes into a latent before it decodes it; none by default."""
+    return float(model.decode_noise_scale) if getattr(model, "timestep_conditioning", False) else 0.0
+
+
+def with_noise(latent: Tensor, scale: float) -> Tensor:
+    """A latent as LTX-Video's decoder mixes it, with torch's own generator, on one rank for all."""
+    return torch.randn_like(latent) * scale + (1.0 - scale) * latent
+
+
+def compute_buffers(model: Any) -> None:
+    """What files need not hold and MiniMax-H3's class computes when it is made, which the meta device loses."""
+    code, rope = sys.modules[type(model).__module__], model.decoder.pos_embed
+    model.latents_mean, model.latents_std = torch.tensor(code.LATENTS_MEAN), torch.tensor(code.LATENTS_STD)
+    model.pixel_mean, model.pixel_std = (
+        torch.tensor(numbers).view(1, 3, 1, 1, 1) for numbers in (code.IMAGENET_MEAN, code.IMAGENET_STD)
+    )
+    rope.inv_freq = type(rope)(2 * rope.n_dim * len(rope.inv_freq), n_dim=rope.n_dim).inv_freq
+
+
+def _buffers_to_parameters(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Statistics that a file holds, or must hold, are loaded as weights are."""
+    for prefix, module in model.named_modules():
         for name in [name for name in module._buffers if name not in module._non_persistent_buffers_set]:
             values = module._buffers[name]
-            if values is not None and values.is_floating_point():
+            filed = f"{prefix}.{name}".lstrip(".") in checkpoint.entries or _is_meta(values)
+            if values is not None and values.is_floating_point() and filed:
                 del module._buffers[name]
-                module.register_parameter(name, nn.Parameter(values, requires_grad=False))
-        assert not module._non_persistent_buffers_set, (
-            f"{type(module).__name__} computes {module._non_persistent_buffers_set}"
-        )
+                module.register_parameter(name, nn.Parameter(values.to("meta"), requires_grad=False))
+                module.get_buffer = module.get_parameter  # type: ignore[method-assign, assignment]
+        computed = [name for name in module._non_persistent_buffers_set if _is_meta(module._buffers[name])]
+        assert not computed, f"{type(module).__name__} computes {computed}"
+
+
+def _is_meta(values: Tensor | None) -> bool:
+    return values is not None and values.is_meta

@@ -1,0 +1,99 @@
+"""Autoencoders that work in tiles of their own, MiniMax-H3's: ranks take turns at whole tiles.
+
+Where tiles lie and how they are blended is part of such a model, and each sees nothing of the others. So a tile is computed
+by one rank as ComfyUI computes it, and the first rank, which answers, joins all of them by ComfyUI's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .autoencoder import Mark
+from .rows import Slab
+
+OF_A_TILE: Mapping[str, str] = MappingProxyType({"decode": "_decode_pixels", "encode": "_encode_moments"})
+"""What is done with the whole -> the module's method that does it with a tile."""
+
+
+def has_tiles(module: Any) -> bool:
+    """Whether an autoencoder is of this kind."""
+    return all(hasattr(module, name) for name in OF_A_TILE.values())
+
+
+def in_tiles(module: Any, method: str, given: Slab, mark: Mark) -> Slab:
+    """Decoded or encoded; all rows are on the first rank. A collective.
+
+    Every rank holds the whole of what is given, and the tile that it computes.
+    """
+    axis, name = given.axis, OF_A_TILE[method]
+    whole = given.fetch([slice(0, given.height)] * axis.size)
+    compute = getattr(module, name)
+    tiles: list[Tensor] = []
+
+    def listed(tile: Tensor) -> Tensor:
+        tiles.append(tile)
+        return torch.empty(_shape(module, method, tile), dtype=tile.dtype, device="meta")
+
+    result = _run(module, method, whole, listed)  # of the shape and dtype, without values
+    done = _computed(module, method, tiles, compute, given, mark)
+    runs = (slice(0, result.shape[-2]), *[slice(result.shape[-2], result.shape[-2])] * (axis.size - 1))
+    if axis.rank == 0:
+        return Slab(_run(module, method, whole, lambda _: next(done)), runs, axis)
+    for _ in done:
+        pass
+    return Slab(whole.new_empty((*result.shape[:-2], 0, result.shape[-1]), dtype=result.dtype), runs, axis)
+
+
+def decoded_shape(module: Any, latent: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the pixels of a latent, as the module's own code joins tiles."""
+
+    def nothing(tile: Tensor) -> Tensor:
+        return tile.new_empty(_shape(module, "decode", tile))
+
+    return tuple(_run(module, "decode", torch.empty(tuple(latent), device="meta"), nothing).shape)
+
+
+def _run(module: Any, method: str, whole: Tensor, of_a_tile: Callable[[Tensor], Tensor]) -> Tensor:
+    setattr(module, OF_A_TILE[method], of_a_tile)  # hides the class's
+    try:
+        return getattr(module, method)(whole)  # type: ignore[no-any-return]
+    finally:
+        delattr(module, OF_A_TILE[method])
+
+
+def _shape(module: Any, method: str, tile: Tensor) -> tuple[int, ...]:
+    """What a tile gives: pixels, or means and variances."""
+    batch, _, frames, height, width = tile.shape
+    space, time = module.vae_ratio, module.vae_ratio_t
+    if method == "decode":
+        return (batch, module.decoder.out_channels, frames * time, height * space, width * space)
+    return (batch, 2 * len(module.latents_mean), -(-frames // time), height // space, width // space)
+
+
+def _computed(
+    module: Any, method: str, tiles: list[Tensor], compute: Callable[[Tensor], Tensor], given: Slab, mark: Mark
+) -> Iterator[Tensor]:
+    """All tiles in order on the first rank, nothing on the others. As many are computed at a time as there are ranks."""
+    axis = given.axis
+    for first in range(0, len(tiles), axis.size):
+        batch = tiles[first : first + axis.size]
+        mine = batch[axis.rank] if axis.rank < len(batch) else None
+        tile = given.values.new_empty(0) if mine is None else compute(mine)
+        shapes = [torch.Size(_shape(module, method, each)) for each in batch]
+        assert mine is None or (tile.shape, tile.dtype) == (shapes[axis.rank], given.values.dtype)
+        for _ in module.modules():  # ranks ask each other after every tile whether to stop
+            mark()
+        leaving = 0 if axis.rank == 0 else tile.numel()
+        coming = [shape.numel() if rank and axis.rank == 0 else 0 for rank, shape in enumerate(shapes)]
+        coming += [0] * (axis.size - len(shapes))
+        send = tile.reshape(-1)[:leaving]
+        received = axis.all_to_all(send, [leaving, *[0] * (axis.size - 1)], coming)
+        if axis.rank == 0:
+            yield tile
+            rest = received.split(coming[1 : len(shapes)])
+            yield from (values.view(shape) for values, shape in zip(rest, shapes[1:], strict=True))

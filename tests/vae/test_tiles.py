@@ -1,0 +1,129 @@
+"""MiniMax-H3's video autoencoder, whose tiles ranks share out, against ComfyUI's own module on one."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.models.comfyui.autoencoder import compute_buffers
+from parallel_backend.vae import AUTOENCODERS, recognise
+from parallel_backend.vae.comfyui import ComfyAutoencoder
+from parallel_backend.vae.rows import slab_of
+from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.store import Whole
+from tests.comfy_oracle import comfy_on_path
+from tests.ranks import run_ranks
+from tests.selection import thorough
+from tests.tiny_vae import random_weights
+
+CPU = torch.device("cpu")
+SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1, "tile_size": 64, "tile_overlap_min": 16}
+CLIPS = {"clip": ((1, 24, 9, 7, 5), 30), "picture": ((1, 24, 1, 4, 9), 1)}
+"""Latents of a clip in eight tiles and of a picture in three, and their frames."""
+
+
+def made() -> Any:
+    """A small one, which ComfyUI's loader would take to be of full size, 2.6 billion weights."""
+    comfy_on_path()
+    import comfy.ldm.minimax.vae as code
+
+    module = code.MiniMaxH3VideoVAE(**SETTINGS)
+    module.decoder = code.ViT3DDecoder(num_layers=2, heads=2)
+    return module.eval()
+
+
+@cache
+def autoencoder() -> Any:
+    """With random weights."""
+    module = made()
+    module.load_state_dict(random_weights(module, seed=0), strict=False)
+    return module
+
+
+def inputs(name: str) -> tuple[Tensor, Tensor]:
+    """A latent, and pixels from -1 to 1."""
+    (latent, frames), generator = CLIPS[name], torch.Generator().manual_seed(3)
+    height, width = (16 * size for size in latent[-2:])
+    return torch.randn(latent, generator=generator), torch.rand(
+        1, 3, frames, height, width, generator=generator
+    ) * 2 - 1
+
+
+@cache
+def expected(name: str) -> tuple[Tensor, Tensor]:
+    latent, pixels = inputs(name)
+    with torch.inference_mode():
+        return autoencoder().decode(latent), autoencoder().encode(pixels)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=thorough), 2, pytest.param(4, marks=thorough)])
+def test_equals_comfyuis_bit_for_bit(ranks: int) -> None:
+    module = autoencoder()
+
+    def work(rank: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
+        axis = Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
+        ours, computed, results = ComfyAutoencoder(module, 16), [0], []
+
+        def count(*_: Any) -> None:
+            computed[0] += 1
+
+        module.decoder.register_forward_hook(count)
+        for name in CLIPS:
+            latent, pixels = inputs(name)
+            with torch.inference_mode():
+                decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda: None)]
+                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, 16), "", lambda: None)]
+            results.append((torch.cat(decoded, 2), encoded))
+        return results, computed[0]
+
+    by_rank = run_ranks(ranks, work)
+    for name, results in zip(CLIPS, by_rank[0][0], strict=True):
+        for ours, theirs in zip(results, expected(name), strict=True):
+            assert torch.equal(ours, theirs)
+    counts = [computed for _, computed in by_rank]
+    assert sum(counts) == 8 + 3
+    assert max(counts) - min(counts) <= len(CLIPS)
+
+
+def test_what_no_file_holds_is_computed() -> None:
+    with torch.device("meta"):
+        ours = made()
+    compute_buffers(ours)
+    Whole(ours).materialise(CPU)
+    theirs = made()
+    for name in ("latents_mean", "latents_std", "pixel_mean", "pixel_std", "decoder.pos_embed.inv_freq"):
+        assert torch.equal(ours.get_buffer(name), theirs.get_buffer(name)), name
+
+
+def test_a_file_is_recognised(tmp_path: Path) -> None:
+    """Of full size, its weights a hole in the file."""
+    comfy_on_path()
+    import comfy.ldm.minimax.vae
+
+    with torch.device("meta"):
+        module = comfy.ldm.minimax.vae.MiniMaxH3VideoVAE()
+    header, end = {}, 0
+    for name, tensor in module.state_dict().items():
+        header[name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
+        end += 2 * tensor.numel()
+    text = json.dumps(header).encode()
+    file = tmp_path / "minimax.safetensors"
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+    name, _, config = recognise(read_header(file))
+    family = AUTOENCODERS[name]
+    assert family.kind(config) == "a MiniMax-H3 video VAE"
+    assert [family.decoded_shape(config, (1, 24, n, 4, 3)) for n in (1, 2, 4, 7)] == [
+        (1, 3, frames, 64, 48) for frames in (1, 5, 13, 22)
+    ]
+    assert not [name for name, buffer in family.build(config).module.named_buffers() if buffer.is_meta]
