@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ class Node:
 
 def template_files() -> list[Path]:
     """The workflows in ComfyUI's installed templates, without the lists of them."""
-    import comfyui_workflow_templates_json
-
-    folder = Path(comfyui_workflow_templates_json.__file__ or "").parent / "templates"
+    spec = find_spec("comfyui_workflow_templates_json")
+    assert spec is not None and spec.origin is not None, "ComfyUI's templates are not installed"
+    folder = Path(spec.origin).parent / "templates"
     return [path for path in sorted(folder.glob("*.json")) if "nodes" in json.loads(path.read_text(encoding="utf-8"))]
 
 

@@ -110,7 +110,8 @@ NOT_TRIED = "by its class's declaration; not gone through, as `template_models.S
 def found(verdict: Verdict) -> tuple[str, str]:
     """The outcome of a run, and why."""
     if verdict.refused or verdict.untried:
-        return REFUSED, "; ".join(dict.fromkeys([*verdict.refused, *verdict.untried]))
+        untried = [f"not gone through, so not counted as running ({reason})" for reason in verdict.untried]
+        return REFUSED, "; ".join(dict.fromkeys([*verdict.refused, *untried]))
     if verdict.slower:
         return NOTED, f"one model call at a time: {'; '.join(dict.fromkeys(verdict.slower))}"
     return RUNS, "" if verdict.loops else NOT_TRIED

@@ -41,12 +41,15 @@ def test_a_file_that_is_not_known_is_not_counted() -> None:
 
 
 def test_a_sampler_of_a_template_with_subgraphs_is_reached(graphs: dict[str, dict[str, Node]]) -> None:
-    graph = graphs["video_wan2_2_14B_t2v"]
-    sampler = next(node for node in graph.values() if node.kind == "KSamplerAdvanced")
-    source = sampler.links["model"]
-    while "model" in graph[source.node].links:
-        source = graph[source.node].links["model"]
-    assert graph[source.node].kind == "UNETLoader"
+    graph = graphs["image_krea2_turbo_t2i"]
+    (sampler,) = (node for node in graph.values() if node.kind == "KSampler")
+    before, met = [sampler.links["model"]], set()
+    while before:
+        node = graph[before.pop().node]
+        met.add(node.kind)
+        before += node.links.values()
+    assert "UNETLoader" in met
+    assert not any(":" in node.kind or node.kind == "Reroute" for node in graph.values())
 
 
 def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> None:
