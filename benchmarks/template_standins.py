@@ -1,0 +1,236 @@
+"""What stands in for encoders, VAEs and files while a template is run without them: zeros of the shapes that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PICTURE = (128, 128)
+FRAMES = 9
+PRESENT = "stand-in"
+"""What a ControlNet gives here."""
+
+TOKENS = 7
+
+ENCODED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "HiDream": {"conditioning_llama3": torch.zeros(1, 32, TOKENS, 4096)},
+        "Anima": {"t5xxl_ids": torch.arange(5), "t5xxl_weights": torch.ones(5)},
+        "HunyuanVideo15": {"conditioning_byt5small": torch.zeros(1, 3, 1472)},
+        "QwenImage": {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)},
+        "ZImage": {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)},
+        "Lumina2": {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)},
+        "LTXV": {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)},
+        "LTXAV": {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)},
+    }
+)
+"""What a class's text encoder gives besides text and pooled text, as ComfyUI's own do."""
+
+VAES: Mapping[str, tuple[int, int]] = MappingProxyType({"LTXV": (32, 8), "LTXAV": (32, 8), "MiniMaxH3": (16, 4)})
+"""Pixels a latent's row, and frames a latent's frame, where its format does not say."""
+
+
+class StandIns:
+    """For the model of one template."""
+
+    def __init__(self, patcher: Any, kind: str) -> None:
+        config = patcher.remote.config
+        self.kind = kind
+        self.width = config.text_widths[-1]
+        self.pooled = config.pooled_width
+        self.format = patcher.model.latent_format
+        self.frames = FRAMES if self.format.latent_dimensions > 2 else 1
+
+    def of(self, kind: str) -> Any:
+        """Something of a type; None where nothing stands in for it."""
+        match kind:
+            case "CONDITIONING":
+                return self.text()
+            case "CLIP":
+                return Clip(self)
+            case "VAE":
+                return Vae(self)
+            case "AUDIO_VAE":
+                return SoundVae(self)
+            case "LATENT":
+                return {"samples": Vae(self).encode(torch.zeros(self.frames, *PICTURE, 3))}
+            case "IMAGE":
+                return torch.zeros(self.frames, *PICTURE, 3)
+            case "MASK":
+                return torch.ones(1, *PICTURE)
+            case "AUDIO":
+                return {"waveform": torch.zeros(1, 2, 16000), "sample_rate": 16000}
+            case "CLIP_VISION":
+                return SimpleNamespace(encode_image=lambda *_, **__: vision())
+            case "CLIP_VISION_OUTPUT":
+                return vision()
+            case "STYLE_MODEL":
+                return SimpleNamespace(get_cond=lambda _: torch.zeros(1, 5, self.width))
+            case "AUDIO_ENCODER_OUTPUT":
+                return {"encoded_audio_all_layers": [torch.zeros(1, 8, 1024)] * 25, "audio_samples": 16000}
+            case "MODEL_PATCH":
+                return model_patch(self.kind)
+            case "CONTROL_NET":
+                return control_net()
+        return None
+
+    def text(self) -> list[list[Any]]:
+        """A CONDITIONING of the model's own text encoder."""
+        more = {"pooled_output": torch.zeros(1, self.pooled or 768)} | dict(ENCODED.get(self.kind, {}))
+        return [[torch.zeros(1, TOKENS, self.width), more]]
+
+
+class Clip:
+    """A text encoder."""
+
+    patcher = SimpleNamespace(model_options={}, load_device=torch.device("cpu"))
+    cond_stage_model = SimpleNamespace()
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        self._stand_ins = stand_ins
+
+    def clone(self) -> Clip:
+        """Itself."""
+        return self
+
+    def tokenize(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Some tokens of each encoder."""
+        return {name: [[(0, 1.0)]] for name in ("l", "g", "t5xxl", "llama", "byt5")}
+
+    def set_tokenizer_option(self, *_: Any) -> None:
+        """Nothing."""
+
+    def clip_layer(self, _: int) -> None:
+        """Nothing."""
+
+    def encode_from_tokens_scheduled(self, *_: Any, add_dict: Mapping[str, Any] | None = None, **__: Any) -> Any:
+        """A CONDITIONING."""
+        return [[text, more | dict(add_dict or {})] for text, more in self._stand_ins.text()]
+
+    def encode_from_tokens(self, *_: Any, return_dict: bool = False, return_pooled: bool = False, **__: Any) -> Any:
+        """Text, and pooled text where it is asked for."""
+        ((text, more),) = self._stand_ins.text()
+        if return_dict:
+            return {"cond": text, **more}
+        return (text, more["pooled_output"]) if return_pooled else text
+
+
+class Vae:
+    """The model's own VAE, or one of sound."""
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        found = stand_ins.format
+        self.latent_channels = found.latent_channels
+        video = found.latent_dimensions > 2
+        self._space, self._time = VAES.get(stand_ins.kind, (found.spacial_downscale_ratio, 4 if video else 0))
+        self._dims = found.latent_dimensions
+        self.downscale_index_formula = (self._time, self._space, self._space)
+        self.audio_sample_rate = 16000
+        self.first_stage_model = Sound()
+
+    def throw_exception_if_invalid(self) -> None:
+        """Never."""
+
+    def spacial_compression_encode(self) -> int:
+        """Pixels a row."""
+        return self._space
+
+    spacial_compression_decode = spacial_compression_encode
+
+    def temporal_compression_decode(self) -> int:
+        """Frames a frame."""
+        return self._time
+
+    def encode(self, pixels: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Zeros; of sound, `[batch, channels, length]` pixels, too."""
+        if pixels.ndim == 3:
+            return torch.zeros(1, 8, 16, 16)
+        pixels = pixels if pixels.ndim == 4 else pixels[0]
+        count, height, width = pixels.shape[:3]
+        rows = height // self._space, width // self._space
+        if self._dims < 3:
+            return torch.zeros(count, self.latent_channels, *rows)
+        return torch.zeros(1, self.latent_channels, (count - 1) // self._time + 1 if self._time else count, *rows)
+
+    encode_tiled = encode
+
+    def decode(self, samples: Any, *_: Any, **__: Any) -> Tensor:
+        """Black pictures."""
+        return torch.zeros(FRAMES, *PICTURE, 3)
+
+    decode_tiled = decode
+
+
+class SoundVae(Vae):
+    """One of sound, as LTX-2's."""
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        super().__init__(stand_ins)
+        self.latent_channels = Sound.latent_channels
+
+
+class Sound:
+    """LTX-2's autoencoder of sound."""
+
+    latent_channels = 8
+    latent_frequency_bins = 16
+    sample_rate = output_sample_rate = 16000
+    mel_hop_length = 160
+
+    def num_of_latents_from_frames(self, frames: int, rate: float) -> int:
+        """About 25 a second."""
+        return max(1, round(frames / rate * 25))
+
+
+def model_patch(kind: str) -> Any:
+    """A network that is put beside the blocks of a class's models."""
+    from comfy.ldm.lumina.controlnet import ZImage_Control
+    from comfy.model_patcher import ModelPatcher
+
+    module: Any = ZImage_Control.__new__(ZImage_Control) if kind == "ZImage" else torch.nn.Module()
+    torch.nn.Module.__init__(module)
+    module.additional_in_dim = 0
+    module.cond_in_channels = 3
+    module.process_input_latent_image = lambda latent: latent.flatten(2).transpose(1, 2)
+    return ModelPatcher(module, torch.device("cpu"), torch.device("cpu"))
+
+
+def control_net() -> Any:
+    """A ControlNet that adds nothing yet."""
+    from comfy.controlnet import ControlBase
+
+    class Control(ControlBase):  # type: ignore[misc]
+        """Says that it is there."""
+
+        concat_mask = True
+
+        def copy(self) -> Any:
+            copied = Control()
+            self.copy_to(copied)
+            return copied
+
+        def get_control(self, *_: Any) -> dict[str, list[Tensor]]:
+            return {PRESENT: [torch.zeros(1)]}
+
+        def get_models(self) -> list[Any]:
+            return []
+
+    return Control()
+
+
+def vision() -> Any:
+    """What a CLIP vision model says of a picture."""
+    from comfy.clip_vision import Output
+
+    found = Output()
+    for name, shape in {
+        "last_hidden_state": (1, 257, 1280), "penultimate_hidden_states": (1, 257, 1280), "image_embeds": (1, 1024),
+        "mm_projected": (1, 729, 4096),
+    }.items():  # fmt: skip
+        setattr(found, name, torch.zeros(shape))
+    found.image_sizes = [(3, 224, 224)]
+    return found

@@ -1,0 +1,177 @@
+"""How many of ComfyUI's own workflow templates run with the loader swapped, and why the others do not.
+
+    COMFYUI_PATH=... python -m benchmarks.templates > docs/templates.md
+
+A template counts by the models that it loads; which class a file is stands in `template_models`. Each is then run as far as the
+workers (`template_runs`). Takes some minutes on two cores; needs no GPU, no network and none of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.template_graphs import LOADERS, Node, read, template_files
+from benchmarks.template_models import OTHERS, SIZES, class_of, file_of
+from parallel_backend.models.declared import DECLARATIONS
+from scripts.comfyui import REPO
+
+if TYPE_CHECKING:
+    from benchmarks.template_runs import Verdict  # which imports ComfyUI
+
+STOCK = "UNETLoader"
+"""Load Diffusion Model, whose templates the aim is counted in."""
+
+ROW = re.compile(r"^\| `(\w+)` \| .+ \| (.+) \|$", re.MULTILINE)
+RUNS, NOTED, REFUSED, OTHER = "runs", "runs, with a note", "refused", "not a picture or video transformer"
+OUTCOMES = (RUNS, NOTED, REFUSED, OTHER)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found of one template.
+
+    `split` says whether it has Load Diffusion Model; `assumed` are nodes that could not be executed and passed on what they got.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    outcome: str
+    why: str
+    split: bool
+    assumed: tuple[str, ...] = ()
+
+
+def reasons() -> dict[str, str]:
+    """What docs/models.md says of each class."""
+    return dict(ROW.findall((REPO / "docs" / "models.md").read_text(encoding="utf-8")))
+
+
+def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
+    """The models that a template loads, by their loaders. Raises ValueError for a file that the table does not know."""
+    found = {}
+    for name, node in graph.items():
+        if node.kind in LOADERS:
+            model = class_of(file_of(node.widgets))
+            if model is None:
+                raise ValueError(f"{file_of(node.widgets)} is in no row of template_models.CLASSES: add it")
+            found[name] = model
+    return found
+
+
+def by_class(models: Iterable[str], said: Mapping[str, str]) -> tuple[str, str] | None:
+    """The outcome and why, where the models' classes alone settle it."""
+    kinds = dict.fromkeys(model.partition(" ")[0] for model in models)
+    others = [kind for kind in kinds if kind in OTHERS or said[kind] == "no: a UNet"]
+    lacking = [kind for kind in kinds if kind not in others and kind not in DECLARATIONS]
+    if lacking:
+        return REFUSED, "; ".join(f"{kind}: {said[kind].removeprefix('no: ')}" for kind in lacking)
+    if len(others) == len(kinds):
+        return OTHER, "; ".join(f"{kind}: {OTHERS.get(kind, 'a UNet')}" for kind in others)
+    return None
+
+
+def census(comfyui: Path, files: Sequence[Path]) -> list[Row]:
+    """Go over templates; those whose classes do not settle it are run."""
+    from benchmarks.template_runs import Host, Trial
+
+    said = reasons()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        host = Host(comfyui, Path(folder))
+        for number, path in enumerate(files):
+            graph = read(path)
+            models = loaded(graph)
+            if not models:
+                continue
+            print(f"{number + 1} of {len(files)}: {path.stem}", file=sys.stderr)
+            settled = by_class(models.values(), said)
+            assumed: tuple[str, ...] = ()
+            if settled is None:
+                ours = {name: model if model in SIZES else None for name, model in models.items()}
+                verdict = Trial(host, graph, ours).run()
+                settled, assumed = found(verdict), tuple(sorted(set(verdict.assumed)))
+            split = any(node.kind == STOCK for node in graph.values())
+            kinds = tuple(dict.fromkeys(model.partition(" ")[0] for model in models.values()))
+            rows.append(Row(path.stem, kinds, *settled, split, assumed))
+    return rows
+
+
+NOT_TRIED = "by its class's declaration; not gone through, as `template_models.SIZES` has no header for it"
+
+
+def found(verdict: Verdict) -> tuple[str, str]:
+    """The outcome of a run, and why."""
+    if verdict.refused or verdict.untried:
+        untried = [f"not gone through, so not counted as running ({reason})" for reason in verdict.untried]
+        return REFUSED, "; ".join(dict.fromkeys([*verdict.refused, *untried]))
+    if verdict.slower:
+        return NOTED, f"one model call at a time: {'; '.join(dict.fromkeys(verdict.slower))}"
+    return RUNS, "" if verdict.loops else NOT_TRIED
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The census as a page of the documentation."""
+    split = [row for row in rows if row.split]
+    passed = sorted({kind for row in rows for kind in row.assumed})
+    also = (
+        f"Nodes that need a file to be executed, and passed on what they were given: {', '.join(passed)}.\n"
+        if passed
+        else ""
+    )
+    lines = [HEAD, *_totals(split, rows), "", BODY, also, "| template | classes | outcome | why |", "|---|---|---|---|"]
+    for row in rows:
+        kinds = ", ".join(f"`{kind}`" for kind in row.models)
+        lines.append(f"| {row.name} | {kinds} | {row.outcome} | {row.why.replace('|', '/')} |")
+    return "\n".join(lines)
+
+
+def _totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    lines = ["| | with Load Diffusion Model | all |", "|---|---|---|"]
+    counts = [Counter(row.outcome for row in part) for part in (split, rows)]
+    lines += [f"| {outcome} | {' | '.join(str(count[outcome]) for count in counts)} |" for outcome in OUTCOMES]
+    lines.append(f"| **templates** | {len(split)} | {len(rows)} |")
+    shares = []
+    for count in counts:
+        running = count[RUNS] + count[NOTED]
+        of = running + count[REFUSED]
+        shares.append(f"{running} of {of}, {100 * running / of:.1f} %" if of else "none")
+    lines.append(f"| **of transformers for pictures or video, run** | {' | '.join(shares)} |")
+    return lines
+
+
+HEAD = """# ComfyUI's templates with the loader swapped
+
+Made by `python -m benchmarks.templates` from the workflow templates that ComfyUI 0.30 installs
+(comfyui_workflow_templates_json): those that load a diffusion model, each with Load Parallel Diffusion Model in place of
+Load Diffusion Model, and of Load Checkpoint for the MODEL.
+"""
+
+BODY = """The command executes ComfyUI's own nodes, from the loader to the sampler, with files that have a real header and no
+weights. ComfyUI's own detection says what each is, and the MODEL's own code, as in ComfyUI, what goes to the workers' loop, what
+goes one model call at a time and what is refused. **Assumed and not run:** which class a file is, by its name (the files were not
+read; `benchmarks/template_models.py`); what text encoders, VAEs, vision models, ControlNets and LoRAs give, in whose places are
+zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward itself, which `tests/models` compares
+with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as they are.
+
+A template that only has models that are no transformers for pictures or video (sound, 3D, UNets, detection, upscaling) counts in
+the last row of outcomes. One more template has a Load Diffusion Model that is bypassed; it is not counted.
+"""
+
+
+def main() -> None:
+    """Print the page; of the templates that are named, if any are."""
+    names = sys.argv[1:]
+    files = [path for path in template_files() if not names or path.stem in names]
+    print(page(census(Path(os.environ["COMFYUI_PATH"]), files)))
+
+
+if __name__ == "__main__":
+    main()

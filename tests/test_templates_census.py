@@ -1,0 +1,84 @@
+"""The census of ComfyUI's templates: what it goes by is whole, and its page is of these templates."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.template_graphs import LOADERS, Node, read, template_files
+from benchmarks.template_models import CLASSES, OTHERS, SIZES, class_of
+from benchmarks.templates import OUTCOMES, REFUSED, RUNS, by_class, loaded, reasons
+from scripts.comfyui import REPO
+from tests.comfy_oracle import comfy_on_path
+
+ROW = re.compile(r"^\| (\S+) \| (`.+`) \| (.+) \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, dict[str, Node]]:
+    """Those of ComfyUI's templates that load a model."""
+    every = {path.stem: read(path) for path in template_files()}
+    return {name: graph for name, graph in every.items() if any(node.kind in LOADERS for node in graph.values())}
+
+
+def test_every_file_is_of_a_class_of_comfyuis(graphs: dict[str, dict[str, Node]]) -> None:
+    comfy_on_path()
+    from comfy.supported_models import models
+
+    known = {model.__name__ for model in models}
+    assert {model.partition(" ")[0] for model in CLASSES.values()} | set(OTHERS) <= known
+    assert {model.partition(" ")[0] for graph in graphs.values() for model in loaded(graph).values()} <= known
+    assert set(SIZES) <= set(CLASSES.values())
+
+
+def test_a_file_that_is_not_known_is_not_counted() -> None:
+    assert class_of("a new model.safetensors") is None
+    with pytest.raises(ValueError, match=r"a new model\.safetensors is in no row"):
+        loaded({"1": Node("UNETLoader", ["a new model.safetensors", "default"])})
+
+
+def test_a_sampler_of_a_template_with_subgraphs_is_reached(graphs: dict[str, dict[str, Node]]) -> None:
+    graph = graphs["image_krea2_turbo_t2i"]
+    (sampler,) = (node for node in graph.values() if node.kind == "KSampler")
+    before, met = [sampler.links["model"]], set()
+    while before:
+        node = graph[before.pop().node]
+        met.add(node.kind)
+        before += node.links.values()
+    assert "UNETLoader" in met
+    assert not any(":" in node.kind or node.kind == "Reroute" for node in graph.values())
+
+
+def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> None:
+    said = reasons()
+    assert by_class(["WAN21_CausalAR_T2V", "QwenImage"], said) == (
+        REFUSED,
+        f"WAN21_CausalAR_T2V: {said['WAN21_CausalAR_T2V'].removeprefix('no: ')}",
+    )
+    assert by_class(["QwenImage", "LotusD"], said) is None
+
+
+def test_the_page_has_each_of_these_templates(graphs: dict[str, dict[str, Node]]) -> None:
+    rows = ROW.findall((REPO / "docs" / "templates.md").read_text(encoding="utf-8"))
+    assert [name for name, *_ in rows] == sorted(graphs)
+    for name, kinds, outcome, _ in rows:
+        assert outcome in OUTCOMES
+        assert re.findall(r"`(\w+)`", kinds) == list(
+            dict.fromkeys(model.partition(" ")[0] for model in loaded(graphs[name]).values())
+        )
+
+
+def test_templates_are_run_as_far_as_the_workers() -> None:
+    """One that runs, whose model has layers of another library's, and one whose node is refused."""
+    templates = "image_anima_preview", "image_flux2_klein_9b_kv_image_edit"
+    command = [sys.executable, "-m", "benchmarks.templates", *templates]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (first, kinds, outcome, why), (second, *_, refused, reason) = ROW.findall(done.stdout)
+    assert (first, second) == templates
+    assert (kinds, outcome, why) == ("`Anima`", RUNS, "")
+    assert refused == REFUSED
+    assert reason.startswith("Replacing diffusion_model.params.default_ref_method")
