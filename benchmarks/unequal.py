@@ -8,6 +8,7 @@ Two CPU workers on a core each; a busy process shares the second one's core. COM
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import statistics
@@ -51,7 +52,7 @@ def main() -> None:
         path = save_flux(Path(folder) / "flux.safetensors", heads=8)
         job = Job(path, sigmas(options.steps), height=64, width=64, text=(256, 256))
         even = cpu_plan(ulysses=2)
-        with Backend() as backend:
+        with contextlib.closing(Backend()) as backend:
             run = Runner(backend)
             run(job, even)
             cores = sorted(os.sched_getaffinity(0))[:2]
