@@ -27,7 +27,7 @@ class Mesh:
     `sequence` spans ring x ulysses, its ranks ordered as SequenceSplit's. `pipefusion` carries activations from even stages
     to the next, `odd_hops` from odd ones, and `returning` latents from the last stage to the first: a communicator does one
     thing after the other, and what a stage has begun to receive must not hold up what it sends. On CPU tensors, from host
-    to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which carries the stop word from stage to
+    to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which carries the word of Cancel from stage to
     stage.
     """
 

@@ -91,8 +91,8 @@ class RemoteVAE:
             working: bytes that a worker needs beside the weights.
         """
         self._run(
-            lambda stop: self.backend.decode(
-                self.spec, self.wish, self.schedule, latent, on_pixels, loading(), stop, working
+            lambda is_cancelled: self.backend.decode(
+                self.spec, self.wish, self.schedule, latent, on_pixels, loading(), is_cancelled, working
             ),
             working,
         )
@@ -100,7 +100,9 @@ class RemoteVAE:
     def encode(self, pixels: Tensor, working: int) -> Tensor:
         """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype."""
         answer = self._run(
-            lambda stop: self.backend.encode(self.spec, self.wish, self.schedule, pixels, loading(), stop, working),
+            lambda is_cancelled: self.backend.encode(
+                self.spec, self.wish, self.schedule, pixels, loading(), is_cancelled, working
+            ),
             working,
         )
         latent: Tensor = answer.frame.tensors["latent"]

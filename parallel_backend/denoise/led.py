@@ -25,7 +25,7 @@ from .samplers import Process
 from .shared_noise import SharedNoise
 from .step_cache import StepCache
 
-CALL, STOP, END = 0.0, 1.0, 2.0
+CALL, CANCEL, END = 0.0, 1.0, 2.0
 """What the leading rank tells the others: another model call, the user has cancelled, the sampler is done."""
 
 
@@ -106,7 +106,7 @@ class LedDenoise:
             self._answer(None, torch.tensor(sigma), int(step))
 
     def _ask(self, x: Tensor, sigma: Tensor, step: int) -> Answer:
-        word = STOP if self._cancelled() else CALL
+        word = CANCEL if self._cancelled() else CALL
         self._told([word, float(sigma), float(step)])
         self._obey(word)
         return self._answer(x, sigma, step)
@@ -120,7 +120,7 @@ class LedDenoise:
 
     @staticmethod
     def _obey(word: float) -> None:
-        if word == STOP:
+        if word == CANCEL:
             raise Cancelled
 
     def _answer(self, latent: Tensor | None, sigma: Tensor, step: int) -> Answer:

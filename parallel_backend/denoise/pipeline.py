@@ -58,7 +58,7 @@ class Pipeline:
         process: how the latent and sigma become the model's input and time.
         cache: what may save model calls, where there is one stage and one patch.
         dtype: the compute dtype.
-        stop: whether to stop at a step boundary.
+        cancelled: asked at a step boundary.
         on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
         meter: records what is computed when, if a trace was asked for.
     """
@@ -78,7 +78,7 @@ class Pipeline:
         cache: StepCache,
         warmup_steps: int,
         dtype: torch.dtype,
-        stop: StopSignal,
+        cancelled: CancelSignal,
         on_call: OnCall,
         meter: Meter,
     ) -> None:
@@ -95,7 +95,7 @@ class Pipeline:
         self._cache = cache
         self._warmup_steps = warmup_steps
         self._dtype = dtype
-        self._stop = stop
+        self._cancelled = cancelled
         self._on_call = on_call
         self._meter = meter
         self._returning = _Returning(mesh.returning, patches, latent)
@@ -117,7 +117,7 @@ class Pipeline:
             for number in numbers:
                 self._take_updates(index, number)
                 if call.opens_step and not number:
-                    self._check_stop(call, whole)
+                    self._check_cancelled(call, whole)
                 self._compute(index, call, batches, number)
         self._mesh.finish_sending()
         if not self._mesh.last:
@@ -130,9 +130,9 @@ class Pipeline:
             for number in self._numbers(patch):
                 self._patches[number].of(self._latent).copy_(self._returning.take())
 
-    def _check_stop(self, call: Call, whole: bool) -> None:
-        stop = self._stop.everywhere(call.step) if whole else self._stop.in_band(self._mesh, call.step)
-        if stop:
+    def _check_cancelled(self, call: Call, whole: bool) -> None:
+        signal = self._cancelled
+        if signal.everywhere(call.step) if whole else signal.in_band(self._mesh, call.step):
             if not whole and self._mesh.first:
                 for _ in self._patches[1:]:
                     self._returning.take()  # they are on their way and must not meet the next request
@@ -173,7 +173,7 @@ class Pipeline:
             self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
 
     def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
-        """The forward of a patch of this call that comes behind this one; a step's first waits for the stop word."""
+        """The forward of a patch of this call that comes behind this one; a step's first waits for the word."""
         if patch is None:
             return None
         keys = [each.key for each in batches]
@@ -189,7 +189,7 @@ class Pipeline:
         return torch.cat([part for part in parts if part is not None], dim=self._patches[0].dim)
 
 
-class StopSignal:
+class CancelSignal:
     """How ranks learn at a step boundary that the user has cancelled."""
 
     def __init__(self, asked: Callable[[], bool], agree: Callable[[bool], bool], enter: Callable[[int], None]) -> None:
@@ -208,12 +208,12 @@ class StopSignal:
         word = mesh.word
         if mesh.first:
             asked = torch.full((1, 1, 1), float(self._asked()))
-            stop = bool(mesh.stage.gather(asked, [1] * mesh.stage.size).any())
+            cancelled = bool(mesh.stage.gather(asked, [1] * mesh.stage.size).any())
         else:
-            stop = bool(word.receive((1,), torch.uint8, word.rank - 1))
+            cancelled = bool(word.receive((1,), torch.uint8, word.rank - 1))
         if not mesh.last:
-            word.send(torch.tensor([stop], dtype=torch.uint8), word.rank + 1)
-        return stop
+            word.send(torch.tensor([cancelled], dtype=torch.uint8), word.rank + 1)
+        return cancelled
 
 
 class _Returning:

@@ -89,12 +89,12 @@ class BlockBytes:
         return slice(part * size, (part + 1) * size)
 
     def materialise(self, device: torch.device) -> None:
-        """Take memory for what is outside of blocks, and none for the blocks' buffers."""
+        """Take memory for what is outside of blocks, and none for the blocks' buffers; a module's buffers with values keep them."""
         for part, key, parameter in self._outer_parameters():
             part.register_parameter(key, _frozen(torch.empty(parameter.shape, dtype=parameter.dtype, device=device)))
         for part in self._module.modules():
             for key, buffer in part.named_buffers(recurse=False):
-                part._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+                part._buffers[key] = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
         self._buffers = []
         for number, size in enumerate(self.sizes):
             buffer = torch.empty(size, dtype=torch.uint8, device=device)

@@ -1,7 +1,7 @@
 """Reading byte ranges of files into memory, in bounded chunks; ranks of one machine read what they share only once.
 
 All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one chunk at
-most, and sends it to those ranks of its machine that want it too. Between rounds all agree on whether to stop.
+most, and sends it to those ranks of its machine that want it too. Between rounds all agree on whether the user has cancelled.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Neighbours:
 class Watch:
     """Who looks on while weights are read.
 
-    `stop` says, the same on all ranks, whether to stop; `progress` is told the bytes that are there and those there will
-    be, of all ranks together; `read` the bytes that this rank has read from disk.
+    `is_cancelled` says, the same on all ranks, whether the user has cancelled; `progress` is told the bytes that are there and
+    those there will be, of all ranks together; `read` the bytes that this rank has read from disk.
     """
 
-    stop: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
     progress: Callable[[int, int], None]
     read: Callable[[int], None]
 
@@ -79,7 +79,7 @@ def read_wanted(files: Sequence[Path], wants: Sequence[Want], neighbours: Neighb
 
     Raises:
         Refused: a file ends early or cannot be read.
-        Cancelled: `watch.stop` said so, on all ranks alike.
+        Cancelled: `watch.is_cancelled` said so, on all ranks alike.
     """
     everyone = neighbours.everyone
     chunks = _chunks(_wants_of_all(wants, everyone), neighbours.machines)
@@ -87,7 +87,7 @@ def read_wanted(files: Sequence[Path], wants: Sequence[Want], neighbours: Neighb
     mine = _ByFile(wants)
     with _Reader(files, (chunk for chunk in chunks if chunk.reader == everyone.rank)) as reader:
         for turn in _rounds(chunks, everyone.size):
-            if watch.stop():
+            if watch.is_cancelled():
                 raise Cancelled
             for chunk in turn:
                 if chunk.reader == everyone.rank:

@@ -56,7 +56,7 @@ class Store(ABC):
 
     @abstractmethod
     def materialise(self, device: torch.device) -> None:
-        """Take memory for them; what it holds is to be filled."""
+        """Take memory for them; what it holds is to be filled, but for a module's buffers that have values."""
 
     @abstractmethod
     def move(self, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class Whole(Store):
         return sum(tensor.nbytes for tensor in chain(self._module.parameters(), self._module.buffers()))
 
     def materialise(self, device: torch.device) -> None:
-        """Of every parameter and buffer; buffers that have values keep them."""
+        """Of every parameter and buffer."""
         made = [
             (part, name, buffer.to(device))
             for part in self._module.modules()
@@ -97,7 +97,7 @@ class Whole(Store):
         ]
         self._module.to_empty(device=device)
         for part, name, buffer in made:
-            setattr(part, name, buffer)
+            part._buffers[name] = buffer
 
     def move(self, device: torch.device) -> None:
         """All of them."""

@@ -62,7 +62,6 @@ class StagePart:
         self._watch = watch
         self.model: Model = family.build(config, stage)
         self.module = self.model.module
-        self._computed = {name: buffer for name, buffer in self.module.named_buffers() if not buffer.is_meta}
         compute = STORAGE_DTYPES[spec.compute]
         compute_in(self.module, compute)
         self._exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)
@@ -75,14 +74,12 @@ class StagePart:
     def fill(self) -> None:
         """Load the stage's weights by byte range."""
         self.store.materialise(self._device)
-        for name, buffer in self._computed.items():
-            self.module.get_buffer(name).copy_(buffer)
         self._load()
         self.store.settle()
 
     def adapt(self, adapters: AdapterSet, watch: Watch) -> None:
         """Make the weights those of the file with `adapters` in them. A collective."""
-        self._watch = replace(watch, stop=lambda: False)  # weights restored by half would be nobody's
+        self._watch = replace(watch, is_cancelled=lambda: False)  # weights restored by half would be nobody's
         self._patching.merge(adapters)
         self.store.settle()
 

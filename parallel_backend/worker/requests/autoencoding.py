@@ -76,7 +76,7 @@ class Autoencoding:
             else:
                 answer = {"latent": self._encode(message, tensors["pixels"], part.autoencoder, axis)}
         except Cancelled:
-            rank.stopped(message, first)
+            rank.cancelled(message, first)
             return
         rank.report(message.request, message.model, started)
         if first:

@@ -148,7 +148,7 @@ class Rank:
         return lambda module, blocks: (Whole(module), Replicated())
 
     def watch(self, request: int, reports: bool) -> Watch:
-        """Looks on while a model is loaded: counts what is read, tells the host of it, stops with the request."""
+        """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""
         told = 0.0
 
         def progress(done: int, total: int) -> None:
@@ -202,7 +202,7 @@ class Rank:
         )
         self.link.send(report)
 
-    def stopped(self, message: Sample | Forward | Decode | Encode, answers: bool) -> None:
+    def cancelled(self, message: Sample | Forward | Decode | Encode, answers: bool) -> None:
         """Answer a request that was cancelled."""
         self.report(message.request, message.model, time.perf_counter())
         if answers:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...denoise.guidance import Guidance
 from ...denoise.led import Ask, LedDenoise, answers, whole_batch
 from ...denoise.patch_sampler import Inpaint, PatchSampler
-from ...denoise.pipeline import Pipeline, StopSignal
+from ...denoise.pipeline import CancelSignal, Pipeline
 from ...denoise.prompts import Prompts
 from ...denoise.samplers import Steps, process_of, start
 from ...denoise.samplers.noise import whole
@@ -44,7 +44,7 @@ def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
             run = _Run(rank, message, tensors, mesh, model, forward, prompts, cache, previews)
             answer = run.whole(run.pipeline().run()) if message.stock is None else run.led(function)
     except Cancelled:
-        rank.stopped(message, mesh.reports)
+        rank.cancelled(message, mesh.reports)
         return
     rank.report(message.request, message.model, started, forward.cache_bytes)
     if mesh.reports:
@@ -115,7 +115,7 @@ class _Run:
             cache=self._cache,
             warmup_steps=message.plan.warmup_steps,
             dtype=self._dtype,
-            stop=StopSignal(asked=self._cancelled, agree=rank.agree, enter=self._enter),
+            cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree, enter=self._enter),
             on_call=self._on_call,
             meter=rank.meter,
         )

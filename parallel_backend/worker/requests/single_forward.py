@@ -33,7 +33,7 @@ def single_forward(
     try:
         model, forward = rank.prepare(message, mesh)
     except Cancelled:
-        rank.stopped(message, mesh.reports)
+        rank.cancelled(message, mesh.reports)
         return
     started = rank.start()
     rank.status.enter("running the model once")
