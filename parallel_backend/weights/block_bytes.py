@@ -89,7 +89,7 @@ class BlockBytes:
         return slice(part * size, (part + 1) * size)
 
     def materialise(self, device: torch.device) -> None:
-        """Take memory for what is outside of blocks, and none for the blocks' buffers; a module's buffers with values keep them."""
+        """Take memory for what is outside of blocks, and none for the blocks; buffers that have values keep them."""
         for part, key, parameter in self._outer_parameters():
             part.register_parameter(key, _frozen(torch.empty(parameter.shape, dtype=parameter.dtype, device=device)))
         for part in self._module.modules():

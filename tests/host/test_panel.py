@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from scripts.comfyui import ComfyUI
-from tests.host.graphs import ksampler_graph, parallel
+from tests.host.graphs import ksampler_graph, parallel, step_by_step
 
 READ = ("status", "run")
 ACTIONS = ("free", "stop", "measure", "doctor", "compare")
@@ -55,7 +55,8 @@ def test_the_last_run_has_its_plan_its_alternatives_and_a_timeline_of_every_rank
 
 def test_a_run_whose_loop_stays_in_comfyui_is_told_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
     for seed in (157, 158):  # the second is no part of the first
-        comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=6, sampler="uni_pc", seed=seed), "cpu:2")).check()
+        graph = step_by_step(ksampler_graph("tiny-schnell", steps=6, seed=seed))
+        comfyui.queue(parallel(graph, "cpu:2")).check()
         run = get(comfyui, "run")
         assert (run["kind"], run["steps"], run["calls"]) == ("model calls one at a time", 0, 6)
         timeline = run["timeline"]
