@@ -57,8 +57,10 @@ class Guidance:
     def combined(self, x: Tensor, averages: Sequence[Tensor]) -> Tensor:
         """What the guidance makes of the sides."""
         positive, *others = averages
+        denoised = others[0] + (positive - others[0]) * self._cfg if others else positive
+        if not self._guides:
+            return denoised
         negative = others[0] if others else torch.zeros_like(positive)
-        denoised = negative + (positive - negative) * self._cfg if others else positive
         for guide in self._guides:
             denoised = guide(
                 {

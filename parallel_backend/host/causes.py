@@ -116,7 +116,7 @@ CAUSES = (
     Cause(
         "too many threads",
         r"can't start new thread|(?:Thread creation|pthread_create) failed[^\n]*: Resource temporarily unavailable"
-        r"|RuntimeError: Resource temporarily unavailable",
+        r"|RuntimeError: Resource temporarily unavailable|cannot allocate memory for thread-local data",
         "A limit keeps a worker from starting another thread: raise that of processes (`ulimit -u`, in Docker --pids-limit) "
         "or of address space (`ulimit -v`) before starting ComfyUI.",
     ),

@@ -131,7 +131,6 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/host/numbers.py": ("…: the sampler's step gives … values",),
     },
     "marked": {
-        "parallel_backend/models/comfyui/comfy_family.py": ("… takes …, which is not supported yet:",),
         "parallel_backend/models/comfyui/diffusers_names.py": ("… holds … under diffusers' names, where",),
         "parallel_backend/models/comfyui/marks.py": ("… has damaged marks of quantisation",),
         "parallel_backend/models/comfyui/quantised.py": (
@@ -184,6 +183,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/comfyui/autoencoder.py": (
             "… has no tensors of a VAE that ComfyUI",
             "… holds a VAE of ComfyUI's class …,",
+            "… holds … of version 0.9.1, whose decoder",
             "… lacks the tensor …: choose a complete",
             "… has tensors of other sizes than ComfyUI's",
         ),
@@ -341,6 +341,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "a block of the model returned … tokens",
             "the model's … has no …: this ComfyUI",
         ),
+        "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },
     "the environment that ComfyUI was started with": {

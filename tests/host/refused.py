@@ -31,6 +31,7 @@ from tests.host.test_refusals import (
 from tests.host.test_vae import FILES as VAE_FILES
 from tests.tiny_controlnet import save_xlabs
 from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import NOISE_INSIDE, save_comfy_vae
 
 
 def plans(server: ComfyUI) -> Refusals:
@@ -111,6 +112,8 @@ def vaes(server: ComfyUI) -> Refusals:
     for number, (tensors, said) in enumerate(VAE_FILES.values()):
         save_file(tensors, folder / f"refused-{number}.safetensors")
         yield decoding(f"refused-{number}"), f".*{literally(said)}"
+    save_comfy_vae(folder / "refused-noise.safetensors", "ltx095", **NOISE_INSIDE)
+    yield decoding("refused-noise"), ".*holds an LTX-Video VAE of version 0\\.9\\.1, whose decoder adds random noise"
     save_image_vae(folder / "refused.safetensors", torch.float16, encoder=128)
     yield decoding("refused", "CogVideoParallelDecode"), "CogVideoX Parallel Decode was given an image VAE"
     stock = decoding("refused", "CogVideoParallelDecode")

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
-from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, node
 from tests.host.sentences import Refusals, literally
 from tests.host.test_refusals import on_one_worker, small
-from tests.host.test_video_families import hunyuan15, save
 from tests.tiny_flux import flux_tensors
 from tests.tiny_formats import save_diffusers
 from tests.tiny_quantised import save_quantised
@@ -100,11 +98,6 @@ def marked(server: ComfyUI) -> Refusals:
         on_one_worker(small("scaled-names")),
         "scaled-names.safetensors holds x_embedder.weight_scale under diffusers'",
     )
-    save(folder, "refused-meanflow", hunyuan15(meanflow=True))
-    save_families(server, "wan")
-    graph = graph_of("wan")
-    graph["model"]["inputs"]["unet_name"] = "refused-meanflow.safetensors"
-    yield spread(graph), ".* takes the next step's noise level .MeanFlow., which is not supported yet: use Load Diff"
 
 
 def of_diffusers(server: ComfyUI) -> Refusals:

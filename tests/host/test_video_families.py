@@ -14,9 +14,9 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
-from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, spread, step_by_step
+from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, spread
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, node
+from tests.host.graphs import Graph, node, step_by_step
 from tests.tiny_models import draw, randomise
 
 HEADS, TEXT = 3, 48

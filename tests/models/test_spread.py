@@ -256,7 +256,7 @@ def refused(text: str) -> Iterator[None]:
 def test_an_argument_that_is_not_declared_is_refused(name: str, argument: str, case: Any) -> None:
     found, _ = case(name)
     rank = run_alone(found, without(found.declaration, argument=argument))
-    with refused(f"^{argument} of ComfyUI's .* is not supported with a parallel MODEL: "):
+    with refused(f"^{argument} of the model's .* is not supported with a parallel MODEL: "):
         rank.run()
 
 

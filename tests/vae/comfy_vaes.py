@@ -116,6 +116,15 @@ KINDS = {
 """By the name in tests."""
 
 
+NOISE_INSIDE: dict[str, Any] = {
+    "decoder_blocks": [
+        *[["compress_all", {"residual": True, "multiplier": 2}]] * 3,
+        ["res_x", {"num_layers": 1, "inject_noise": True}],
+    ]
+}
+"""Settings of `ltx095` that make it one of version 0.9.1, whose decoder adds noise in its layers."""
+
+
 def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
     """Write one of `KINDS` to a file, with other settings of its code if given."""
     tensors = {key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}

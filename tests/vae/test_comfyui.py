@@ -24,7 +24,7 @@ from parallel_backend.weights.checkpoint import read_header
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.selection import thorough
-from tests.vae.comfy_vaes import KINDS, build, inputs, save_comfy_vae
+from tests.vae.comfy_vaes import KINDS, NOISE_INSIDE, build, inputs, save_comfy_vae
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
@@ -162,8 +162,7 @@ def test_ltx_in_small_pieces(name: str, frames: int) -> None:
 
 def test_noise_inside_a_decoder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ltx091.safetensors"
-    noisy = ["res_x", {"num_layers": 1, "inject_noise": True}]
-    save_comfy_vae(file, "ltx095", decoder_blocks=[*[["compress_all", {"residual": True, "multiplier": 2}]] * 3, noisy])
+    save_comfy_vae(file, "ltx095", **NOISE_INSIDE)
     with pytest.raises(
         Refused, match=r"ltx091.safetensors holds an LTX-Video VAE of version 0\.9\.1, .*: use Load VAE\.$"
     ):

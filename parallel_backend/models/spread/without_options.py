@@ -29,7 +29,7 @@ def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
     own = getattr(found, NAME, None)
     if own is None:
         raise Refused(
-            f"ComfyUI's {module} has no {NAME}: this ComfyUI is newer or older than this pack knows; update the pack, or use "
+            f"the model's {module} has no {NAME}: this ComfyUI is newer or older than this pack knows; update the pack, or use "
             "Load Diffusion Model."
         )
     setattr(found, NAME, functools.partial(own, transformer_options={OVERRIDE: attentions}))
