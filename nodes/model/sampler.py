@@ -56,7 +56,7 @@ def chosen(sampler: Any) -> Chosen:
         raise NotSupported("a sampler with inpaint options", OTHER_SAMPLER)
     function = sampler.sampler_function
     options = {key: value for key, value in sampler.extra_options.items() if value is not None}
-    name = next((n for n in samplers.SAMPLERS if _functions(n) is function), None)
+    name = next((n for n in samplers.SAMPLERS if _function_of(n) is function), None)
     if name is not None:
         try:
             samplers.check(name, options)
@@ -88,7 +88,7 @@ def runs_in_workers(name: str) -> bool:
     return True
 
 
-def _functions(name: str) -> Any:
+def _function_of(name: str) -> Any:
     return getattr(comfy.k_diffusion.sampling, f"sample_{name}", None)
 
 
