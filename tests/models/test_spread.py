@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,15 +66,13 @@ def splits() -> Iterator[ParameterSet]:
 
 @pytest.fixture(scope="module")
 def case() -> Callable[[str], tuple[Case, Tensor]]:
-    """A case and what ComfyUI's own forward gives, made once."""
-    made: dict[str, tuple[Case, Tensor]] = {}
+    """A case and what ComfyUI's own forward gives. The last one is kept, since forking copies what a process holds."""
 
+    @functools.lru_cache(maxsize=1)
     def get(name: str) -> tuple[Case, Tensor]:
-        if name not in made:
-            with torch.no_grad():
-                found = CASES[name]()
-                made[name] = found, found.stock()
-        return made[name]
+        with torch.no_grad():
+            found = CASES[name]()
+            return found, found.stock()
 
     return get
 

@@ -1,0 +1,20 @@
+"""The order of tests of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the same case run one after another, so that it is made once and no other is held meanwhile."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    places = [index for index, item in enumerate(items) if item in here]
+    for index, item in zip(places, sorted(here, key=_case), strict=True):
+        items[index] = item
+
+
+def _case(item: pytest.Item) -> tuple[Path, str]:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return item.path, str(parameters.get("name", ""))
