@@ -187,7 +187,7 @@ class WorkerGroup:
         """Whether the group can take a request; finds out about workers that died while idle."""
         dead = self._channel.lost or any(p.poll() is not None for p in self._launched.processes)
         if self.state is State.READY and dead:
-            log.warning("%s", diagnosis.explain(self._launched, self.devices, self._channel, self._reports))
+            log.warning("%s", self._failure())
             self._end(State.FAILED)
         return self.state is State.READY
 
