@@ -61,7 +61,8 @@ def test_anything_else_that_cannot_be_read_is_a_failure_with_its_cause(bench, da
         bench.run(bench.job, PLANS[2])
     except WorkerFailed as failure:
         said = str(failure)
+        bench.assert_recovered(2)
     else:
         said = caplog.text
+        bench.assert_right(2)
     assert re.search(r"Worker 0 of 2 \(cpu\) failed while idle: BadFrame: .*(not|dtype)", said)
-    bench.assert_recovered(2)
