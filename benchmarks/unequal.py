@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -26,13 +27,7 @@ from tests.plans import cpu_plan
 from tests.tiny_flux import save_flux
 
 ROUNDS = 5
-
-
-def be_busy(core: int) -> None:
-    """Never returns."""
-    os.sched_setaffinity(0, {core})
-    while True:
-        pass
+BUSY = "import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
 
 
 def seconds(run: Runner, job: Job, plan: ResolvedPlan) -> float:
@@ -58,8 +53,7 @@ def main() -> None:
             cores = sorted(os.sched_getaffinity(0))[:2]
             for process, core in zip(run.workers(), cores, strict=True):
                 os.sched_setaffinity(process, {core})
-            busy = multiprocessing.get_context("spawn").Process(target=be_busy, args=(cores[1],), daemon=True)
-            busy.start()
+            busy = subprocess.Popen([sys.executable, "-c", BUSY.format(core=cores[1])])
             example = {"x": job.noise, "timestep": torch.ones(1)} | dict(
                 zip(("context", "y"), job.prompts[0], strict=True)
             )
