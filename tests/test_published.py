@@ -15,8 +15,9 @@ from PIL import Image
 
 from parallel_backend.host.journal import KINDS
 from parallel_backend.worker.process.status import CONNECTING
-from tests.host.refusal_places import places
-from tests.host.refusals_shown import claims
+from tests.host.refusal_places import called, places
+from tests.host.refusals_not_shown import NOT_BY_A_GRAPH
+from tests.host.refusals_shown import SHOWN
 
 REPO = Path(__file__).parents[1]
 HELP = sorted((REPO / "web" / "docs").glob("*.md"))
@@ -137,8 +138,11 @@ def test_a_blueprint_is_the_graph_of_a_template(path: Path) -> None:
 
 def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it() -> None:
     """The lists themselves are held against this in host/test_frontend."""
-    named = list(claims())
+    lists = (*SHOWN.values(), *NOT_BY_A_GRAPH.values())
+    named = [(file, text, called(file, text)) for each in lists for file, texts in each.items() for text in texts]
     assert {(file, text): found for file, text, found in named if len(found) != 1} == {}
     told = Counter(place for _, _, (place,) in named)
-    assert [place for place in places() if told[place] != 1] == [], "write them into host/refusals_shown.py, once each"
+    assert [place for place in places() if told[place] != 1] == [], (
+        "write them into refusals_shown.py or refusals_not_shown.py"
+    )
     assert len(told) > 200

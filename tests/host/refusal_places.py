@@ -79,3 +79,9 @@ def _text(value: ast.expr) -> str:
     if isinstance(value, ast.JoinedStr):
         return "".join(_text(each) for each in value.values)
     return GAP
+
+
+def called(file: str, text: str) -> list[Place]:
+    """The place of a file with this text, else those whose texts begin with it."""
+    mine = [place for place in places() if place.file == file]
+    return [each for each in mine if each.text == text] or [each for each in mine if each.text.startswith(text)]

@@ -1,0 +1,130 @@
+"""Why no list of refused.py reaches the other places that make a sentence for the user. A sentence is named by its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "a button of the tab, which shows the sentence itself (test_panel, test_panel_page)": {
+        "parallel_backend/host/backend.py": (
+            "the workers are busy: wait until they",
+            "no workers are running, so there is",
+        ),
+        "parallel_backend/host/comparison.py": (
+            "there is no run to compare: run a graph",
+            "the last run was on one device, so there",
+            "one device cannot hold the last run's",
+        ),
+    },
+    "a fault of a worker, not of a graph: test_a_workers_failure_\u2026 has three, tests/faults the rest": {
+        "parallel_backend/host/diagnosis.py": (
+            "… failed…: …. …",
+            "The connection to the workers was lost.",
+            "The workers could not be started: ….",
+            "… has not answered for … s…. …",
+            "No worker made progress for … s; … ….",
+            "Worker … did not start within … s. …",
+            "The connection to … was lost…. …",
+            "… ran out of memory…: … …",
+            "… was lost…. …",
+        ),
+    },
+    "other machines or other versions of ComfyUI, torch, diffusers or this pack take part (tests/machines, tests/wire)": {
+        "parallel_backend/host/group.py": (
+            "…",
+            "the workers at … are others than when",
+            "these workers are serving another client",
+        ),
+        "parallel_backend/host/versions.py": (
+            "diffusers … is installed and … is supported:",
+            "torch … is installed and the workers",
+            "the workers on … run another version",
+            "the workers on … have ComfyUI … and",
+            "the workers on … have diffusers … and",
+            "diffusers is not installed and … is",
+            "worker … on … has … … and worker 0 on",
+        ),
+        "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, whose … is not in the",),
+        "parallel_backend/models/comfyui/importing.py": ("this worker does not find ComfyUI (…):",),
+        "parallel_backend/models/diffusers/attention.py": ("diffusers' attention is given …, which",),
+        "parallel_backend/models/diffusers/family.py": ("diffusers … has a … of other weights",),
+        "parallel_backend/models/spread/arguments.py": ("the model's … has no argument …: this",),
+        "parallel_backend/models/spread/attend.py": (
+            "the model's … calls attention more than",
+            "the model's … called attention … times",
+            "the model's attention is given …, which",
+            "the model's … attends with … queries to … keys where this pack knows of … and",
+            "the model's … attends with … queries to … keys where this pack knows of …: update",
+        ),
+        "parallel_backend/models/spread/blocks.py": (
+            "the model's block of … returns … values",
+            "a block of the model returned … tokens",
+            "the model's … has no …: this ComfyUI",
+        ),
+        "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
+        "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
+    },
+    "the environment that ComfyUI was started with": {
+        "parallel_backend/host/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
+        "parallel_backend/wire/interfaces.py": ("… is … and this machine's network interfaces",),
+    },
+    "only where GPUs are": {
+        "nodes/vae/vae.py": ("Select VAE Device cannot be used with",),
+        "parallel_backend/plan/devices.py": ("devices … lists … workers; at most …",),
+        "parallel_backend/plan/resolve.py": ("weights sharded needs a GPU for each",),
+    },
+    "ComfyUI takes nothing else from a field that is a list of choices": {
+        "parallel_backend/attention/kernels.py": ("attention … is unknown: use one of ….",),
+        "parallel_backend/plan/resolve.py": ("weights … is unknown: use … or ….",),
+    },
+    "the nodes name no other sampler or option": {
+        "parallel_backend/denoise/samplers/__init__.py": (
+            "The sampler … is not supported; these",
+            "The sampler … is not supported with",
+            "The option … of … must be …, not ….",
+            "The option … of … must be of type …,",
+        ),
+    },
+    "of the command line alone (tests/plan)": {
+        "parallel_backend/plan/known_machines.py": ("the card … is unknown: use ….",),
+        "parallel_backend/plan/known_models.py": ("the model … is unknown: use ….",),
+    },
+    "the file goes away, or is cut, between two looks at it (tests/weights)": {
+        "parallel_backend/weights/checkpoint.py": ("… does not exist (…): pick another file",),
+        "parallel_backend/weights/diffusers_folder.py": ("the folder … has no … and no …: choose",),
+        "parallel_backend/weights/reading.py": (
+            "… cannot be read at byte … (…): check",
+            "… ended at byte … while it was being",
+        ),
+    },
+    "another check comes before it": {
+        "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),
+        "parallel_backend/models/comfyui/marks.py": ("… has … in a layout that is not supported:",),
+        "parallel_backend/models/diffusers/cogvideox.py": ("the image's latent has the shape … and",),
+        "parallel_backend/weights/packing.py": ("… holds … as …, which is supported for",),
+        "parallel_backend/wire/frames.py": (
+            "the description of … takes … bytes and",
+            "the tensor … is of …, and only … are",
+            "the tensor … has … dimensions and …",
+        ),
+    },
+    "takes more memory than a test may (tests/wire, tests/worker)": {
+        "parallel_backend/wire/frames.py": ("a message with … GB of tensors is over",),
+        "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),
+    },
+    "takes a model too large for a test, whose class alone is tested, or another pack's node (tests/models)": {
+        "parallel_backend/models/comfyui/comfy_family.py": ("… in the conditioning cannot be used",),
+        "parallel_backend/models/comfyui/conditioning.py": (
+            "… in the conditioning is nested too",
+            "… in the conditioning holds a …, which",
+        ),
+        "parallel_backend/models/spread/arguments.py": (
+            "…is for … tokens and the text has …,",
+            "…hides tokens of the picture, which",
+            "…is not supported",
+            "…differs from GPU to GPU, which is not",
+            "…has … places for … tokens, which is",
+        ),
+    },
+}
+"""By the reason, and file."""
