@@ -43,19 +43,8 @@ class Guidance:
         self._axis = axis
         self._guides = guides
 
-    def __call__(
-        self,
-        x: Tensor,
-        sigma: Tensor,
-        batches: Sequence[Batch],
-        outputs: Sequence[Tensor],
-        moved: Mapping[int, Tensor] = NOTHING,
-    ) -> Tensor:
-        """The denoised latent, fp32 like `x` `[batch, channels, ...]`. For the arguments see `sides`."""
-        return self.combined(x, self.sides(x, sigma, batches, outputs, moved))
-
     def combined(self, x: Tensor, averages: Sequence[Tensor]) -> Tensor:
-        """What the guidance makes of the sides."""
+        """The denoised latent, fp32 like `x` `[batch, channels, ...]`: what the guidance makes of the sides."""
         positive, *others = averages
         denoised = others[0] + (positive - others[0]) * self._cfg if others else positive
         if not self._guides:

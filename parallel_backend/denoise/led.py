@@ -12,18 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..layout import length
 from ..mesh import Mesh
 from ..models.region import Region
 from ..moving import sent_to
 from .guidance import NOTHING, Guidance
-from .pipeline import RunsStage
-from .prompts import Batch, Prompts
-from .samplers import Process
+from .model_calls import ModelCalls
 from .shared_noise import SharedNoise
-from .step_cache import StepCache
 
 CALL, CANCEL, END = 0.0, 1.0, 2.0
 """What the leading rank tells the others: another model call, the user has cancelled, the sampler is done."""
@@ -47,48 +43,31 @@ class LedDenoise:
 
     Args:
         mesh: this rank's communicators.
-        forward: this rank's part of the model.
-        prompts, guidance: the prompts this rank computes, and how their outputs combine.
+        model: what the calls have in common.
+        guidance: how the prompts' outputs combine.
         shape: the whole latent's; `rows` are the runs of its batch, one a data rank, and `whole` is all of a picture.
-        sigmas: those of all steps, fp32 on the CPU.
-        process: how the latent and sigma become the model's input and time.
-        cache: what may save model calls.
-        dtype: the compute dtype.
         cancelled: whether the user has cancelled; asked on the rank that leads.
         enter: told when a step begins, from 0.
-        meter: records what is computed when, if a trace was asked for.
     """
 
     def __init__(
         self,
         mesh: Mesh,
-        forward: RunsStage,
-        prompts: Prompts,
+        model: ModelCalls,
         guidance: Guidance,
         shape: Sequence[int],
         rows: Sequence[slice],
         whole: Region,
-        sigmas: Tensor,
-        process: Process,
-        cache: StepCache,
-        dtype: torch.dtype,
         cancelled: Callable[[], bool],
         enter: Callable[[int], None],
-        meter: Meter,
     ) -> None:
         self._mesh = mesh
-        self._forward = forward
-        self._prompts = prompts
+        self._model = model
         self._guidance = guidance
         self._rows = rows
         self._share = SharedNoise(mesh, shape, rows, whole, "latents")
-        self._sigmas = sigmas
-        self._process = process
-        self._cache = cache
-        self._dtype = dtype
         self._cancelled = cancelled
         self._enter = enter
-        self._meter = meter
         self._calls = 0
         self._step: int | None = None
 
@@ -134,16 +113,9 @@ class LedDenoise:
             return latent
 
         x = self._share(given)
-        batches = self._prompts.at(sigma)
-        seen = self._process.model_input(x, sigma).to(self._dtype)
-        timestep = sent_to(self._process.timestep(sigma), x.device)
-        with self._meter.span("stage", call=self._calls, patch=-1):
-
-            def run(batch: Batch) -> Tensor | None:
-                inputs = batch.inputs(x, timestep, self._dtype, (sigma[None], self._sigmas))
-                return self._forward(inputs, batch.stack(seen), None)
-
-            outputs = self._cache.outputs(sigma, x, seen, batches, run)
+        batches = self._model.prompts.at(sigma)
+        timestep = sent_to(self._model.process.timestep(sigma), x.device)
+        outputs = self._model.outputs(self._calls, batches, x, sigma, timestep)
         self._calls += 1
         sides: list[Tensor] = []
 
@@ -151,7 +123,7 @@ class LedDenoise:
             sides.extend(self._guidance.sides(x, sigma, batches, [out for out in outputs if out is not None], moved))
             return self._guidance.combined(x, sides)
 
-        denoised = self._cache.denoised(sigma, x, guide)
+        denoised = self._model.cache.denoised(sigma, x, guide)
         if answers(self._mesh):
             denoised, *sides = (whole_batch(part, self._mesh, self._rows) for part in (denoised, *sides))
         return Answer(denoised, sides)

@@ -8,41 +8,25 @@ on the number of patches and warm-up steps alone.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..comm.meter import Meter
 from ..errors import Cancelled
 from ..mesh import Mesh
-from ..models.inputs import Inputs, PatchForward
+from ..models.inputs import PatchForward
 from ..models.region import Region
 from ..moving import sent_to
-from .guidance import Guidance
+from .guidance import NOTHING, Guidance
+from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler
-from .prompts import Batch, Prompts
-from .samplers import Process
+from .prompts import Batch
 from .schedule import Call
-from .step_cache import StepCache
 
 OnCall = Callable[[int, Tensor, Tensor], None]
-
-
-class RunsStage(Protocol):
-    """One rank's part of a forward."""
-
-    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
-        """On the last stage the output for the whole latent, or for the patch; None on the others.
-
-        Args:
-            latent: the whole latent in the compute dtype, on the first stage.
-            patch: the number of the patch to compute from the cache, or None for everything, exactly.
-        """
 
 
 class Pipeline:
@@ -50,56 +34,39 @@ class Pipeline:
 
     Args:
         mesh: this rank's communicators.
-        forward: this rank's stage.
-        prompts, guidance: the prompts this rank computes, and how their outputs combine.
+        model: what the calls have in common.
+        guidance: how the prompts' outputs combine.
         calls: all model calls.
         patches: the parts of the latent, and `samplers`, one for each.
-        sigmas: of all steps, fp32 on the CPU.
-        process: how the latent and sigma become the model's input and time.
-        cache: what may save model calls, where there is one stage and one patch.
-        dtype: the compute dtype.
         cancelled: asked at a step boundary.
         on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
-        meter: records what is computed when, if a trace was asked for.
     """
 
     def __init__(
         self,
         mesh: Mesh,
-        forward: RunsStage,
-        prompts: Prompts,
+        model: ModelCalls,
         guidance: Guidance,
         calls: Sequence[Call],
         patches: Sequence[Region],
         samplers: Sequence[PatchSampler],
         latent: Tensor,
-        sigmas: Tensor,
-        process: Process,
-        cache: StepCache,
         warmup_steps: int,
-        dtype: torch.dtype,
         cancelled: CancelSignal,
         on_call: OnCall,
-        meter: Meter,
     ) -> None:
         self._mesh = mesh
-        self._forward = forward
-        self._prompts = prompts
+        self._model = model
         self._guidance = guidance
         self._calls = calls
         self._patches = patches
         self._samplers = samplers
         self._latent = latent.clone()
-        self._sigmas = sigmas
-        self._process = process
-        self._cache = cache
         self._warmup_steps = warmup_steps
-        self._dtype = dtype
         self._cancelled = cancelled
         self._on_call = on_call
-        self._meter = meter
         self._returning = _Returning(mesh.returning, patches, latent)
-        times = [process.timestep(call.sigma) for call in calls]
+        times = [model.process.timestep(call.sigma) for call in calls]
         self._timesteps = sent_to(torch.stack(times), latent.device) if times else latent.new_empty(0)
 
     def run(self) -> Tensor | None:
@@ -109,8 +76,8 @@ class Pipeline:
                 patch.of(self._latent).copy_(sampler.model_input)
         previous: tuple[int, ...] | None = None
         for index, call in enumerate(self._calls):
-            batches = self._prompts.at(call.sigma)
-            prompts = self._prompts.taking_part(call.sigma)
+            batches = self._model.prompts.at(call.sigma)
+            prompts = self._model.prompts.taking_part(call.sigma)
             whole = len(self._patches) == 1 or call.step < self._warmup_steps or prompts != previous
             previous = prompts
             numbers: Sequence[int | None] = [None] if whole else range(len(self._patches))
@@ -140,16 +107,16 @@ class Pipeline:
             raise Cancelled
 
     def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
-        latent = self._process.model_input(self._latent, call.sigma).to(self._dtype) if self._mesh.first else None
-        with self._meter.span("stage", call=index, patch=-1 if patch is None else patch):
-
-            def run(batch: Batch) -> Tensor | None:
-                sigmas = call.sigma[None], self._sigmas
-                behind = self._behind(batches, batch, patch)
-                inputs = batch.inputs(self._latent, self._timesteps[index], self._dtype, sigmas, behind)
-                return self._forward(inputs, None if latent is None else batch.stack(latent), patch)
-
-            outputs = self._cache.outputs(call.sigma, self._latent, latent, batches, run)
+        outputs = self._model.outputs(
+            index,
+            batches,
+            self._latent,
+            call.sigma,
+            self._timesteps[index],
+            first=self._mesh.first,
+            patch=patch,
+            behind=lambda batch: self._behind(batches, batch, patch),
+        )
         if self._mesh.last:
             self._update(index, call, batches, patch, outputs)
         if self._mesh.first and index + 1 < len(self._calls):
@@ -164,13 +131,18 @@ class Pipeline:
             part = self._patches[number]
             predicted = [out if patch is not None else part.of(out) for out in outputs if out is not None]
             sampler = self._samplers[number]
-            guide = functools.partial(self._guidance, sampler.model_input, call.sigma, batches, predicted)
-            sampler.advance(self._cache.denoised(call.sigma, sampler.model_input, guide))
+            sampler.advance(self._denoised(sampler.model_input, call.sigma, batches, predicted))
             if index + 1 < len(self._calls):
                 self._returning.put(number, sampler.model_input)
         if call.opens_step and patch in (None, len(self._patches) - 1):
             denoised = self._join([sampler.denoised for sampler in self._samplers])
             self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
+
+    def _denoised(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
+        def guide(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
+            return self._guidance.combined(x, self._guidance.sides(x, sigma, batches, outputs, moved))
+
+        return self._model.cache.denoised(sigma, x, guide)
 
     def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
         """The forward of a patch of this call that comes behind this one; a step's first waits for the word."""

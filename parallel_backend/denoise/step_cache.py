@@ -29,7 +29,7 @@ Run = Callable[[Batch], Tensor | None]
 
 
 Guide = Callable[..., Tensor]
-"""`Guidance` of a call's outputs; only `moved` is left to be given."""
+"""The guidance of a call's outputs; only `moved` (see `Guidance.sides`) is left to be given."""
 
 
 class StepCache(Protocol):

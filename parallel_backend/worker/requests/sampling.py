@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...denoise.guidance import Guidance
 from ...denoise.led import Ask, LedDenoise, answers, whole_batch
+from ...denoise.model_calls import ModelCalls
 from ...denoise.patch_sampler import Inpaint, PatchSampler
 from ...denoise.pipeline import CancelSignal, Pipeline
 from ...denoise.prompts import Prompts
@@ -78,18 +79,22 @@ class _Run:
         self._message = message
         self._tensors = tensors
         self._mesh = mesh
-        self._forward = forward
-        self._prompts = prompts
-        self._cache = cache
         self._previews = previews
         self._x = tensors["x"]
-        self._sigmas = tensors["sigmas"].to("cpu", torch.float32)
         self._runs = cut(self._x.shape[0], message.plan.data)
         self._process = process_of(message.sampling, tensors)
         guides = [guide_function(guide) for guide in message.guides]
         self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
         self._patches = model.patches(self._x.shape, message.plan.patches)
-        self._dtype: torch.dtype = getattr(torch, message.compute_dtype)
+        self._model = ModelCalls(
+            forward=forward,
+            prompts=prompts,
+            process=self._process,
+            sigmas=tensors["sigmas"].to("cpu", torch.float32),
+            cache=cache,
+            dtype=getattr(torch, message.compute_dtype),
+            meter=rank.meter,
+        )
 
     def whole(self, result: Tensor | None) -> dict[str, Tensor]:
         """The answer, on the rank that answers the host."""
@@ -103,21 +108,15 @@ class _Run:
         rows = self._runs[mesh.data.rank]
         return Pipeline(
             mesh=mesh,
-            forward=self._forward,
-            prompts=self._prompts,
+            model=self._model,
             guidance=self._guidance,
             calls=schedule(lambda nothing: self._begin(nothing, None)),
             patches=self._patches,
             samplers=[self._sampler(patch, rows) for patch in self._patches],
             latent=self._x[rows],
-            sigmas=self._sigmas,
-            process=self._process,
-            cache=self._cache,
             warmup_steps=message.plan.warmup_steps,
-            dtype=self._dtype,
             cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree, enter=self._enter),
             on_call=self._on_call,
-            meter=rank.meter,
         )
 
     def led(self, function: SamplerFunction | None) -> dict[str, Tensor]:
@@ -132,19 +131,13 @@ class _Run:
 
         result = LedDenoise(
             mesh=self._mesh,
-            forward=self._forward,
-            prompts=self._prompts,
+            model=self._model,
             guidance=self._guidance,
             shape=self._x.shape,
             rows=self._runs,
             whole=whole,
-            sigmas=self._sigmas,
-            process=self._process,
-            cache=self._cache,
-            dtype=self._dtype,
             cancelled=self._cancelled,
             enter=self._enter,
-            meter=self._rank.meter,
         ).run(sampler)
         return {} if result is None else {"result": result, "sigmas": sigmas}
 

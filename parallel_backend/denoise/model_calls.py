@@ -1,0 +1,86 @@
+"""A model call on one rank: the latent as the model sees it, a forward for each batch of prompts, and what a cache spares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..comm.meter import Meter
+from ..models.inputs import Inputs, PatchForward
+from .prompts import Batch, Prompts
+from .samplers import Process
+from .step_cache import StepCache
+
+Behind = Callable[[Batch], PatchForward | None]
+"""The forward that comes behind that of a batch, where it is of the same patches."""
+
+
+class RunsStage(Protocol):
+    """One rank's part of a forward."""
+
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """On the last stage the output for the whole latent, or for the patch; None on the others.
+
+        Args:
+            latent: the whole latent in the compute dtype, on the first stage.
+            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+        """
+
+
+def nothing_behind(batch: Batch) -> None:
+    """The forward behind one of a whole latent."""
+
+
+@dataclass(frozen=True)
+class ModelCalls:
+    """What all model calls of a denoise have in common."""
+
+    forward: RunsStage
+    """This rank's stage."""
+    prompts: Prompts
+    """Those that this rank computes."""
+    process: Process
+    """How the latent and sigma become the model's input and time."""
+    sigmas: Tensor
+    """Of all steps, fp32 on the CPU."""
+    cache: StepCache
+    """What may save calls, where there is one stage and one patch."""
+    dtype: torch.dtype
+    """That of the computation."""
+    meter: Meter
+    """Records what is computed when, if a trace was asked for."""
+
+    def outputs(
+        self,
+        number: int,
+        batches: Sequence[Batch],
+        x: Tensor,
+        sigma: Tensor,
+        timestep: Tensor,
+        *,
+        first: bool = True,
+        patch: int | None = None,
+        behind: Behind = nothing_behind,
+    ) -> list[Tensor | None]:
+        """The output of each batch on the last stage, None on the others.
+
+        Args:
+            number: the call's, from 0.
+            x: the sampler's latent, fp32.
+            sigma: 0-dim fp32 on the CPU.
+            timestep: 0-dim, on the device.
+            first: whether this is the first stage, which gives the latent to the model.
+            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+        """
+        latent = self.process.model_input(x, sigma).to(self.dtype) if first else None
+
+        def run(batch: Batch) -> Tensor | None:
+            inputs = batch.inputs(x, timestep, self.dtype, (sigma[None], self.sigmas), behind(batch))
+            return self.forward(inputs, None if latent is None else batch.stack(latent), patch)
+
+        with self.meter.span("stage", call=number, patch=-1 if patch is None else patch):
+            return self.cache.outputs(sigma, x, latent, batches, run)
