@@ -15,8 +15,12 @@ from .rows import Slab
 SCHEDULES = ("original", "comfyui")
 """How a clip's frames are put into batches: as its authors do, or as ComfyUI's VAE Decode does."""
 
-Mark = Callable[[], None]
-"""Called whenever something got done."""
+
+class Mark(Protocol):
+    """What is called whenever something got done, on every rank as often."""
+
+    def __call__(self, layers: int = 1) -> None:
+        """So many layers, such as convolutions, are done."""
 
 
 class Autoencoder(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import torch
@@ -22,8 +21,8 @@ from ...wire.messages import Decode, Done, Encode, Pixels
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
 
-MARKS_BETWEEN_WORDS = 64
-"""How often an autoencoder gets something done, such as a convolution, before ranks ask each other whether to cancel."""
+LAYERS_BETWEEN_WORDS = 64
+"""How many layers of an autoencoder are done before ranks ask each other whether to cancel."""
 
 
 class AutoencoderPart:
@@ -129,12 +128,15 @@ class Autoencoding:
         return torch.cat(items)
 
     def _beat(self, request: int) -> Mark:
-        """What an autoencoder calls whenever it got something done, every rank as often. Raises Cancelled now and then."""
-        count = itertools.count(1)
+        """What an autoencoder calls whenever it got something done. Raises Cancelled now and then."""
+        since = 0
 
-        def mark() -> None:
+        def mark(layers: int = 1) -> None:
+            nonlocal since
             self._rank.status.mark()
-            if next(count) % MARKS_BETWEEN_WORDS == 0:
+            since += layers
+            if since >= LAYERS_BETWEEN_WORDS:
+                since = 0
                 self._cancel_if_asked(request)
 
         return mark
