@@ -1,10 +1,25 @@
-"""Plans on the CPU for tests."""
+"""Plans on the CPU, and a measured machine, for tests."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from parallel_backend.plan import ResolvedPlan
+from parallel_backend.plan.measure import Machine
+
+MEASURED = Machine(
+    matmul=4e14,
+    attention=4e14,
+    bandwidth=2e12,
+    launch=3e-6,
+    ranks=2,
+    link_bandwidth=2e10,
+    link_latency=2e-5,
+    connection=3e8,
+    host_bandwidth=2e10,
+    kinds=("NVIDIA H100",) * 2,
+)
+"""Two H100 with P2P."""
 
 
 def cpu_plan(

@@ -18,24 +18,11 @@ from parallel_backend.doctor import Finding, Observations, Status, examine
 from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
 from parallel_backend.gpus import Gpu
-from parallel_backend.plan.measure import Machine
+from tests.plans import MEASURED
 from tests.selection import thorough
 
 GIB = 1 << 30
 PAIR = ("cuda:0", "cuda:1")
-FAST = Machine(
-    matmul=4e14,
-    attention=4e14,
-    bandwidth=2e12,
-    launch=3e-6,
-    ranks=2,
-    link_bandwidth=2e10,
-    link_latency=2e-5,
-    connection=3e8,
-    host_bandwidth=2e10,
-    kinds=("NVIDIA H100",) * 2,
-)
-
 GOOD = Observations(
     gpus=(Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0), 132, False),) * 2,
     nvidia_devices=2,
@@ -50,7 +37,7 @@ GOOD = Observations(
     open_files=65536,
     versions={"torch": "2.11.0+cu130", "diffusers": "0.42.1", "flash-attn": "2.8.3"},
     allocator="",
-    measured=(Measured(("cpu", "cpu"), FAST), Measured(PAIR, FAST)),
+    measured=(Measured(("cpu", "cpu"), MEASURED), Measured(PAIR, MEASURED)),
 )
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
@@ -62,7 +49,7 @@ WRONG_NCCL = "Worker 0 ended with exit code 1\nlibtorch_cuda.so: undefined symbo
 WRONG_WHEEL = (
     "flash-attn does not work on cuda:0 (ImportError: flash_attn_2_cuda: undefined symbol: _ZN3c104cuda9SetDeviceEi)"
 )
-SLOW = msgspec.structs.replace(FAST, link_bandwidth=1e9)
+SLOW = msgspec.structs.replace(MEASURED, link_bandwidth=1e9)
 
 FAULTS = [
     ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", Status.FAILURE, "update the driver"),
@@ -90,7 +77,12 @@ FAULTS = [
         Status.FAILURE,
         "LD_LIBRARY_PATH",
     ),
-    ({"measured": (Measured(PAIR, FAST, flash_fault=WRONG_WHEEL),)}, "flash-attn", Status.WARNING, "attention to sdpa"),
+    (
+        {"measured": (Measured(PAIR, MEASURED, flash_fault=WRONG_WHEEL),)},
+        "flash-attn",
+        Status.WARNING,
+        "attention to sdpa",
+    ),
     ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "choose preset slow links"),
 ]
 

@@ -13,8 +13,8 @@ from parallel_backend.host.planner import SLACK, Planner, Question
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job, connections, cost, rows_connections
 from parallel_backend.plan.known_models import model_shape
-from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, Machine, measured_profile
-from tests.plans import cpu_plan
+from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, measured_profile
+from tests.plans import MEASURED, cpu_plan
 
 FLUX = model_shape("flux-dev")
 JOB = Job(image_tokens=4096, text_tokens=512)
@@ -24,18 +24,7 @@ TOTAL = 25.3e9
 TAKEN = 1.4e9
 """By a desktop and ComfyUI's context."""
 
-CARD = Machine(
-    1e14,
-    1e14,
-    1e12,
-    1e-5,
-    ranks=2,
-    link_bandwidth=1e10,
-    link_latency=2e-5,
-    connection=3e7,
-    host_bandwidth=2e10,
-    kinds=("a card",) * 2,
-)
+CARD = msgspec.structs.replace(MEASURED, connection=3e7)
 
 
 def question(**wish: object) -> Question:

@@ -10,21 +10,8 @@ import torch
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan.measure import BlockTimes, Machine, cached, machine_key, measure, measured_profile
-from tests.plans import cpu_plan
+from tests.plans import MEASURED, cpu_plan
 from tests.ranks import run_ranks
-
-MACHINE = Machine(
-    1e12,
-    1e12,
-    1e11,
-    1e-5,
-    ranks=2,
-    link_bandwidth=1e9,
-    link_latency=1e-4,
-    connection=3e8,
-    host_bandwidth=2e10,
-    kinds=("a card",) * 2,
-)
 
 
 def test_all_ranks_get_the_same_measurements() -> None:
@@ -50,10 +37,10 @@ def test_a_machine_is_measured_once(tmp_path: Path) -> None:
 
     def find() -> Machine:
         calls.append(1)
-        return MACHINE
+        return MEASURED
 
     folder = tmp_path / "new"
-    assert cached("two cards", Machine, find, folder) == cached("two cards", Machine, find, folder) == MACHINE
+    assert cached("two cards", Machine, find, folder) == cached("two cards", Machine, find, folder) == MEASURED
     assert len(calls) == 1
     cached("two other cards", Machine, find, folder)
     assert len(calls) == 2
@@ -62,14 +49,14 @@ def test_a_machine_is_measured_once(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_measured_again_and_a_read_only_folder_does_no_harm(tmp_path: Path) -> None:
-    cached("cards", Machine, lambda: MACHINE, tmp_path)
+    cached("cards", Machine, lambda: MEASURED, tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text("{")
-    other = msgspec.structs.replace(MACHINE, launch=1.0)
+    other = msgspec.structs.replace(MEASURED, launch=1.0)
     assert cached("cards", Machine, lambda: other, tmp_path) == other
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert cached("cards", Machine, lambda: MACHINE, blocked / "below") == MACHINE
+    assert cached("cards", Machine, lambda: MEASURED, blocked / "below") == MEASURED
 
 
 def test_other_devices_have_another_key() -> None:
