@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[LEFT_OUT] = len(thorough)
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    items.sort(key=lambda item: turn(item.nodeid))
+    items.sort(key=lambda item: turn(item.nodeid, everything=config.getoption("all")))
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,17 @@ which run is in tests/README.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
 thorough = pytest.mark.thorough
+
+Place = tuple[int, ...]
+"""A combination: for each parameter the index of its value."""
+
+Pair = tuple[tuple[int, int], ...]
+"""Two parameters, each with the index of a value."""
 
 
 def product(**values: Collection[object]) -> pytest.MarkDecorator:
@@ -20,14 +26,53 @@ def product(**values: Collection[object]) -> pytest.MarkDecorator:
     For values that do not hang on one another: the quick run takes the diagonal, in which each value has its turn (the
     first ones together, then the second ones, and so on; shorter lists begin again).
     """
+    return _parametrise(values, itertools.product(*(range(len(each)) for each in values.values())))
+
+
+def pairwise(**values: Collection[object]) -> pytest.MarkDecorator:
+    """The same with some combinations only, in which each two values of different parameters meet at least once.
+
+    For parameters of which no three hang on one another: a fault that two of them make together is found.
+    """
+    return _parametrise(values, _meetings([len(each) for each in values.values()]))
+
+
+def _parametrise(values: Mapping[str, Collection[object]], places: Iterable[Place]) -> pytest.MarkDecorator:
     named = [
         list(each.items()) if isinstance(each, Mapping) else [(str(value), value) for value in each]
         for each in values.values()
     ]
-    lengths = [len(each) for each in named]
-    diagonal = {tuple(turn % length for length in lengths) for turn in range(max(lengths))}
+    diagonal = set(_diagonal([len(each) for each in named]))
     cases = []
-    for place in itertools.product(*map(range, lengths)):
+    for place in places:
         names, combination = zip(*(each[index] for each, index in zip(named, place, strict=True)), strict=True)
         cases.append(pytest.param(*combination, id="-".join(names), marks=() if place in diagonal else thorough))
     return pytest.mark.parametrize(tuple(values), cases)
+
+
+def _diagonal(lengths: list[int]) -> list[Place]:
+    return [tuple(turn % length for length in lengths) for turn in range(max(lengths))]
+
+
+def _pairs(place: Mapping[int, int]) -> set[Pair]:
+    """What meets in a combination, or in part of one."""
+    return set(itertools.combinations(sorted(place.items()), 2))
+
+
+def _meetings(lengths: list[int]) -> list[Place]:
+    """The diagonal, and then for each pair that has not met a combination with as many others of those as there can be."""
+    places = _diagonal(lengths)
+    met = set[Pair]().union(*(_pairs(dict(enumerate(place))) for place in places))
+    two = sorted(itertools.combinations(range(len(lengths)), 2), key=lambda pair: -lengths[pair[0]] * lengths[pair[1]])
+    for parameters in two:
+        for indices in itertools.product(*(range(lengths[parameter]) for parameter in parameters)):
+            place = dict(zip(parameters, indices, strict=True))
+            if _pairs(place) <= met:
+                continue
+            for parameter, length in enumerate(lengths):
+                if parameter not in place:
+                    turn = [(index + len(places)) % length for index in range(length)]  # of equals, each has its turn
+                    place[parameter] = max(turn, key=lambda index: len(_pairs(place | {parameter: index}) - met))
+            met |= _pairs(place)
+            places.append(tuple(place[parameter] for parameter in range(len(lengths))))
+    return places

@@ -53,6 +53,9 @@ What ends its ComfyUI comes last in its group: no other has to be started.
 LONGEST = ("tests/host", MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
 """The groups that begin first, so that the processes end at about the same time."""
 
+LONGEST_OF_ALL = ("tests/host", "tests/faults", "tests/engine", FAULTY, PAGE, MODELS, "tests/models", "tests/machines")
+"""The same with --all, where hundreds of deaths take longest."""
+
 
 def group(nodeid: str) -> str:
     """A test's group."""
@@ -60,11 +63,12 @@ def group(nodeid: str) -> str:
     return FILES.get(file) or file.rpartition("/")[0]
 
 
-def turn(nodeid: str) -> tuple[int, int]:
+def turn(nodeid: str, *, everything: bool) -> tuple[int, int]:
     """What tests are sorted by: the place of the group, and that of the file in it where it matters."""
     name, file = group(nodeid), nodeid.partition("::")[0]
+    longest = LONGEST_OF_ALL if everything else LONGEST
     return (
-        LONGEST.index(name) if name in LONGEST else len(LONGEST),
+        longest.index(name) if name in longest else len(longest),
         list(FILES).index(file) if file in FILES else 0,
     )
 

@@ -298,13 +298,13 @@ def computed(server: ComfyUI) -> Refusals:
         ".* the model makes .* tokens where the picture has .*, because the latent .* is not a multiple of",
     )
     save(folder, "refused-hunyuan", hunyuan15())
-    for side, tokens in TOKENS.items():
-        prompt = {"cond": draw(1, tokens, TEXT, seed=tokens), "pooled_output": draw(1, 768, seed=1)}
-        save_file(prompt, server.input_dir / f"hunyuan-{side}.safetensors")
+    for side, seed in TOKENS.items():  # of 7 tokens, as the mask has them
+        prompt = {"cond": draw(1, 7, TEXT, seed=seed), "pooled_output": draw(1, 768, seed=1)}
+        save_file(prompt, server.input_dir / f"refused-hunyuan-{side}.safetensors")
     graph = graph_of("wan") | {"latent": VIDEOS["hunyuan15"]}
     graph["model"]["inputs"]["unet_name"] = "refused-hunyuan.safetensors"
     for side in TOKENS:
-        graph[side]["inputs"]["conditioning"] = f"hunyuan-{side}.safetensors"
+        graph[side]["inputs"]["conditioning"] = f"refused-hunyuan-{side}.safetensors"
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}
     said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
     yield spread(with_tensors(server, graph, "refused-weighed", weighed)), said

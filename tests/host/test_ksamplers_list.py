@@ -10,7 +10,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
-from tests.selection import product, thorough
+from tests.selection import pairwise, thorough
 
 OWN = (
     *("euler", "euler_ancestral", "heun", "exp_heun_2_x0", "exp_heun_2_x0_sde", "dpm_2", "dpm_2_ancestral"),
@@ -33,6 +33,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "ring2-sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 1, "ring": 2, "weights": "sharded"},
 }
 SCHEDULERS = ("simple", "beta", "karras", "normal")
+SIZE = {"width": 40, "height": 56}
+"""Of FLUX.1; a sampler does not hang on it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +49,7 @@ def job(model: str, plan: str, **settings: Any) -> tuple[Graph, Graph]:
         return graph, spread(graph, **PLANS[plan])
     names = {"sampler_name": "sampler"}
     given = {names.get(name, name): value for name, value in settings.items()}
-    graph = ksampler_graph(FLUX1, width=72, height=104, **{"cfg": 2.0, **given})
+    graph = ksampler_graph(FLUX1, **SIZE, **{"cfg": 2.0, **given})
     return graph, parallel(graph, sampler=True, **PLANS[plan])
 
 
@@ -57,13 +59,13 @@ def check(latent_of: LatentOf, stock: Graph, spread_out: Graph) -> None:
     assert error <= TOLERANCE
 
 
-@product(sampler=COMFYUIS, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+@pairwise(sampler=COMFYUIS, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
 def test_comfyuis_own_functions(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
 @thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call
-@product(sampler=OWN, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+@pairwise(sampler=OWN, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
 def test_the_backends(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
@@ -79,7 +81,7 @@ BATCH = {"devices": "cpu:2", "data": 2, "cfg": 1, "ulysses": 1, "ring": 1}
 @pytest.mark.parametrize("sampler", ["dpm_adaptive", "sa_solver", "euler_cfg_pp"])
 def test_a_batch_over_data_ranks(latent_of: LatentOf, sampler: str) -> None:
     """What is decided by the error, drawn, or read of the negative, is the whole batch's."""
-    graph = ksampler_graph(FLUX1, width=72, height=104, batch=3, cfg=2.0, sampler=sampler)
+    graph = ksampler_graph(FLUX1, **SIZE, batch=3, cfg=2.0, sampler=sampler)
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
 
 
@@ -98,14 +100,14 @@ def test_cfg_pp_uses_the_negative_at_cfg_1(latent_of: LatentOf) -> None:
 def test_a_step_cache(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None:
     """The same calls are skipped."""
     settings = {"reuse_threshold": 0.5, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
-    stock = ksampler_graph(FLUX1, width=72, height=104, steps=8, cfg=2.0, sampler="euler_cfg_pp")
+    stock = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
     plain, graph = stock, insert_after_model(stock, cache, **settings)
     assert relative_error(latent_of(graph), latent_of(plain)) > TOLERANCE
     check(latent_of, graph, parallel(graph, sampler=True, **PLANS["cfg2"]))
 
 
 def test_with_pipefusion_they_go_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    graph = ksampler_graph(FLUX1, width=72, height=104, cfg=1.0, sampler="lms")
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="lms")
     staged = {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99}
     run, log = queue_logged(comfyui, parallel(graph, **staged))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
@@ -114,7 +116,7 @@ def test_with_pipefusion_they_go_one_call_at_a_time(comfyui: ComfyUI, latent_of:
 
 
 def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, width=72, height=104, seed=77, steps=5, cfg=2.0, sampler="seeds_3")
+    graph = ksampler_graph(FLUX1, **SIZE, seed=77, steps=5, cfg=2.0, sampler="seeds_3")
     run = comfyui.queue(parallel(graph, sampler=True, **PLANS["cfg2"]), timeout=300).check()
     assert [event.value for event in run.progress] == [1, 2, 3, 4, 5]
     assert run.previews == 5
@@ -122,7 +124,7 @@ def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
 
 def test_guidance_that_is_changed(latent_of: LatentOf) -> None:
     """CFGNorm and CFGZeroStar, before what a CFG++ sampler reads, over data ranks that hold parts of the batch."""
-    plain = ksampler_graph(FLUX1, width=72, height=104, batch=2, cfg=3.0, sampler="euler_cfg_pp")
+    plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
     graph = insert_after_model(insert_after_model(plain, "CFGNorm", strength=0.9), "CFGZeroStar")
     assert relative_error(latent_of(plain), latent_of(graph)) > 1e-2
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
@@ -131,7 +133,7 @@ def test_guidance_that_is_changed(latent_of: LatentOf) -> None:
 def test_a_guidance_that_needs_the_whole_picture_is_one_call_at_a_time_with_pipefusion(
     comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    graph = insert_after_model(ksampler_graph(FLUX1, width=72, height=104, cfg=2.0), "CFGNorm", strength=1.0)
+    graph = insert_after_model(ksampler_graph(FLUX1, **SIZE, cfg=2.0), "CFGNorm", strength=1.0)
     run, log = queue_logged(comfyui, parallel(graph, devices="cpu:2", pipefusion=2, cfg=1, warmup_steps=99))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert ways(log) == ["CFGNorm with PipeFusion"]
