@@ -44,6 +44,8 @@ export interface Widget {
   label?: string;
   value: unknown;
   advanced?: boolean;
+  /** Of the component that draws it, if one does. */
+  props?: Readonly<Record<string, unknown>>;
   options?: { values?: unknown; advanced?: boolean; getMinHeight?: () => number };
 }
 
@@ -115,6 +117,8 @@ export interface Events {
   "parallel.ran": { prompt_id: string; node: string; outcome: Outcome };
   execution_start: { prompt_id: string };
   execution_error: ExecutionError;
+  /** A line for a node; ComfyUI puts it into a widget of the node. */
+  progress_text: { nodeId: string; text: string };
   /** The connection to the server is lost; it is back. */
   reconnecting: undefined;
   reconnected: undefined;

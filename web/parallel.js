@@ -7,6 +7,7 @@ import { addTab } from "./panel/tab.js";
 import { foldAdvanced, isPlan, offerDevices } from "./plan/devices.js";
 import { showOutcomes } from "./run/outcomes.js";
 import { showRefusals } from "./run/refusals.js";
+import { showTexts } from "./run/texts.js";
 import { offerSprites } from "./sprites.js";
 import { Words } from "./words.js";
 
@@ -18,6 +19,7 @@ app.registerExtension({
     await words.load(api); // before any node is made
   },
   setup() {
+    showTexts(app, api, words);
     showRefusals(app, api, words);
     showOutcomes(app, api, window.LGraphBadge, words);
     addTab(app, api, words);

@@ -2,10 +2,14 @@
 /** The page's texts in ComfyUI's language: `locales/<language>/main.json` under "parallel", as ComfyUI's server hands it out. */
 
 /** @import { Api, App } from "./comfyui" */
+/** @import { Sentences } from "./sentences" */
+
+import { translated } from "./sentences.js";
 
 /** @typedef {typeof import("../locales/en/main.json")["parallel"]} English */
 /** @typedef {keyof English["texts"]} Key */
-/** @typedef {{ texts?: Partial<Record<Key, string>>, names?: Record<string, string> }} Language */
+/** @typedef {{ texts?: Partial<Record<Key, string>>, names?: Record<string, string>,
+ *   lines?: Sentences, sentences?: Sentences }} Language */
 /** @typedef {Record<string, { parallel?: Language }>} Languages by their codes, such as `en` and `zh-TW` */
 
 const ENGLISH = "en";
@@ -68,6 +72,26 @@ export class Words {
    */
   name(english) {
     return this.#first((language) => language.names?.[english]) ?? english;
+  }
+
+  /**
+   * A line that the server puts on a node in English; nothing where it is not the pack's.
+   *
+   * @param {string} english
+   * @returns {string | undefined}
+   */
+  line(english) {
+    return this.#first((language) => translated(english, language.lines ?? {}));
+  }
+
+  /**
+   * What else the server says in English, such as why a plan was chosen; as it is where this language has it not.
+   *
+   * @param {string} english
+   * @returns {string}
+   */
+  told(english) {
+    return this.#first(({ lines, sentences }) => translated(english, { ...lines, ...sentences })) ?? english;
   }
 
   /**

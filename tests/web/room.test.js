@@ -7,5 +7,6 @@ test("a text is as high as its lines, long ones broken at the node's width", () 
   const one = heightOf("6.8 s", 400);
   assert.ok(heightOf("6.8 s\nPeak 1.7 GB", 400) > one);
   assert.equal(heightOf("x".repeat(90), 400), heightOf("short\nshort", 400));
+  assert.equal(heightOf("字".repeat(45), 400), heightOf("x".repeat(90), 400));
   assert.ok(heightOf("x".repeat(90), 100) > heightOf("x".repeat(90), 400));
 });

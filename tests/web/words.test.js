@@ -9,7 +9,7 @@ const WEB = new URL("../../web/", import.meta.url);
 const modules = readdirSync(WEB, { recursive: true }).filter((path) => String(path).endsWith(".js"));
 const source = modules.map((path) => readFileSync(new URL(String(path), WEB), "utf8")).join("\n");
 
-const { texts, names } = LANGUAGES.en.parallel;
+const { texts, names, lines, sentences } = LANGUAGES.en.parallel;
 
 /** @type {(text: string) => string[]} */
 const placeholders = (text) => (text.match(/\{\w+\}/g) ?? []).sort();
@@ -20,6 +20,14 @@ for (const [language, { parallel }] of Object.entries(LANGUAGES)) {
     assert.deepEqual(Object.keys(parallel.names), Object.keys(names));
     const values = (/** @type {Record<string, string>} */ all) => Object.values(all).map(placeholders);
     assert.deepEqual(values(parallel.texts), values(texts));
+    for (const list of /** @type {const} */ (["lines", "sentences"])) {
+      const told = Object.entries(parallel[list]);
+      assert.deepEqual(
+        told.map(([text]) => text),
+        Object.keys(LANGUAGES.en.parallel[list]),
+      );
+      for (const [text, other] of told) assert.deepEqual(placeholders(other), placeholders(text));
+    }
     assert.ok([...Object.values(parallel.texts), ...Object.values(parallel.names)].every(Boolean));
   });
 }
@@ -48,6 +56,10 @@ test("a language without a text has it from its base, else in English", () => {
   assert.equal(words.say("workers.stop"), LANGUAGES.zh.parallel.texts["workers.stop"]);
   assert.equal(new Words(languages, () => "fr").say("workers.stop"), "Stop workers");
   assert.equal(new Words(languages, () => undefined).say("workers.stop"), "Stop workers");
+});
+
+test("English says what the server says, word for word", () => {
+  for (const [english, told] of Object.entries({ ...lines, ...sentences })) assert.equal(told, english);
 });
 
 test("what has no name is left as the server says it", () => {

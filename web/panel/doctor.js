@@ -23,7 +23,7 @@ export function doctorView({ doing, findings }, words) {
   return element(
     "div",
     "",
-    doing && progress(doing),
+    doing && progress(words.told(doing)),
     findings && !doing && element("p", "", verdict(findings, words)),
     ...lines,
   );
@@ -50,7 +50,8 @@ export function verdict(findings, words) {
 function line({ name, status, text, remedy }, words) {
   const sign = element("span", `pp-sign pp-${status}`, SIGNS[status]);
   sign.title = words.name(status);
-  const body = element("div", "", element("b", "", name), element("div", "pp-text", text));
-  if (remedy) body.append(element("div", "pp-remedy", `→ ${remedy}`));
+  const told = element("div", "pp-text", words.told(text));
+  const body = element("div", "", element("b", "", words.told(name)), told);
+  if (remedy) body.append(element("div", "pp-remedy", `→ ${words.told(remedy)}`));
   return element("div", `pp-finding pp-${status}-line`, sign, body);
 }

@@ -45,7 +45,7 @@ export function plansView({ why, memory, single, alternatives }, words) {
   const rows = listed.map((each) => planRow(each, slowest, words));
   const table = element("table", "pp-table", element("thead", "", head), element("tbody", "", ...rows));
   const note = element("p", "pp-note", words.say("plans.free", { bytes: bytes(memory) }));
-  return element("div", "", element("p", "", why), table, note);
+  return element("div", "", element("p", "", words.told(why)), table, note);
 }
 
 /**
@@ -72,9 +72,9 @@ export function comparisonView({ doing, result, said }, words) {
   return element(
     "div",
     "",
-    doing && progress(doing),
+    doing && progress(words.told(doing)),
     result && !doing && element("p", "", gain(result, words)),
-    said && element("p", "pp-note", said),
+    said && element("p", "pp-note", words.told(said)),
   );
 }
 
@@ -90,7 +90,7 @@ export function gain(
   words,
 ) {
   return words.say("gain", {
-    plan,
+    plan: words.told(plan),
     steps,
     of,
     without: without_adapters ? words.say("gain.without") : "",

@@ -148,7 +148,8 @@ class Panel {
   #lastRun() {
     const { run } = this.#source.state;
     if (!run) return element("p", "pp-note", this.#words.say("run.none"));
-    const what = this.#words.say("run.head", { model: run.model, kind: this.#words.name(run.kind), plan: run.plan });
+    const plan = this.#words.told(run.plan);
+    const what = this.#words.say("run.head", { model: run.model, kind: this.#words.name(run.kind), plan });
     const head = element("div", "", element("p", "", what), element("p", "", timeOf(run, this.#words)));
     const choose = (/** @type {boolean} */ whole) => {
       this.#whole = whole;

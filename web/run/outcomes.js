@@ -1,5 +1,5 @@
 // @ts-check
-/** What a run came to: room for its text on the node, and a mark where it could have been faster; the text says how.
+/** What a run came to: a mark on the node where it could have been faster; the text says how.
  *
  * The mark is a badge. Nodes 2.0 draws the badges that a node was made with, so there it stands behind the title as well,
  * where it is drawn and not kept: the node's own title, which is saved, stays as it is.
@@ -9,7 +9,6 @@
 /** @import { Words } from "../words" */
 
 import { nodeOf } from "./marks.js";
-import { makeRoom } from "./room.js";
 
 const COLOURS = { fgColor: "#1a1300", bgColor: "#f5b301" };
 
@@ -26,7 +25,6 @@ export function showOutcomes(app, api, Badge, words) {
   api.addEventListener("parallel.ran", ({ detail: { node: id, outcome } }) => {
     const node = nodeOf(app, id);
     if (!node) return;
-    makeRoom(node);
     mark(node, sign, outcome.warnings.length ? [new Badge({ text: sign, ...COLOURS })] : []);
   });
 }

@@ -6,7 +6,6 @@
 
 import { fieldsNamed, nodeAtFault } from "./fault.js";
 import { Marks, nodeOf } from "./marks.js";
-import { makeRoom } from "./room.js";
 
 /** The title of each of the pack's errors (parallel_backend/errors.py). */
 /** @type {Record<string, Key>} */
@@ -45,8 +44,6 @@ export function showRefusals(app, api, words) {
     const message = messageOf(detail, words);
     if (!message) return;
     app.extensionManager.toast.add(message);
-    const failed = nodeOf(app, detail.node_id);
-    if (failed) makeRoom(failed);
     const { output } = await app.graphToPrompt();
     const node = nodeOf(app, nodeAtFault(detail, output));
     if (node) marks.mark(node, fieldsNamed(message.detail, node.widgets ?? []));

@@ -1,7 +1,7 @@
 // @ts-check
 /** Room on a node for all lines of what its run came to; ComfyUI's text shows two and scrolls. */
 
-/** @import { GraphNode } from "../comfyui" */
+/** @import { GraphNode, Widget } from "../comfyui" */
 
 /** ComfyUI's name of the widget that shows a progress text. */
 const TEXT = "$$node-text-preview";
@@ -9,6 +9,7 @@ const TEXT = "$$node-text-preview";
 const LINE = 17;
 const MARGIN = 30;
 const CHARACTERS_A_PIXEL = 0.16;
+const WIDE = /[\u2e80-\uffef]/g;
 
 /**
  * How high a text is, in pixels, on a node so wide.
@@ -19,8 +20,18 @@ const CHARACTERS_A_PIXEL = 0.16;
  */
 export function heightOf(text, width) {
   const fitting = Math.max(1, (width - 2 * MARGIN) * CHARACTERS_A_PIXEL);
-  const lines = text.split("\n").map((line) => Math.max(1, Math.ceil(line.length / fitting)));
+  const lines = text.split("\n").map((line) => Math.max(1, Math.ceil(widthOf(line) / fitting)));
   return MARGIN + LINE * lines.reduce((sum, count) => sum + count, 0);
+}
+
+/**
+ * The widget in which ComfyUI shows a text on a node, once there has been one.
+ *
+ * @param {GraphNode} node
+ * @returns {Widget | undefined}
+ */
+export function textOf(node) {
+  return node.widgets?.find(({ name }) => name === TEXT);
 }
 
 /**
@@ -29,9 +40,15 @@ export function heightOf(text, width) {
  * @param {GraphNode} node
  */
 export function makeRoom(node) {
-  const widget = node.widgets?.find(({ name }) => name === TEXT);
+  const widget = textOf(node);
   if (!widget?.options) return;
   const height = heightOf(String(widget.value), node.size[0]);
   widget.options.getMinHeight = () => height;
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
+}
+
+/** In characters; Chinese ones are twice as wide. */
+/** @type {(line: string) => number} */
+function widthOf(line) {
+  return line.length + (line.match(WIDE)?.length ?? 0);
 }

@@ -1,0 +1,88 @@
+"""Every sentence that the page tells in ComfyUI's language has its place in locales/, word for word as the code says it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from parallel_backend.doctor import examine
+from parallel_backend.host.causes import REMEDIES
+from parallel_backend.host.outcome import Outcome, in_words
+from parallel_backend.plan.choose import best
+from parallel_backend.plan.cost import Job
+from parallel_backend.plan.known_machines import profile
+from tests.doctor.test_doctor import FAULTS, GOOD
+from tests.plan.test_cost import FLUX, JOB, plan, plans
+
+WORDS = json.loads((Path(__file__).parents[1] / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]
+VALUE = re.compile(r"\{\w+\}")
+ALONE = "One device alone would be faster for this job: choose devices 0 in Parallel Plan."
+SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
+
+
+def known(text: str, *lists: str) -> bool:
+    """Whether each sentence of a text is in one of these lists, looked for as web/sentences.js does."""
+    patterns = [".+?".join(map(re.escape, VALUE.split(english))) for name in lists for english in WORDS[name]]
+    return all(any(re.fullmatch(each, part, re.S) for each in patterns) for part in re.split(r"(?<=\.)\s", text))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"warnings": [ALONE, SLOW]},
+        {"gain_is": "measured", "seconds_a_step": 0.0},
+        {"gain": None, "sent": 0},
+    ],
+)
+def test_what_a_run_came_to(change: dict[str, object]) -> None:
+    usual = Outcome(plan(cfg=2).describe(), "", 3.5, 20, 0.12, {"cpu": 1 << 30}, 0.2, 1 << 20, 0.6, "predicted", [])
+    for line in in_words(msgspec.structs.replace(usual, **change)).splitlines():
+        assert known(line, "lines"), line
+
+
+@pytest.mark.parametrize(
+    "degrees", [{}, {"cfg": 2, "weights": "streamed"}, {"ulysses": 2, "weights": "sharded"}, {"pipefusion": 2}]
+)
+def test_a_plan(degrees: dict[str, int | str]) -> None:
+    text = plan(**degrees).describe()
+    assert known(text, "lines"), text
+
+
+@pytest.mark.parametrize(
+    ("card", "job", "limit"),
+    [
+        ("h100", JOB, 80e9),
+        ("h100", JOB, 20e9),
+        ("4090", dataclasses.replace(JOB, image_tokens=64), 80e9),
+        ("4090", Job(image_tokens=4096, text_tokens=512), 80e9),
+    ],
+)
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("approximate", [False, True])
+def test_why_a_plan_was_chosen(card: str, job: Job, limit: float, devices: int, approximate: bool) -> None:
+    wish = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
+    why = best(wish, FLUX, job, profile(card), limit, approximate).why
+    assert known(why, "sentences"), why
+
+
+def test_the_doctors_lines_and_their_remedies() -> None:
+    machines = [GOOD, *(dataclasses.replace(GOOD, **change) for change, *_ in FAULTS)]
+    machines += [dataclasses.replace(GOOD, allocator="cudaMallocAsync"), dataclasses.replace(GOOD, open_files=-1)]
+    told = {finding for machine in machines for finding in examine(machine)}
+    texts = {finding.text for finding in told} | {finding.remedy for finding in told} | set(REMEDIES.values())
+    as_they_are = {
+        "",
+        GOOD.nccl,
+        GOOD.versions["flash-attn"],
+        *(change.get("measured", [GOOD.measured[0]])[0].error for change, *_ in FAULTS),
+    }
+    without_dots = (
+        text.replace("  .", "") for text in texts - as_they_are
+    )  # of the table of P2P, which end no sentence
+    unknown = sorted(text for text in without_dots if not known(text, "lines", "sentences"))
+    assert unknown == []
