@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,8 +18,16 @@ ANIMA = 256
 TARGETS = ("self_attn_q_proj", "self_attn_k_proj", "self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1")
 
 
-def save_lllite(path: Path, *, masked: bool = False, seed: int = 0) -> Path:
-    """Write an LLLite for two blocks of Anima; one that is `masked` takes a mask too and has no pooling of several widths."""
+def save_lllite(path: Path, *, width: int = ANIMA, masked: bool = False, seed: int = 0) -> Path:
+    """Write an LLLite for two blocks of tests.tiny_comfy's Anima."""
+    model, metadata = lllite_model(width, masked=masked, blocks=(0, 7), seed=seed)
+    path.parent.mkdir(exist_ok=True)
+    save_file(model.state_dict(), path, metadata)
+    return path
+
+
+def lllite_model(model_width: int, *, masked: bool, blocks: Sequence[int], seed: int = 0) -> tuple[Any, dict[str, str]]:
+    """An LLLite and its file's metadata; one that is `masked` takes a mask too and has no pooling of several widths."""
     comfy_on_path()
     from comfy.ldm.anima.lllite import AnimaLLLite
     from comfy.ops import disable_weight_init
@@ -31,14 +41,11 @@ def save_lllite(path: Path, *, masked: bool = False, seed: int = 0) -> Path:
     }
     if not masked:
         shapes[f"{first}aspp.proj.0.weight"] = (width,)
-    for block in (0, 7):
+    for block in blocks:
         for target in TARGETS:
-            shapes[f"lllite_dit_blocks_{block}_{target}.down.weight"] = (inner, ANIMA)
+            shapes[f"lllite_dit_blocks_{block}_{target}.down.weight"] = (inner, model_width)
             shapes[f"lllite_dit_blocks_{block}_{target}.cond_to_film.weight"] = (2 * inner, inner)
     known = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     metadata = {"lllite.inpaint_masked_input": "true"} if masked else {"lllite.aspp_dilations": "1,3"}
     settings = {"device": "cpu", "dtype": torch.float32, "operations": disable_weight_init}
-    model = randomise(AnimaLLLite(known, metadata, **settings), seed=seed)
-    path.parent.mkdir(exist_ok=True)
-    save_file(model.state_dict(), path, metadata)
-    return path
+    return randomise(AnimaLLLite(known, metadata, **settings), seed=seed), metadata

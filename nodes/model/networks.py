@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,8 +15,15 @@ from torch import Tensor, nn
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.networks import CROSS_ATTENTION, SELF_ATTENTION
 from ...parallel_backend.weights.adapters import Network
+from .guides import FOLDER
 from .stock import foreign
-from .unsupported import WAY_OUT
+from .unsupported import WAY_OUT, refuse_transformer_options
+
+NODES = FOLDER / "nodes_model_patch.py"
+"""Where ComfyUI's nodes for model patches are."""
+
+PATCHES = "patches"
+"""Where nodes put functions among transformer_options."""
 
 Given: TypeAlias = Mapping[str, Sequence[Any]]
 """`patches` among transformer_options: functions by the place where a model calls them."""
@@ -37,15 +45,15 @@ def networks_of(
     Raises:
         Refused: patches are there that the workers do not know, or that do not fit the model.
     """
-    patches = {place: given for place, given in (options.get("patches") or {}).items() if given}
+    patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
     if not patches:
         return ()
     if isinstance(skeleton, MiniTrainDIT) and _all_lllite(patches):
         return tuple(_lllite(patch, skeleton, shape, name) for patch in patches["post_input"])
     if isinstance(skeleton, QwenImageTransformer2DModel) and _all_diffsynth(patches):
         return tuple(_diffsynth(patch, skeleton, shape, name) for patch in patches["double_block"])
-    names = ", ".join(map(str, patches))
-    raise Refused(f"attention and block patches ({names}) cannot be applied to a parallel MODEL: {WAY_OUT}.")
+    refuse_transformer_options({PATCHES: patches})
+    raise AssertionError("any patches that are left are refused")
 
 
 def _all_lllite(patches: Given) -> bool:
@@ -92,10 +100,8 @@ def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
 
 def _all_diffsynth(patches: Given) -> bool:
     """Whether all are what Apply Qwen Image DiffSynth ControlNet puts there."""
-    from comfy_extras.nodes_model_patch import DiffSynthCnetPatch, QwenImageBlockWiseControlNet
-
     return set(patches) == {"double_block"} and all(
-        _own(patch, DiffSynthCnetPatch) and _own(patch.model_patch.model, QwenImageBlockWiseControlNet)
+        _of_nodes(patch, "DiffSynthCnetPatch") and _of_nodes(patch.model_patch.model, "QwenImageBlockWiseControlNet")
         for patch in patches["double_block"]
     )
 
@@ -131,6 +137,12 @@ def _fit(patch: Any, shape: Sequence[int]) -> None:
 def _own(thing: Any, kind: type) -> bool:
     """Whether something is of a class of ComfyUI's, and no other pack has changed it."""
     return type(thing) is kind and next(foreign(thing, ""), None) is None
+
+
+def _of_nodes(thing: Any, name: str) -> bool:
+    """Whether something is of a class of ComfyUI's file of such nodes, which it imports under a name of its own."""
+    module = sys.modules.get(type(thing).__module__)
+    return getattr(module, "__file__", None) == str(NODES) and _own(thing, vars(module)[name])
 
 
 def _weights(patch: Any, module: nn.Module, name: Name) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
-from .networks import networks_of
+from .networks import PATCHES, networks_of
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
@@ -73,7 +73,9 @@ class DiffusionProxy(nn.Module):
             return comfy.utils.unpack_latents(out, shapes) if len(shapes) > 1 else out
         self.refuse_changes()
         positions = transformer_options.get(POSITIONS)
-        refuse_transformer_options({name: value for name, value in transformer_options.items() if name != POSITIONS})
+        refuse_transformer_options(
+            {name: value for name, value in transformer_options.items() if name not in (POSITIONS, PATCHES)}
+        )
         if positions:
             inputs[POSITIONS] = positions
         adapters = self.adapters(transformer_options, x.shape)

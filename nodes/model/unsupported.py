@@ -8,6 +8,7 @@ from typing import Any
 from ...parallel_backend.errors import Refused
 
 TRANSFORMER_OPTIONS = {
+    "patches": "attention and block patches ({names})",
     "patches_replace": "replaced attention or blocks ({names})",
     "optimized_attention_override": "an attention override",
     "rope_options": "changed positions (ScaleROPE)",
