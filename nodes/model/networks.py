@@ -8,16 +8,23 @@ from typing import Any, TypeAlias
 
 import comfy.ldm.anima.lllite as lllite
 import comfy.utils
+import torch
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT
+from comfy.ldm.lumina.controlnet import ZImage_Control
+from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 from torch import Tensor, nn
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.networks import CROSS_ATTENTION, SELF_ATTENTION
+from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import Network
 from .guides import FOLDER
 from .stock import foreign
 from .unsupported import WAY_OUT, refuse_transformer_options
+
+ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
+"""What ComfyUI's loader finds out of a file for Z-Image."""
 
 NODES = FOLDER / "nodes_model_patch.py"
 """Where ComfyUI's nodes for model patches are."""
@@ -52,6 +59,8 @@ def networks_of(
         return tuple(_lllite(patch, skeleton, shape, name) for patch in patches["post_input"])
     if isinstance(skeleton, QwenImageTransformer2DModel) and _all_diffsynth(patches):
         return tuple(_diffsynth(patch, skeleton, shape, name) for patch in patches["double_block"])
+    if isinstance(skeleton, NextDiT) and _all_zimage(patches):
+        return tuple(_zimage(patch, skeleton, shape, name) for patch in patches["double_block"])
     refuse_transformer_options({PATCHES: patches})
     raise AssertionError("any patches that are left are refused")
 
@@ -119,6 +128,48 @@ def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> N
     values = {"strength": float(patch.strength)}
     weights = _weights(patch, module.controlnet_blocks, name)
     return Network("QwenDiffSynth", weights, {"encoded": name(patch.encoded_image)}, values)
+
+
+def _all_zimage(patches: Given) -> bool:
+    """Whether all are what Apply Z-Image Fun ControlNet puts there."""
+    behind, refining = (patches.get(place, ()) for place in ("double_block", "noise_refiner"))
+    return (
+        set(patches) == {"double_block", "noise_refiner"}
+        and [*map(id, behind)] == [*map(id, refining)]
+        and all(_of_nodes(p, "ZImageControlPatch") and _own(p.model_patch.model, ZImage_Control) for p in behind)
+    )
+
+
+def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+    module = patch.model_patch.model
+    block = module.control_layers[0]
+    _check_width(block.dim, skeleton.dim)
+    last, blocks = (module.n_control_layers - 1) * round(30 / module.n_control_layers), len(skeleton.layers)
+    if last >= blocks:
+        raise Refused(
+            f"the model patch adds to block {last} and the model has {blocks}: choose a patch that was made for this model."
+        )
+    height, width = (size + size % skeleton.patch_size for size in shape[-2:])
+    beyond = {"x": torch.empty(1, 1, height, width, device="meta"), "block_index": blocks}
+    patch(beyond | dict.fromkeys(("img", "txt")))  # behind its last block it only encodes the picture where it has to
+    _check_single([patch.encoded_image])
+    values = {
+        "strength": float(patch.strength),
+        "dim": block.dim,
+        "n_heads": block.attention.n_local_heads,
+        "n_kv_heads": block.attention.n_local_kv_heads,
+        **{key: getattr(module, key) for key in ZIMAGE_SETTINGS},
+    }
+    return Network("ZImageControl", _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
+
+
+def refuse_stages(plan: ResolvedPlan, networks: Sequence[Network]) -> None:
+    """Raise Refused where a network sees the whole picture at once and a plan has no place that does."""
+    if max(plan.pipefusion, plan.patches) > 1 and any(network.kind == "ZImageControl" for network in networks):
+        raise Refused(
+            f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, as its "
+            "own blocks see the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."
+        )
 
 
 def _fit(patch: Any, shape: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
-from .networks import PATCHES, networks_of
+from .networks import PATCHES, networks_of, refuse_stages
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
@@ -95,6 +95,7 @@ class DiffusionProxy(nn.Module):
         if run is None:
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
+            refuse_stages(plan, adapters.networks)
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 

@@ -16,6 +16,7 @@ from ..runtime import telling
 from ..telling import Run
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .given import STRICT, NotSupported, of_prompt
+from .networks import refuse_stages
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
@@ -85,6 +86,7 @@ def run_in_workers(
         plan = remote.plan(job, example, dtype)
         if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
             reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
+        refuse_stages(plan, adapters.networks)
         working = remote.make_room(plan, job, adapters)
         where = f"{plan.describe()}, attention {attention}"
         if reason is not None:

@@ -53,7 +53,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     its settings.
     """
 
-    kind: Literal["AnimaLLLite", "QwenDiffSynth"]
+    kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl"]
     weights: dict[str, str]
     inputs: dict[str, str]
     values: dict[str, Value]

@@ -1,6 +1,6 @@
 """Networks beside the blocks (ComfyUI's model patches) in a worker: ComfyUI's own classes on this rank's tokens.
 
-What is here works on each token for itself. So a rank runs it on its own tokens, those of a patch too, and nothing is exchanged.
+Most work on each token for itself. So a rank runs them on its own tokens, those of a patch too, and nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ class Networks:
             {name: adapters.tensors[id].to(self._device) for name, id in named.items()}
             for named in (network.weights, network.inputs)
         )
-        kinds: Mapping[str, Callable[..., Beside]] = {"AnimaLLLite": AnimaLLLite, "QwenDiffSynth": QwenDiffSynth}
+        kinds: Mapping[str, Callable[..., Beside]] = {
+            "AnimaLLLite": AnimaLLLite,
+            "QwenDiffSynth": QwenDiffSynth,
+            "ZImageControl": ZImageControl,
+        }
         return kinds[network.kind](weights, inputs, network.values)
 
 
@@ -139,6 +143,48 @@ class QwenDiffSynth:
             return args
 
         return {"double_block": [add]}
+
+
+class ZImageControl:
+    """Adds something to the picture's tokens behind blocks of Z-Image; see ComfyUI's node.
+
+    It has blocks of its own, which attend to all of the picture. Every rank runs all of them; what they are given of the
+    model's stream is gathered once a call, so a rank must have the model's first block, and no patches.
+
+    Args:
+        inputs: `encoded` `[1, channels, height, width]`, the picture's latent, and what else the network takes.
+        values: the strength, and the arguments of ComfyUI's class.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], inputs: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        network = importlib.import_module("comfy.ldm.lumina.controlnet").ZImage_Control
+        operations = importlib.import_module("comfy.ops").manual_cast
+        settings = {name: value for name, value in values.items() if name != "strength"}
+        module = network(**settings, device="meta", dtype=torch.float32, operations=operations)
+        module.load_state_dict(weights, assign=True)
+        kind = importlib.import_module("comfy_extras.nodes_model_patch").ZImageControlPatch
+        self._patch = kind.__new__(kind)  # whose own making takes a VAE
+        vars(self._patch).update(
+            model_patch=SimpleNamespace(model=module),
+            vae=SimpleNamespace(spacial_compression_encode=lambda: 1),
+            encoded_image=inputs["encoded"],
+            encoded_image_size=tuple(inputs["encoded"].shape[-2:]),
+            strength=values["strength"],
+        )
+
+    def patches(self, call: Call) -> Patches:
+        """What is computed on the way from one block to the next begins anew."""
+        patch = self._patch
+        patch.temp_data = None
+
+        def add(args: Any) -> Any:
+            assert args["x"].shape[-2:] == patch.encoded_image_size, "the host has encoded the picture for this latent"
+            given = args["img_input"]
+            if args["block_index"] == 0 and isinstance(given, Stream):  # the network's first block alone takes it
+                args["img_input"] = call.whole(given)
+            return patch(args)
+
+        return {"noise_refiner": [add], "double_block": [add]}
 
 
 def _in_block(tensor: Tensor, call: Call) -> Tensor:
