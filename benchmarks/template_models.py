@@ -165,7 +165,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "ZImage": {
             **LUMINA, "dim": 3840, "cap_feat_dim": 2560, "n_heads": 30, "n_kv_heads": 30, "axes_dims": [32, 48, 48],
             "axes_lens": [1536, 512, 512], "rope_theta": 256.0, "ffn_dim_multiplier": 8.0 / 3.0, "z_image_modulation": True,
-            "time_scale": 1000.0, "pad_tokens_multiple": 32,
+            "time_scale": 1000.0, "pad_tokens_multiple": 32, "n_layers": 30,
         },
         "Lumina2": LUMINA,
         "LTXV": {"image_model": "ltxv", "num_layers": 1, "attention_head_dim": 64, "cross_attention_dim": 2048},

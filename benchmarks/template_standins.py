@@ -11,6 +11,8 @@ from torch import Tensor
 
 PICTURE = (128, 128)
 FRAMES = 9
+PICTURES = ("QwenImage", "Anima")
+"""Classes of pictures whose latents have a dimension for frames."""
 PRESENT = "stand-in"
 """What a ControlNet gives here."""
 
@@ -33,6 +35,17 @@ ENCODED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 VAES: Mapping[str, tuple[int, int]] = MappingProxyType({"LTXV": (32, 8), "LTXAV": (32, 8), "MiniMaxH3": (16, 4)})
 """Pixels a latent's row, and frames a latent's frame, where its format does not say."""
 
+LLLITE: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "lllite_conditioning1.conv1.weight": (16, 3),
+        "lllite_conditioning1.conv3.weight": (32,),
+        "lllite_conditioning1.proj.weight": (16,),
+        "lllite_dit_blocks_0_self_attn_q_proj.down.weight": (16, 2048),
+        "lllite_dit_blocks_0_self_attn_q_proj.cond_to_film.weight": (32, 16),
+    }
+)
+"""The shapes by which ComfyUI's class knows what it consists of."""
+
 
 class StandIns:
     """For the model of one template."""
@@ -40,10 +53,11 @@ class StandIns:
     def __init__(self, patcher: Any, kind: str) -> None:
         config = patcher.remote.config
         self.kind = kind
+        self._skeleton = patcher.model.diffusion_model.skeleton
         self.width = config.text_widths[-1]
         self.pooled = config.pooled_width
         self.format = patcher.model.latent_format
-        self.frames = FRAMES if self.format.latent_dimensions > 2 else 1
+        self.frames = 1 if self.format.latent_dimensions < 3 or kind in PICTURES else FRAMES
 
     def of(self, kind: str) -> Any:
         """Something of a type; None where nothing stands in for it."""
@@ -73,7 +87,7 @@ class StandIns:
             case "AUDIO_ENCODER_OUTPUT":
                 return {"encoded_audio_all_layers": [torch.zeros(1, 8, 1024)] * 25, "audio_samples": 16000}
             case "MODEL_PATCH":
-                return model_patch(self.kind)
+                return model_patch(self.kind, self._skeleton)
             case "CONTROL_NET":
                 return control_net()
         return None
@@ -186,16 +200,25 @@ class Sound:
         return max(1, round(frames / rate * 25))
 
 
-def model_patch(kind: str) -> Any:
-    """A network that is put beside the blocks of a class's models."""
+def model_patch(kind: str, skeleton: Any) -> Any:
+    """A network that is put beside the blocks of a class's models, without weights."""
+    import comfy_extras.nodes_model_patch as nodes
+    from comfy.ldm.anima.lllite import AnimaLLLite
     from comfy.ldm.lumina.controlnet import ZImage_Control
     from comfy.model_patcher import ModelPatcher
+    from comfy.ops import manual_cast
 
-    module: Any = ZImage_Control.__new__(ZImage_Control) if kind == "ZImage" else torch.nn.Module()
-    torch.nn.Module.__init__(module)
-    module.additional_in_dim = 0
-    module.cond_in_channels = 3
-    module.process_input_latent_image = lambda latent: latent.flatten(2).transpose(1, 2)
+    settings = {"device": "meta", "dtype": torch.bfloat16, "operations": manual_cast}
+    module: Any = torch.nn.Module()
+    with torch.device("meta"):
+        if kind == "ZImage":
+            module = ZImage_Control(n_control_layers=15, additional_in_dim=17, refiner_control=True, **settings)
+        elif kind == "QwenImage":
+            module = nodes.QwenImageBlockWiseControlNet(len(skeleton.transformer_blocks), **settings)
+        elif kind == "Anima":
+            module = AnimaLLLite({name: torch.empty(shape) for name, shape in LLLITE.items()}, {}, **settings)
+    if kind == "QwenImage":  # which makes something of the picture at once
+        module.img_in = manual_cast.Linear(64, skeleton.inner_dim)
     return ModelPatcher(module, torch.device("cpu"), torch.device("cpu"))
 
 

@@ -106,7 +106,21 @@ def _wide_z_image(operations: Any) -> Any:
     )  # fmt: skip
 
 
-WIDE: Mapping[str, Callable[[Any], Any]] = {"wide_qwen": _wide_qwen, "wide_z_image": _wide_z_image}
+def _anima(operations: Any) -> Any:
+    from comfy.ldm.anima.model import Anima
+
+    return Anima(
+        max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
+        model_channels=256, pos_emb_cls="rope3d", use_adaln_lora=True, adaln_lora_dim=256,
+        **_settings(operations, "meta"),
+    )  # fmt: skip
+
+
+WIDE: Mapping[str, Callable[[Any], Any]] = {
+    "wide_qwen": _wide_qwen,
+    "wide_z_image": _wide_z_image,
+    "anima": _anima,  # whose text adapter alone is wide
+}
 
 
 def _flux2(_: Any, operations: Any) -> Any:

@@ -21,6 +21,7 @@ from ...parallel_backend.models.comfyui.conditioning import in_dict
 from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
 from .guides import guides_of
+from .networks import PATCHES
 from .remote_model import dtype_name
 from .sampler import OTHER_SAMPLER, chosen, stock_sampler
 from .step_cache import cache_of
@@ -63,8 +64,8 @@ class SamplerRun:
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
-    """Raise Refused for what neither the loop nor single forwards can do."""
-    refuse_transformer_options(run.model_options.get("transformer_options", {}))
+    """Raise Refused for what neither the loop nor single forwards can do; `networks_of` does so for patches."""
+    refuse_transformer_options({name: value for name, value in run.transformer_options.items() if name != PATCHES})
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")

@@ -79,6 +79,10 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.backend.release(self.remote.spec)
         return result
 
+    def model_patches_models(self) -> list[Any]:
+        """None to be loaded in this process: networks that patches put beside the model run in the workers."""
+        return []
+
     def adapters(self) -> AdapterSet:
         """The weight patches (LoRA and its kin) as the workers know them."""
         return self.remote.reader.read(self.patches, self.patches_uuid)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.utils
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
+from .networks import PATCHES, networks_of, refuse_stages
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
@@ -70,13 +73,16 @@ class DiffusionProxy(nn.Module):
             return comfy.utils.unpack_latents(out, shapes) if len(shapes) > 1 else out
         self.refuse_changes()
         positions = transformer_options.get(POSITIONS)
-        refuse_transformer_options({name: value for name, value in transformer_options.items() if name != POSITIONS})
+        refuse_transformer_options(
+            {name: value for name, value in transformer_options.items() if name not in (POSITIONS, PATCHES)}
+        )
         if positions:
             inputs[POSITIONS] = positions
+        adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
         given.values.update(options_of(transformer_options))
-        if getattr(self.remote.config, "sigmas", False):
+        if getattr(self.remote.config, "sigmas", False) or adapters.networks:
             given.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             given.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
@@ -89,8 +95,9 @@ class DiffusionProxy(nn.Module):
         if run is None:
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
-            run = StepByStep(plan, self.remote.make_room(plan, job))
-        return run.forward(self.remote, call, x.dtype, self.adapters(), control).to(x.device)
+            refuse_stages(plan, adapters.networks)
+            run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
+        return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""
@@ -105,8 +112,19 @@ class DiffusionProxy(nn.Module):
             if name not in self._own and hasattr(self._skeleton[0], name) and not hasattr(type(self), name):
                 raise refuse_weights(f"Changing diffusion_model.{name}")
 
-    def adapters(self) -> AdapterSet:
-        """Those of the MODEL that is being sampled."""
+    def adapters(self, options: Mapping[str, Any], shape: Sequence[int]) -> AdapterSet:
+        """Those of the MODEL that is being sampled, with the networks among its transformer_options.
+
+        Args:
+            shape: the latent's.
+
+        Raises:
+            Refused: there are patches that the workers do not know.
+        """
         model = self._model()
         assert model is not None
-        return model.current_patcher.adapters() if model.current_patcher is not None else NONE
+        changes = model.current_patcher.adapters() if model.current_patcher is not None else NONE
+        tensors = dict(changes.tensors)
+        name = functools.partial(self.remote.reader.add, tensors=tensors)
+        networks = networks_of(options, self.skeleton, shape, name)
+        return AdapterSet(changes.recipe, tensors, networks) if networks else changes

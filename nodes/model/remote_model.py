@@ -148,14 +148,19 @@ class RemoteModel:
             raise interruption() from None
         return answer.frame
 
-    def make_room(self, plan: ResolvedPlan, job: Job) -> int:
-        """Make ComfyUI's models leave the plan's devices as far as a job needs it; returns what it needs to compute."""
+    def make_room(self, plan: ResolvedPlan, job: Job, adapters: AdapterSet) -> int:
+        """Make ComfyUI's models leave the plan's devices as far as a job needs it.
+
+        Returns what it needs beside the model's weights: what it computes with, and the networks that each rank holds.
+        """
         needed = needs(plan, self.shape, job)
+        beside = {id for network in adapters.networks for id in (*network.weights.values(), *network.inputs.values())}
+        working = int(needed.working) + sum(adapters.tensors[id].nbytes for id in beside)
         wanted = needed.weights
         if plan.weights == "streamed":  # the more of it stays on the device, the faster
             wanted = needs(msgspec.structs.replace(plan, weights="replicated"), self.shape, job).weights
-        free_devices(self.backend, self.spec, plan.devices, wanted + needed.working)
-        return int(needed.working)
+        free_devices(self.backend, self.spec, plan.devices, wanted + working)
+        return working
 
     def forward(
         self,

@@ -16,6 +16,7 @@ from ..runtime import telling
 from ..telling import Run
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .given import STRICT, NotSupported, of_prompt
+from .networks import refuse_stages
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
@@ -59,6 +60,7 @@ def run_in_workers(
     refuse_sigmas(sigmas, float(guider.cfg), guider.inner_model.model_sampling)
     dtype = guider.inner_model.get_dtype_inference()
     attention = remote.attention(dtype)
+    adapters = proxy.adapters(run.transformer_options, noise.shape)
     for entries in guider.conds.values():
         for entry in entries:
             remote.check(noise, of_prompt(entry["model_conds"], dtype))
@@ -70,6 +72,8 @@ def run_in_workers(
         if unknown := not_supported(guider, run.sampler, run.model_options):
             raise NotSupported(unknown)
         fields, tensors = fields_of(run)
+        if adapters.networks and fields["compiler"]:
+            raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
     except NotSupported as error:
         reason = _taken(error, run)
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
@@ -82,7 +86,8 @@ def run_in_workers(
         plan = remote.plan(job, example, dtype)
         if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
             reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
-        working = remote.make_room(plan, job)
+        refuse_stages(plan, adapters.networks)
+        working = remote.make_room(plan, job, adapters)
         where = f"{plan.describe()}, attention {attention}"
         if reason is not None:
             log.info(
@@ -105,7 +110,6 @@ def run_in_workers(
             samples = executor(guider, sigmas, arguments, tell, noise, latent_image, denoise_mask, disable_pbar)
             check_sampled(samples.cpu(), "After the last step", sigmas, dtype_name(dtype))
             return samples
-        adapters = proxy.adapters()
         cached = f", {fields['cache'].kind} (approximate)" if fields["cache"] is not None else ""
         compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
         log.info("Parallel: %s in the workers on %s%s%s", fields["sampler"], where, cached, compiled)

@@ -84,8 +84,9 @@ class StepByStep:
         proxy = model.diffusion_model
         one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
         for together in [calls] if one_size else [[call] for call in calls]:
-            dtype = together[0].tensors["x"].dtype
-            self._outputs.extend(proxy.remote.forward(together, dtype, proxy.adapters(), self._plan, self._working))
+            first = together[0].tensors["x"]
+            adapters = proxy.adapters(options["transformer_options"], first.shape)
+            self._outputs.extend(proxy.remote.forward(together, first.dtype, adapters, self._plan, self._working))
         return executor(model, conds, x, timestep, options)
 
 

@@ -82,9 +82,9 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
     plain = comfy.samplers.CFGGuider
     if not all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS):
         yield f"the guider {type(guider).__name__}"
-    yield from _foreign(guider, "guider")
+    yield from foreign(guider, "guider")
     yield from _unknown_sides(guider)
-    yield from _foreign(sampler, "sampler")
+    yield from foreign(sampler, "sampler")
     if not own(getattr(sampler, "sampler_function", None)):
         yield "a sampler's function of another pack"
     for options in (model_options, guider.model_options):
@@ -111,7 +111,7 @@ def _unknown_sides(guider: Any) -> Iterator[str]:
 def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tuple[str, str]]) -> Iterator[str]:
     cache = known_wrappers(transformer_options)
     if cache:
-        yield from _foreign(transformer_options[STEP_CACHE], "step cache")
+        yield from foreign(transformer_options[STEP_CACHE], "step cache")
     for kind, wrappers in transformer_options.get("wrappers", {}).items():
         if kind not in WRAPPERS:
             unknown = (name for name, given in wrappers.items() if given and (kind, name) not in {*known, *cache})
@@ -127,13 +127,13 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     yield from (f"the injection {name}" for name, given in patcher.injections.items() if given)
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
-    yield from _foreign(model, "model")
+    yield from foreign(model, "model")
     asked = model.diffusion_model.remote.family.asks
     for name in MODEL_METHODS:
         if name not in asked and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"
-    yield from _foreign(model.model_sampling, "model sampling")
-    yield from _foreign(model.diffusion_model, "diffusion model")
+    yield from foreign(model.model_sampling, "model sampling")
+    yield from foreign(model.diffusion_model, "diffusion model")
     if any(hooks for table, hooks in vars(model.diffusion_model).items() if table.endswith("_hooks")):
         yield "a hook on the diffusion model"
 
@@ -153,7 +153,7 @@ def put_back(thing: Any, name: str) -> bool:
     return inspect.ismethod(value) and value.__self__ is thing and value.__func__ is getattr(type(thing), name, None)
 
 
-def _foreign(thing: Any, what: str) -> Iterator[str]:
+def foreign(thing: Any, what: str) -> Iterator[str]:
     """What another pack has put into an object: into its class, or a method of the object's own."""
     yield from (f"{name} in the {what}" for name in foreign_class(type(thing)))
     for name in vars(thing):

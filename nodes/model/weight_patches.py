@@ -70,7 +70,7 @@ class AdapterReader:
                 )
         adapter = Adapter(
             kind=kind,  # type: ignore[arg-type]
-            tensors={part: self._add(tensor, tensors) for part, tensor in parts.items()},
+            tensors={part: self.add(tensor, tensors) for part, tensor in parts.items()},
             strength=float(strength),
             scale=float(scale),
             alpha=None if alpha is None else float(alpha),
@@ -84,11 +84,12 @@ class AdapterReader:
             )
         return adapter
 
-    def _add(self, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    def add(self, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+        """Put a tensor among others by its id, which is returned."""
         if tensor not in self._ids:
             self._ids[tensor] = content_id(tensor)
         name: str = self._ids[tensor]
-        tensors[name] = tensor if tensor.dtype in DTYPES.values() else tensor.float()
+        tensors[name] = tensor.detach() if tensor.dtype in DTYPES.values() else tensor.float()
         return name
 
 

@@ -17,6 +17,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..diffusion import Value
+
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
 """LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
 itself, and the new value itself."""
@@ -43,6 +45,27 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Recipe = dict[str, list[Adapter]]
 """A tensor, by its name in ComfyUI's model -> its changes, in order."""
 
+
+class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/networks.py`).
+
+    `weights` maps its parameters, and `inputs` what it is given (a picture, a mask), to the ids of their values; `values` are
+    its settings.
+    """
+
+    kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl"]
+    weights: dict[str, str]
+    inputs: dict[str, str]
+    values: dict[str, Value]
+
+
+class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a MODEL adds to its file: changes of weights, and networks in the order in which they run."""
+
+    recipe: Recipe
+    networks: tuple[Network, ...] = ()
+
+
 Values = Mapping[str, Tensor]
 """Tensors by id."""
 
@@ -53,24 +76,25 @@ class AdapterSet:
 
     recipe: Recipe
     tensors: Values
+    networks: tuple[Network, ...] = ()
 
     @cached_property
     def encoded(self) -> bytes:
-        """The recipe as msgpack."""
-        return msgspec.msgpack.encode(self.recipe)
+        """All but the tensors as msgpack."""
+        return msgspec.msgpack.encode(Changes(self.recipe, self.networks))
 
     @cached_property
     def id(self) -> str:
         """Equal for equal changes, strengths included; empty for none."""
-        return hashlib.blake2b(self.encoded, digest_size=16).hexdigest() if self.recipe else ""
+        return hashlib.blake2b(self.encoded, digest_size=16).hexdigest() if self.recipe or self.networks else ""
 
 
 NONE = AdapterSet({}, {})
 
 
-def decode_recipe(data: bytes) -> Recipe:
-    """The recipe that `AdapterSet.encoded` holds; raises msgspec.ValidationError where it is none."""
-    return msgspec.msgpack.decode(data, type=Recipe)
+def decode_changes(data: bytes) -> Changes:
+    """What `AdapterSet.encoded` holds; raises msgspec.ValidationError where it is something else."""
+    return msgspec.msgpack.decode(data, type=Changes)
 
 
 def content_id(tensor: Tensor) -> str:

@@ -22,6 +22,7 @@ from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
 from .conditioning import OPTIONS, SHAPES, SIGMAS, arguments, picture_shape, reference_tokens
+from .networks import Beside, patches_of
 from .text import ASKED, Texts
 
 if TYPE_CHECKING:
@@ -78,7 +79,13 @@ class ComfyModel:
         return ComfyForward(self, SpreadForward(self._spread, mesh, plan, holding, mark, compiled))
 
     def compute(
-        self, latent: Tensor, inputs: Inputs, options: Mapping[str, Any], texts: Texts, picture_tokens: Placement | None
+        self,
+        latent: Tensor,
+        inputs: Inputs,
+        options: Mapping[str, Any],
+        texts: Texts,
+        picture_tokens: Placement | None,
+        networks: Sequence[Beside] = (),
     ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
 
@@ -86,14 +93,17 @@ class ComfyModel:
             latent: as the model is to see it, in the compute dtype.
             texts: what the model has made of texts beforehand.
             picture_tokens: where those of the residuals are, if there are any.
+            networks: those that run beside the blocks.
         """
         import comfy.utils
 
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
         more = {name: given.pop(name) for name in (POSITIONS,) if name in given} | given.pop(OPTIONS, {})
-        if self._asks_sigmas:
+        if self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
+        if networks:
+            more |= patches_of(networks, self._spread.now.call)
         asked = given.pop(ASKED, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
             context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()
@@ -122,9 +132,14 @@ def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 class ComfyForward:
-    """Runs a ComfyModel's stage; see SpreadForward."""
+    """Runs a ComfyModel's stage; see SpreadForward.
+
+    Attributes:
+        networks: those that run beside the model's blocks.
+    """
 
     def __init__(self, model: ComfyModel, forward: SpreadForward) -> None:
+        self.networks: Sequence[Beside] = ()
         self._model = model
         self._forward = forward
         self._texts = Texts()
@@ -158,6 +173,6 @@ class ComfyForward:
             inputs.dtype,
             inputs.device,
             patch,
-            lambda x, options: self._model.compute(x, inputs, options, self._texts, controlled),
+            lambda x, options: self._model.compute(x, inputs, options, self._texts, controlled, self.networks),
             inputs.behind,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...weights.adapters import NONE, AdapterSet, decode_recipe
+from ...weights.adapters import NONE, AdapterSet, decode_changes
 from ...wire.messages import RECIPE, Adapters
 
 
@@ -23,7 +23,8 @@ class AdapterStore:
             del self._tensors[name]
         self._tensors |= {name: tensor for name, tensor in tensors.items() if name != RECIPE}
         if RECIPE in tensors:
-            self._last = AdapterSet(decode_recipe(tensors[RECIPE].numpy().tobytes()), self._tensors)
+            changes = decode_changes(tensors[RECIPE].numpy().tobytes())
+            self._last = AdapterSet(changes.recipe, self._tensors, changes.networks)
 
     def named(self, id: str) -> AdapterSet:
         """The adapters that a request names."""

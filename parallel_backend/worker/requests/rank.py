@@ -14,6 +14,8 @@ from ...comm.communicator import Communicator
 from ...comm.meter import Meter
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
+from ...models.comfyui.model import ComfyForward
+from ...models.comfyui.networks import Networks
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...plan import ResolvedPlan
@@ -57,6 +59,7 @@ class Rank:
         self.memory = Memory(environment.device, machines.count(machines[world.rank]))
         self.holder = Holder(self.memory, world.all_agree, status)
         self.adapters = AdapterStore()
+        self._networks = Networks(environment.device)
         self.files = ModelFiles(environment.models)
         self._mesh: tuple[tuple[int, ...], Mesh] | None = None
         self._read = 0
@@ -128,9 +131,15 @@ class Rank:
 
         part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working))
         self.status.enter("applying adapters")
-        part.adapt(self.adapters.named(message.adapters), watch)
+        adapters = self.adapters.named(message.adapters)
+        part.adapt(adapters, watch)
         compiler = message.compiler if isinstance(message, Sample) else ""
-        return part.model, part.model.forward_on(mesh, plan, part.holding, self.status.mark, compiler)
+        forward = part.model.forward_on(mesh, plan, part.holding, self.status.mark, compiler)
+        networks = self._networks.of(adapters)
+        if networks:
+            assert isinstance(forward, ComfyForward), "no other family takes networks"
+            forward.networks = networks
+        return part.model, forward
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from comfy.model_patcher import PatcherInjection
 from comfy.patcher_extension import CallbacksMP
 from safetensors.torch import load_file
 from torch import nn
+
+import nodes
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -463,7 +466,28 @@ class PackObjects:
         return tuple(make() for make in OBJECTS.values())
 
 
+class PackNetwork:
+    """Gives a network for Qwen-Image of so many blocks, of which ComfyUI's loader takes real ones to have sixty."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"blocks": ("INT",)}}
+
+    RETURN_TYPES = ("MODEL_PATCH",)
+    FUNCTION = "give"
+
+    def give(self, blocks: int) -> tuple[Any]:
+        network = sys.modules[nodes.NODE_CLASS_MAPPINGS["ModelPatchLoader"].__module__].QwenImageBlockWiseControlNet
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            model = network(blocks, operations=comfy.ops.manual_cast)
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape) / max(parameter[0].numel(), 4) ** 0.5)
+        return (comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu")),)
+
+
 NODE_CLASS_MAPPINGS = {
+    "PackNetwork": PackNetwork,
     "PackModel": PackModel,
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,

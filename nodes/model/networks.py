@@ -1,0 +1,227 @@
+"""ComfyUI's model patches that put a network beside the blocks, as the workers take them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import comfy.ldm.anima.lllite as lllite
+import comfy.utils
+import torch
+from comfy.ldm.cosmos.predict2 import MiniTrainDIT
+from comfy.ldm.lumina.controlnet import ZImage_Control
+from comfy.ldm.lumina.model import NextDiT
+from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+from torch import Tensor, nn
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.comfyui.networks import CROSS_ATTENTION, SELF_ATTENTION
+from ...parallel_backend.plan import ResolvedPlan
+from ...parallel_backend.weights.adapters import Network
+from .guides import FOLDER
+from .stock import foreign
+from .unsupported import WAY_OUT, refuse_transformer_options
+
+ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
+"""What ComfyUI's loader finds out of a file for Z-Image."""
+
+NODES = FOLDER / "nodes_model_patch.py"
+"""Where ComfyUI's nodes for model patches are."""
+
+PATCHES = "patches"
+"""Where nodes put functions among transformer_options."""
+
+Given: TypeAlias = Mapping[str, Sequence[Any]]
+"""`patches` among transformer_options: functions by the place where a model calls them."""
+
+Name = Callable[[Tensor], str]
+"""Takes a tensor in and gives its id."""
+
+
+def networks_of(
+    options: Mapping[str, Any], skeleton: nn.Module, shape: Sequence[int], name: Name
+) -> tuple[Network, ...]:
+    """The networks that a MODEL's options put beside its blocks, in order.
+
+    Args:
+        skeleton: ComfyUI's diffusion model.
+        shape: of the latent `[batch, channels, frames, height, width]`.
+        name: takes their tensors.
+
+    Raises:
+        Refused: patches are there that the workers do not know, or that do not fit the model.
+    """
+    patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
+    if not patches:
+        return ()
+    if isinstance(skeleton, MiniTrainDIT) and _all_lllite(patches):
+        return tuple(_lllite(patch, skeleton, shape, name) for patch in patches["post_input"])
+    if isinstance(skeleton, QwenImageTransformer2DModel) and _all_diffsynth(patches):
+        return tuple(_diffsynth(patch, skeleton, shape, name) for patch in patches["double_block"])
+    if isinstance(skeleton, NextDiT) and _all_zimage(patches):
+        return tuple(_zimage(patch, skeleton, shape, name) for patch in patches["double_block"])
+    refuse_transformer_options({PATCHES: patches})
+    raise AssertionError("any patches that are left are refused")
+
+
+def _all_lllite(patches: Given) -> bool:
+    """Whether all are what Apply Anima LLLite puts there, once or several times over."""
+    wholes = patches.get("post_input", ())
+    inside: dict[str, tuple[type, Mapping[str, str] | None]] = {
+        "attn1_patch": (lllite.AnimaLLLiteAttentionPatch, SELF_ATTENTION),
+        "attn2_patch": (lllite.AnimaLLLiteAttentionPatch, CROSS_ATTENTION),
+        "mlp_patch": (lllite.AnimaLLLiteMLPPatch, None),
+    }
+    if set(patches) != {"post_input", *inside} or not all(_own(p, lllite.AnimaLLLitePatch) for p in wholes):
+        return False
+    return all(_own(p.model_patch.model, lllite.AnimaLLLite) for p in wholes) and all(
+        [_part_of(p, kind) for p in patches[place]] == [(id(whole), targets) for whole in wholes]
+        for place, (kind, targets) in inside.items()
+    )
+
+
+def _part_of(patch: Any, kind: type) -> Any:
+    """Of which network a patch is a part, and for what; None for one of another kind."""
+    return (id(patch.patch), getattr(patch, "targets", None)) if _own(patch, kind) else None
+
+
+def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+    module = patch.model_patch.model
+    _check_width(module.model_dim, skeleton.model_channels)
+    if len(shape) > 4 and shape[2] != 1:
+        raise Refused(f"Anima LLLite takes a picture and the latent has {shape[2]} frames: use a latent of one frame.")
+    inputs = {"image": patch.image} if patch.mask is None else {"image": patch.image, "mask": patch.mask}
+    _check_single(inputs.values())
+    aspp = module.lllite_conditioning1.aspp
+    values: dict[str, Any] = {
+        "lllite.inpaint_masked_input": str(module.inpaint_masked_input).lower(),
+        "strength": float(patch.strength),
+        "sigma_start": float(patch.sigma_start),
+        "sigma_end": float(patch.sigma_end),
+    }
+    if aspp is not None:
+        values["lllite.aspp_dilations"] = ",".join(str(branch[0].dilation[0]) for branch in aspp.branches)
+    return Network(
+        "AnimaLLLite", _weights(patch, module, name), {key: name(value) for key, value in inputs.items()}, values
+    )
+
+
+def _all_diffsynth(patches: Given) -> bool:
+    """Whether all are what Apply Qwen Image DiffSynth ControlNet puts there."""
+    return set(patches) == {"double_block"} and all(
+        _of_nodes(patch, "DiffSynthCnetPatch") and _of_nodes(patch.model_patch.model, "QwenImageBlockWiseControlNet")
+        for patch in patches["double_block"]
+    )
+
+
+def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+    module = patch.model_patch.model
+    _check_width(module.img_in.out_features, skeleton.inner_dim)
+    blocks, wanted = len(module.controlnet_blocks), len(skeleton.transformer_blocks)
+    if blocks < wanted:
+        raise Refused(
+            f"the model patch has {blocks} blocks and the model {wanted}: choose a patch that was made for this model."
+        )
+    _fit(patch, shape)
+    _check_single([patch.encoded_image])
+    values = {"strength": float(patch.strength)}
+    weights = _weights(patch, module.controlnet_blocks, name)
+    return Network("QwenDiffSynth", weights, {"encoded": name(patch.encoded_image)}, values)
+
+
+def _all_zimage(patches: Given) -> bool:
+    """Whether all are what Apply Z-Image Fun ControlNet puts there."""
+    behind, refining = (patches.get(place, ()) for place in ("double_block", "noise_refiner"))
+    return (
+        set(patches) == {"double_block", "noise_refiner"}
+        and [*map(id, behind)] == [*map(id, refining)]
+        and all(_of_nodes(p, "ZImageControlPatch") and _own(p.model_patch.model, ZImage_Control) for p in behind)
+    )
+
+
+def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+    module = patch.model_patch.model
+    block = module.control_layers[0]
+    _check_width(block.dim, skeleton.dim)
+    last, blocks = (module.n_control_layers - 1) * round(30 / module.n_control_layers), len(skeleton.layers)
+    if last >= blocks:
+        raise Refused(
+            f"the model patch adds to block {last} and the model has {blocks}: choose a patch that was made for this model."
+        )
+    height, width = (size + size % skeleton.patch_size for size in shape[-2:])
+    beyond = {"x": torch.empty(1, 1, height, width, device="meta"), "block_index": blocks}
+    patch(beyond | dict.fromkeys(("img", "txt")))  # behind its last block it only encodes the picture where it has to
+    _check_single([patch.encoded_image])
+    values = {
+        "strength": float(patch.strength),
+        "dim": block.dim,
+        "n_heads": block.attention.n_local_heads,
+        "n_kv_heads": block.attention.n_local_kv_heads,
+        **{key: getattr(module, key) for key in ZIMAGE_SETTINGS},
+    }
+    return Network("ZImageControl", _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
+
+
+def refuse_stages(plan: ResolvedPlan, networks: Sequence[Network]) -> None:
+    """Raise Refused where a network sees the whole picture at once and a plan has no place that does."""
+    if max(plan.pipefusion, plan.patches) > 1 and any(network.kind == "ZImageControl" for network in networks):
+        raise Refused(
+            f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, as its "
+            "own blocks see the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."
+        )
+
+
+def _fit(patch: Any, shape: Sequence[int]) -> None:
+    """Make the patch encode its picture for a latent of another size, as it does when it is called."""
+    pixels = patch.vae.spacial_compression_encode()
+    height, width = shape[-2] * pixels, shape[-1] * pixels
+    if patch.encoded_image is not None and patch.encoded_image_size == (height, width):
+        return
+    scaled = comfy.utils.common_upscale(patch.image.movedim(-1, 1), width, height, "area", "center")
+    patch.encoded_image = patch.model_patch.model.process_input_latent_image(
+        patch.encode_latent_cond(scaled.movedim(1, -1))
+    )
+    patch.encoded_image_size = (height, width)
+
+
+def _own(thing: Any, kind: type) -> bool:
+    """Whether something is of a class of ComfyUI's, and no other pack has changed it."""
+    return type(thing) is kind and next(foreign(thing, ""), None) is None
+
+
+def _of_nodes(thing: Any, name: str) -> bool:
+    """Whether something is of a class of ComfyUI's file of such nodes, which it imports under a name of its own."""
+    module = sys.modules.get(type(thing).__module__)
+    return getattr(module, "__file__", None) == str(NODES) and _own(thing, vars(module)[name])
+
+
+def _weights(patch: Any, module: nn.Module, name: Name) -> dict[str, str]:
+    patcher = patch.model_patch
+    if patcher.patches or patcher.object_patches or next(_changed(patcher.model), None) is not None:
+        raise Refused(f"a model patch that is changed itself cannot be applied to a parallel MODEL: {WAY_OUT}.")
+    return {key: name(value) for key, value in module.state_dict(keep_vars=True).items()}
+
+
+def _changed(module: nn.Module) -> Iterator[str]:
+    """What another pack has put into a network."""
+    for part in module.modules():
+        yield from foreign(part, "network")
+        yield from (table for table, hooks in vars(part).items() if table.endswith("_hooks") and hooks)
+
+
+def _check_width(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise Refused(
+            f"the model patch is made for a width of {found} and the model has {wanted}: choose a patch that was made for "
+            "this model."
+        )
+
+
+def _check_single(inputs: Any) -> None:
+    for tensor in inputs:
+        if tensor.shape[0] != 1:
+            raise Refused(
+                f"the model patch is given a batch of {tensor.shape[0]} pictures and a parallel MODEL takes one: choose one, "
+                "or use Load Diffusion Model."
+            )

@@ -1,0 +1,194 @@
+"""Networks beside the blocks (ComfyUI's model patches) in a worker: ComfyUI's own classes on this rank's tokens.
+
+Most work on each token for itself. So a rank runs them on its own tokens, those of a patch too, and nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...weights.adapters import AdapterSet, Network
+from ..spread.arguments import positions_of
+from ..spread.call import Call
+from ..spread.declaration import Pictured
+from ..spread.stream import HERE, Stream
+from .importing import import_comfyui
+
+Patches = dict[str, list[Callable[..., Any]]]
+"""As ComfyUI's models look for them in transformer_options, by the place where they are called."""
+
+SELF_ATTENTION = {"q": "self_attn_q_proj", "k": "self_attn_k_proj", "v": "self_attn_v_proj"}
+CROSS_ATTENTION = {"q": "cross_attn_q_proj"}
+"""Which of LLLite's modules changes what an attention is given, as ComfyUI's node has it."""
+
+
+class Beside(Protocol):
+    """A network with what it is given."""
+
+    def patches(self, call: Call) -> Patches:
+        """What ComfyUI's model calls in one forward."""
+
+
+class Networks:
+    """Those of the last request on a rank's device; a request without any frees them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._named: tuple[Network, ...] = ()
+        self._made: list[Beside] = []
+
+    def of(self, adapters: AdapterSet) -> Sequence[Beside]:
+        """The networks that a request names."""
+        if adapters.networks != self._named:
+            self._named, self._made = (), []
+            self._made = [self._make(network, adapters) for network in adapters.networks]
+            self._named = adapters.networks
+        return self._made
+
+    def _make(self, network: Network, adapters: AdapterSet) -> Beside:
+        import_comfyui()
+        weights, inputs = (
+            {name: adapters.tensors[id].to(self._device) for name, id in named.items()}
+            for named in (network.weights, network.inputs)
+        )
+        kinds: Mapping[str, Callable[..., Beside]] = {
+            "AnimaLLLite": AnimaLLLite,
+            "QwenDiffSynth": QwenDiffSynth,
+            "ZImageControl": ZImageControl,
+        }
+        return kinds[network.kind](weights, inputs, network.values)
+
+
+def patches_of(networks: Sequence[Beside], call: Call) -> dict[str, Patches]:
+    """The transformer_options that make ComfyUI's model call networks, in their order."""
+    joined: Patches = {}
+    for network in networks:
+        for place, functions in network.patches(call).items():
+            joined.setdefault(place, []).extend(functions)
+    return {"patches": joined}
+
+
+class AnimaLLLite:
+    """Changes what attentions and feed-forwards of Cosmos-Predict2's blocks are given, by a picture; see ComfyUI's node.
+
+    Args:
+        inputs: `image` `[1, height, width, 3]`, and `mask` `[1, height, width]` where the network takes one.
+        values: the strength, the sigmas between which it runs, and the file's metadata.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], inputs: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        lllite = importlib.import_module("comfy.ldm.anima.lllite")
+        operations = importlib.import_module("comfy.ops").manual_cast
+        metadata = {name: value for name, value in values.items() if name.startswith("lllite.")}
+        module = lllite.AnimaLLLite(weights, metadata, device="meta", dtype=torch.float32, operations=operations)
+        module.load_state_dict(weights, assign=True)
+        sigmas = values["sigma_start"], values["sigma_end"]
+        self._whole = lllite.AnimaLLLitePatch(
+            SimpleNamespace(model=module), inputs["image"], inputs.get("mask"), values["strength"], *sigmas
+        )
+        attention = lllite.AnimaLLLiteAttentionPatch
+        self._inside: Patches = {
+            "attn1_patch": [attention(self._whole, SELF_ATTENTION)],
+            "attn2_patch": [attention(self._whole, CROSS_ATTENTION)],
+            "mlp_patch": [lllite.AnimaLLLiteMLPPatch(self._whole)],
+        }
+
+    def patches(self, call: Call) -> Patches:
+        """What the picture makes of all tokens is computed on every rank, before the first block, and cut."""
+
+        def prepare(args: Any) -> Any:
+            out = self._whole(args)
+            made: dict[Any, Tensor] = args["transformer_options"]["model_patch_data"]
+            if self._whole in made:
+                made[self._whole] = _in_block(made[self._whole], call)
+            return out
+
+        return {"post_input": [prepare], **self._inside}
+
+
+class QwenDiffSynth:
+    """Adds something to the picture's tokens behind each block of Qwen-Image; see ComfyUI's node.
+
+    Args:
+        inputs: `encoded` `[1, tokens, features]`, what the network has made of the picture.
+        values: the strength.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], inputs: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        block = importlib.import_module("comfy_extras.nodes_model_patch").BlockWiseControlBlock
+        operations = importlib.import_module("comfy.ops").manual_cast
+        self._encoded = inputs["encoded"]
+        self._strength = values["strength"]
+        width, count = self._encoded.shape[2], 1 + max(int(name.partition(".")[0]) for name in weights)
+        with torch.device("meta"):
+            self._blocks = nn.ModuleList([block(width, operations=operations) for _ in range(count)])
+        self._blocks.load_state_dict(weights, assign=True)
+
+    def patches(self, call: Call) -> Patches:
+        """Called between blocks, where the picture is a stream; only the stage that has the tokens adds to them."""
+
+        def add(args: Any) -> Any:
+            img: Stream = args["img"]
+            part = img[:, : self._encoded.shape[1]]
+            assert isinstance(part, Stream), "it comes after a block"
+            if part.side == HERE:
+                own = call.own(self._encoded.to(img.dtype), 1, part.placement)
+                part.local += self._blocks[args["block_index"]](part.local, own) * self._strength
+            return args
+
+        return {"double_block": [add]}
+
+
+class ZImageControl:
+    """Adds something to the picture's tokens behind blocks of Z-Image; see ComfyUI's node.
+
+    It has blocks of its own, which attend to all of the picture. Every rank runs all of them; what they are given of the
+    model's stream is gathered once a call, so a rank must have the model's first block, and no patches.
+
+    Args:
+        inputs: `encoded` `[1, channels, height, width]`, the picture's latent, and what else the network takes.
+        values: the strength, and the arguments of ComfyUI's class.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], inputs: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        network = importlib.import_module("comfy.ldm.lumina.controlnet").ZImage_Control
+        operations = importlib.import_module("comfy.ops").manual_cast
+        settings = {name: value for name, value in values.items() if name != "strength"}
+        module = network(**settings, device="meta", dtype=torch.float32, operations=operations)
+        module.load_state_dict(weights, assign=True)
+        kind = importlib.import_module("comfy_extras.nodes_model_patch").ZImageControlPatch
+        self._patch = kind.__new__(kind)  # whose own making takes a VAE
+        vars(self._patch).update(
+            model_patch=SimpleNamespace(model=module),
+            vae=SimpleNamespace(spacial_compression_encode=lambda: 1),
+            encoded_image=inputs["encoded"],
+            encoded_image_size=tuple(inputs["encoded"].shape[-2:]),
+            strength=values["strength"],
+        )
+
+    def patches(self, call: Call) -> Patches:
+        """What is computed on the way from one block to the next begins anew."""
+        patch = self._patch
+        patch.temp_data = None
+
+        def add(args: Any) -> Any:
+            assert args["x"].shape[-2:] == patch.encoded_image_size, "the host has encoded the picture for this latent"
+            given = args["img_input"]
+            if args["block_index"] == 0 and isinstance(given, Stream):  # the network's first block alone takes it
+                args["img_input"] = call.whole(given)
+            return patch(args)
+
+        return {"noise_refiner": [add], "double_block": [add]}
+
+
+def _in_block(tensor: Tensor, call: Call) -> Tensor:
+    """Of a row for each of the picture's tokens, `[batch, tokens, features]`, those of the tokens that blocks have here."""
+    placement = call.places.of(tensor.shape[1], Pictured())
+    chosen = call.selection(("in a block", placement), lambda: positions_of(placement, call.rank))
+    return chosen(tensor, 1)
