@@ -93,7 +93,8 @@ class Rank:
         self.module, self.blocks = self._model.module, self._model.blocks
         self.hold(Replicated())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
-        self.picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
+        picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
+        self.picture = picture.beside(case.arguments.get(case.declaration.beside))
 
     def hold(self, holding: Holding, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
 from tests.tiny_models import draw
@@ -71,13 +72,13 @@ def _auraflow() -> Case:
     return case("AuraFlow", model, draw(2, 4, 9, 14, seed=1), {"context": text(batch=2), "control": None})
 
 
-def _hidream() -> Case:
+def _hidream(**edited: Tensor) -> Case:
     model = HiDreamImageTransformer2DModel(
         patch_size=2, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=64, num_attention_heads=HEADS,
         caption_channels=[TEXT, 40], text_emb_dim=32, axes_dims_rope=(32, 16, 16), llama_layers=[0, 2, 1, 2], **SETTINGS,
     )  # fmt: skip
     given = {"context": text(), "y": draw(1, 32, seed=3), "encoder_hidden_states_llama3": draw(1, 3, 5, 40, seed=4)}
-    return case("HiDream", model, draw(1, 16, 9, 14, seed=1), given)
+    return case("HiDream", model, draw(1, 16, 9, 14, seed=1), given | edited)
 
 
 def _kandinsky() -> Case:
@@ -156,6 +157,7 @@ IMAGES: Mapping[str, Callable[[], Case]] = {
     "sd 3.5 medium": lambda: sd3(attend_twice=(0, 2)),
     "auraflow": _auraflow,
     "hidream": _hidream,
+    "hidream, a picture to edit": lambda: _hidream(image_cond=draw(1, 16, 9, 11, seed=5)),
     "kandinsky 5 image": _kandinsky,
     "joyimage": _joyimage,
     "joyimage, references": lambda: _joyimage(references=True),

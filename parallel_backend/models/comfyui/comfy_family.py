@@ -202,6 +202,11 @@ class ComfyFamily:
                     f"a reference latent has the shape {list(tensor.shape)} and {config.kind} takes {config.latent_channels} "
                     "channels: encode the reference picture with the VAE that belongs to this model."
                 )
+            if base == config.declaration.beside and tensor.shape[2:-1] != latent.shape[2:-1]:
+                raise Refused(
+                    f"the picture to edit is a latent {tensor.shape[-2]} high and the latent to sample is {latent.shape[-2]} "
+                    "high: use the latent that the node gives which adds the picture (InstructPixToPixConditioning)."
+                )
             if base in config.declaration.refused:
                 raise Refused(
                     f"{base} in the conditioning cannot be used with a parallel {config.kind} MODEL: "

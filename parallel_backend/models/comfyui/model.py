@@ -54,6 +54,7 @@ class ComfyModel:
         self._base = base
         self._asks_sigmas = declaration.sigmas(self.module)
         self._patch_size = declaration.patch_size(self.module)
+        self._beside = declaration.beside
         self._spread = SpreadModel(self.module, declaration, stage)
         self._compiled: dict[str, CompiledBlocks] = {}
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
@@ -62,12 +63,13 @@ class ComfyModel:
         """The latent's part of each patch. A video packed with its sound is one patch."""
         if count == 1:
             return (Region(PICTURE_ENDS, slice(0, latent_shape[PICTURE_ENDS])),)
-        return self.picture(latent_shape, {}).regions(count)
+        return self.picture(latent_shape, {}, {}).regions(count)
 
-    def picture(self, latent_shape: Sequence[int], values: Mapping[str, Value]) -> Picture:
-        """The tokens of a latent."""
+    def picture(self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]) -> Picture:
+        """The tokens of a latent, and of one that the model lays beside it."""
         shape = picture_shape(latent_shape, values)
-        return Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
+        picture = Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
+        return picture.beside(conditioning.get(self._beside))
 
     def forward_on(
         self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
@@ -157,7 +159,7 @@ class ComfyForward:
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
     ) -> Placement:
         """Where the tokens of the picture are that a ControlNet's output is added to."""
-        picture = self._model.picture(latent_shape, values)
+        picture = self._model.picture(latent_shape, conditioning, values)
         return self._forward.picture_tokens(picture, reference_tokens(conditioning, picture.patch_size))
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
@@ -167,7 +169,7 @@ class ComfyForward:
             controlled = self.picture_tokens(inputs.shape, inputs.conditioning, inputs.values)
         return self._forward.run(
             inputs.key,
-            self._model.picture(inputs.shape, inputs.values),
+            self._model.picture(inputs.shape, inputs.conditioning, inputs.values),
             inputs.shape,
             latent,
             inputs.dtype,

@@ -197,7 +197,8 @@ class Declaration:
     sound that may be packed with a video, less the batch (None: any length), `channels` those of the video where the latent
     format has others; `silent` says that a video may come without, `one_at_a_time` that batches are not taken. `positions`
     are modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run, `references`
-    latents that become tokens in this model alone.
+    latents that become tokens in this model alone. `beside` is a latent of the same height that the model lays to the right
+    of the picture, so that each row of tokens has its tokens behind.
     """
 
     groups: tuple[Group, ...]
@@ -213,6 +214,7 @@ class Declaration:
     between: tuple[Group, ...] = ()
     positions: tuple[str, ...] = ()
     references: frozenset[str] = frozenset()
+    beside: str = ""
     sigmas: Callable[[Any], bool] = lambda model: False
     compute: Callable[[Any], object] = lambda model: None
     control: Mapping[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,12 @@ class Picture:
     def most_patches(self) -> int:
         """Into how many patches it can be cut."""
         return self.grid[self.cut_along]
+
+    def beside(self, latent: Tensor | None) -> Picture:
+        """The picture with a latent to the right of it, if there is one: its rows of tokens, and so its patches, stay."""
+        if latent is None:
+            return self
+        return replace(self, shape=(*self.shape[:-1], self.shape[-1] + latent.shape[-1]))
 
     def regions(self, count: int) -> tuple[Region, ...]:
         """The parts of the latent that its patches stand for; the last one of an odd latent has a partial token."""

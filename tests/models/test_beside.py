@@ -1,0 +1,28 @@
+"""A latent that a model lays beside the noisy one must be as high: ComfyUI's own message names no node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.weights.checkpoint import read_header
+from tests.tiny_comfy import TINY, save_tiny
+from tests.tiny_models import draw
+
+
+def test_a_picture_to_edit_of_another_height_is_refused_with_both(tmp_path: Path) -> None:
+    family = ComfyFamily()
+    config: Any = family.inspect(read_header(save_tiny(tmp_path, "longcat")))[1]
+    config = replace(config, declaration=replace(config.declaration, beside="image_cond"))
+    given = {"context": draw(1, 5, TINY["longcat"].text, seed=1)}
+    latent = draw(1, 16, 9, 14, seed=2)
+    family.check(config, latent, given | {"image_cond": draw(1, 16, 9, 11, seed=3)}, {})
+    with pytest.raises(
+        Refused, match="the picture to edit is a latent 8 high and the latent to sample is 9 high: use "
+    ):
+        family.check(config, latent, given | {"image_cond": draw(1, 16, 8, 14, seed=3)}, {})
