@@ -50,7 +50,7 @@ def run_in_turn(
             pipes.append(ours)
             processes.append(process)
         try:
-            answers = [_receive(pipe, rank, timeout) for rank, pipe in enumerate(pipes)]
+            answers = [_receive(pipe, rank, timeout * len(runs)) for rank, pipe in enumerate(pipes)]
         finally:
             for process in processes:
                 process.join(5)
