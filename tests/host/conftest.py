@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.host.faulty import FaultyComfyUI
 
 TEXT_LENGTHS = (1, 37, 256, 300, 512)
+OTHER_LENGTH = 45
+"""For a second text, where all that matters is that it is longer than the first."""
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +55,7 @@ def fill(server: ComfyUI) -> None:
     server.add_model("diffusion_models", [sprites / "sprites-flux-schnell.safetensors"])
     server.add_model("vae_approx", sprites.glob("taef1_*.safetensors"))
     server.add_input([*sprites.glob("*-on-*.safetensors"), sprites / "empty.safetensors"])
-    for tokens in TEXT_LENGTHS:
+    for tokens in (*TEXT_LENGTHS, OTHER_LENGTH):
         save_conditioning(server.input_dir / f"cond-{tokens}.safetensors", tokens)
     save_conditioning(server.input_dir / "cond-37-other.safetensors", 37, seed=1)
 

@@ -72,7 +72,7 @@ def controlled_by_latent(graph: Graph) -> Graph:
 JOBS: dict[str, Graph] = {
     "one": controlled(job(), strength=0.7),
     "two-on-a-batch": controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
-    "only-at-first-texts-of-37-and-256": controlled(job(negative="cond-256"), end=0.4),
+    "only-at-first-texts-of-37-and-45": controlled(job(negative="cond-45"), end=0.4),
     "a-latent-hint": controlled_by_latent(job()),
     "beside-a-reference": insert_after(
         controlled(job() | {"reference": node("LoadLatent", latent="reference.latent")}),

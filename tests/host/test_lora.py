@@ -58,7 +58,7 @@ def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def job(*adapters: tuple[str, float], model: str = "tiny-schnell", **settings: Any) -> Graph:
     """A small job with adapters stacked on the MODEL, the last one first in the graph."""
-    graph = ksampler_graph(model, **{"width": 72, "height": 104, "steps": 3, "cfg": 2.0} | settings)
+    graph = ksampler_graph(model, **{"width": 40, "height": 56, "steps": 2, "cfg": 2.0} | settings)
     for scheme, strength in adapters:
         name = f"{scheme}.safetensors"
         graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name=name, strength_model=strength)

@@ -23,7 +23,7 @@ PART = ALL | {"start_percent": 0.15, "end_percent": 0.6}
 
 def cached(name: str, threshold: float, settings: dict[str, Any] = ALL, **graph: Any) -> Graph:
     """A job of many small steps with a cache node."""
-    whole = ksampler_graph("tiny-schnell", **{"steps": STEPS, "cfg": 2.0} | graph)
+    whole = ksampler_graph("tiny-schnell", width=64, height=64, **{"steps": STEPS, "cfg": 2.0} | graph)
     return insert_after_model(whole, name, reuse_threshold=threshold, **settings)
 
 
@@ -44,7 +44,7 @@ def stock(comfyui: ComfyUI) -> Callable[[Graph], tuple[Tensor, list[tuple[str, s
 CASES: dict[str, Graph] = {
     "EasyCache": cached("EasyCache", 0.2),
     "LazyCache": cached("LazyCache", 0.2),
-    "EasyCache, texts of two lengths": cached("EasyCache", 0.2, negative="cond-256"),
+    "EasyCache, texts of two lengths": cached("EasyCache", 0.2, negative="cond-45"),
     "EasyCache, two calls a step, in a part of the run": cached("EasyCache", 0.3, PART, sampler="heun"),
     "LazyCache in a part of the run": cached("LazyCache", 0.3, PART),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -494,3 +495,5 @@ NODE_CLASS_MAPPINGS = {
     "PackObjects": PackObjects,
     "PackPrompt": PackPrompt,
 }
+
+gc.freeze()  # ComfyUI looks through all objects after every ten seconds of work, and a million of them are modules'
