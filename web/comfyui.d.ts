@@ -84,6 +84,8 @@ export interface Prompt {
 
 export interface App {
   rootGraph: Graph;
+  /** The graph as it is drawn. */
+  canvas: { bringToFront(node: GraphNode): void };
   graphToPrompt(): Promise<{ output: Prompt }>;
   registerExtension(extension: Extension): void;
   extensionManager: ExtensionManager;

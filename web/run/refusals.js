@@ -46,6 +46,8 @@ export function showRefusals(app, api, words) {
     app.extensionManager.toast.add(message);
     const { output } = await app.graphToPrompt();
     const node = nodeOf(app, nodeAtFault(detail, output));
-    if (node) marks.mark(node, fieldsNamed(message.detail, node.widgets ?? []));
+    if (!node) return;
+    marks.mark(node, fieldsNamed(message.detail, node.widgets ?? []));
+    app.canvas.bringToFront(node); // its advanced fields, if they are unfolded for the mark, may reach under other nodes
   });
 }
