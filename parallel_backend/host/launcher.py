@@ -160,6 +160,7 @@ def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
     defaults = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)),
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiled"),  # shared by ranks, and there after a restart
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # what /proc/cpuinfo has works: each process would try it by importing torch in another
     }
     if kernels_early:
         defaults["CUDA_MODULE_LOADING"] = "EAGER"

@@ -47,6 +47,11 @@ class PackedLinear(CastLinear):
     change: nn.Module | None
     """Adapters: from the weight's values in fp32 to others."""
 
+    @property
+    def opaque(self) -> bool:
+        """Whether torch.compile does not look into it: adapters come and go, and their strengths are no tensors."""
+        return self.change is not None
+
     def full_weight(self, dtype: torch.dtype) -> Tensor:
         """The weight's values `[out_features, in_features]` in a float type, expanded into a new tensor."""
         if self.change is None:

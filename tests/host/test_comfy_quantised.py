@@ -12,8 +12,8 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, graph_of, save_families, spread
-from tests.host.conftest import relative_error
-from tests.host.graphs import Graph
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, insert_after_model, queue_logged
 from tests.host.test_comfy_files import LORA, save_lora, with_lora
 from tests.selection import thorough
 from tests.tiny_quantised import FORMATS, save_quantised
@@ -119,3 +119,16 @@ def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str
 def test_lora_on_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
     exact = with_lora(graph_of(name, steps=2), name, 0.8)
     distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)
+
+
+@pytest.mark.parametrize(
+    "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
+)
+def test_compiled_blocks_with_lora(comfyui: ComfyUI, latent_of: LatentOf, form: str) -> None:
+    """Quantised layers are ComfyUI's own in compiled blocks too."""
+    graph = with_lora(of_file("flux2", form), "flux2", 0.8)
+    compiled = insert_after_model(spread(graph, "cpu:1"), "TorchCompileModel", backend="cudagraphs")
+    run, log = queue_logged(comfyui, compiled)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "blocks compiled by cudagraphs" in log
+    assert "is not compiled" not in log

@@ -124,6 +124,20 @@ def test_adapters_on_scaled_and_gguf_weights(latent_of: LatentOf, plan: dict[str
     assert relative_error(latent_of(ours), latent_of(stock)) <= TOLERANCE
 
 
+@thorough
+@pytest.mark.parametrize("model", ["tiny-q4.gguf", "tiny-fp8.safetensors"])
+def test_adapters_in_compiled_blocks(comfyui: ComfyUI, latent_of: LatentOf, model: str) -> None:
+    """On weights that are expanded with adapters and without, at two strengths."""
+    for strength in (0.7, -0.3):
+        stock = job(("lora-peft", strength), model=f"{model.partition('.')[0]}-expanded")
+        ours = parallel(insert_after_model(stock, "TorchCompileModel", backend="cudagraphs"), **PLANS["ulysses-2"])
+        ours["model"]["inputs"]["unet_name"] = model
+        run, log = queue_logged(comfyui, ours)
+        assert relative_error(saved_latent(comfyui, run.check()), latent_of(stock)) <= TOLERANCE
+        assert "blocks compiled by cudagraphs" in log
+        assert "is not compiled" not in log
+
+
 def test_an_adapter_across_the_parts_of_a_fused_quantised_weight(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """OFT whose blocks have rows of q and of k."""
     layer, rows = "lora_unet_double_blocks_0_img_attn_qkv", 96

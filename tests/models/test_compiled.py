@@ -68,6 +68,12 @@ def sized(case: Case, number: int) -> Case:
     return replace(case, x=x, timestep=time, arguments=given)
 
 
+def one_of(case: Case) -> Case:
+    """The first of a batch."""
+    first = {name: value[:1] for name, value in case.arguments.items()}
+    return replace(case, x=case.x[:1], timestep=case.timestep[:1], arguments=first)
+
+
 @pytest.mark.parametrize("sizes", [6, pytest.param(20, marks=thorough)])
 def test_each_kind_is_compiled_once_for_random_sizes(sizes: int) -> None:
     case = flux()
@@ -139,6 +145,23 @@ def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() ->
     double, single = rank.forward.uncompiled()
     assert double.startswith("DoubleStreamBlock is not compiled: ")
     assert single.startswith("SingleStreamBlock is not compiled: ")
+
+
+def test_beyond_torchs_limit_of_graphs_a_kind_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch of one, each kind's second."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    several = sized(flux(), 0)
+    rank = compiling(several, "eager")
+    for case in (several, one_of(several)):
+        rank.case = case
+        rank.picture = Picture(tuple(case.x.shape), (2, 2))
+        with torch.no_grad():
+            expected = case.stock()
+        out = rank.run()
+        assert out is not None
+        assert worst([[out]], expected) <= TOLERANCE
+    assert graphs() == 2
+    assert len(rank.forward.uncompiled()) == 2
 
 
 def test_what_the_compiler_cannot_take_whole_runs_as_it_is() -> None:

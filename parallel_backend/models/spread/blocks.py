@@ -18,6 +18,7 @@ from .call import StageOver
 from .declaration import Attention, Boundary, Declaration, Group
 from .forward import Forward
 from .modulation import of_vectors
+from .opaque import Opaque, opaque_layers
 from .stream import HERE, LEFT, RIGHT, Stream
 from .without_options import answered
 
@@ -146,11 +147,11 @@ class SpreadModel:
         return self.running
 
 
-def _with_doors(module: nn.Module, doors: Mapping[str, Doorway]) -> nn.Module:
+def _with_doors(module: nn.Module, doors: Mapping[str, nn.Module]) -> nn.Module:
     """A copy that shares everything with the model but has the doors in their places."""
     shallow = copy.copy(module)
     shallow._modules = dict(module._modules)
-    inner: dict[str, dict[str, Doorway]] = {}
+    inner: dict[str, dict[str, nn.Module]] = {}
     for path, door in doors.items():
         first, _, rest = path.partition(".")
         if rest:
@@ -197,13 +198,18 @@ class _Through:
             if now.compiled is None:
                 out = self._arguments.call(self._entrance.forward, local)
             else:
-                out = now.compiled(block.module, self._arguments, local, now.attentions)
+                shown = now.once_a_run((block.path, Opaque), (), self._shown)
+                out = now.compiled(block.module, shown, self._arguments, local, now.attentions)
         expected.finish()
         now.attentions.block = None
         if block.ends_unit:
             now.mark()
         now.call.blocks_done |= self._last
         return _returned(block.group, out, streams)
+
+    def _shown(self) -> nn.Module:
+        """What a compiler sees of the block: adapters may have come or gone since the last run."""
+        return _with_doors(self._block.module, opaque_layers(self._block.module))
 
 
 class _Past:

@@ -1,7 +1,8 @@
 """Blocks compiled by torch.compile, each kind once for all sizes.
 
 What the compiler sees is the block's own code with this rank's tokens, which are plain tensors. Attention, with the exchanges
-between ranks in it, is one operator that it does not look into. A kind of block that it cannot take whole runs as it is.
+between ranks in it, is one operator that it does not look into, and so is a quantised layer (opaque.py). A kind
+of block that it cannot take whole runs as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from .arguments import OPTIONS, Arguments
 from .attend import Attentions
 from .declaration import Local
+from .opaque import RUNNING
 
 OVERRIDE = "optimized_attention_override"
 """Where ComfyUI looks for what stands in for its attention."""
@@ -27,6 +29,9 @@ RECORDS = "cudagraphs"
 
 ANY_SIZE = {"use_duck_shape": False}
 """Sizes that are equal when a kind is compiled may differ later: a batch of two has nothing to do with positions' two columns."""
+
+EXACT_NUMBERS = {"specialize_float": True}
+"""A block's own numbers, such as a norm's epsilon, are constants: taken for variables at first, each kind is traced twice."""
 
 ANSWERING: ContextVar[Attentions] = ContextVar("attentions")
 """What answers the calls of attention of the block that runs: an operator can be given tensors and plain values only."""
@@ -110,10 +115,11 @@ class CompiledBlocks:
     """The blocks of a model, compiled by one of torch.compile's backends as they come."""
 
     def __init__(self, backend: str) -> None:
-        from torch._dynamo.exc import TorchDynamoException  # takes a while, and few compile
+        from torch._dynamo import config, exc  # takes a while, and few compile
         from torch.fx.experimental import _config
 
-        self._fault, self._shapes = TorchDynamoException, _config
+        self._faults = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+        self._tracing, self._shapes = config, _config
         self._backend = backend
         self._kinds: dict[tuple[type, tuple[str, ...]], Callable[..., Any] | None] = {}
         self._told: list[str] = []
@@ -124,9 +130,14 @@ class CompiledBlocks:
         return told
 
     def __call__(
-        self, module: nn.Module, arguments: Arguments, local: Mapping[str, Any], attentions: Attentions
+        self,
+        module: nn.Module,
+        shown: nn.Module,
+        arguments: Arguments,
+        local: Mapping[str, Any],
+        attentions: Attentions,
     ) -> Any:
-        """What a block gives for its arguments on this rank."""
+        """What a block gives for its arguments on this rank; `shown` is what the compiler sees of it."""
         kind = type(module), tuple(local)
         if kind not in self._kinds:
             self._kinds[kind] = self._compiled(module, local, attentions)
@@ -134,19 +145,20 @@ class CompiledBlocks:
         if run is None:
             return arguments.call(module.forward, local)
         options = local[OPTIONS]
-        token = ANSWERING.set(attentions)
+        answering, running = ANSWERING.set(attentions), RUNNING.set(module)
 
         def compiled(*args: Any, **named: Any) -> Any:
-            return run(module, options, [], args, named)
+            return run(shown, options, [], args, named)
 
         try:
-            with self._shapes.patch(**ANY_SIZE):  # type: ignore[attr-defined]
+            with self._shapes.patch(**ANY_SIZE), self._tracing.patch(EXACT_NUMBERS):  # type: ignore[attr-defined]
                 return arguments.call(compiled, {name: value for name, value in local.items() if name != OPTIONS})
-        except self._fault as error:  # a block is compiled whole, so nothing of it has run yet
+        except self._faults as error:  # a block is compiled whole, so nothing of it has run yet
             self._give_up(module, error)
             self._kinds[kind] = None
         finally:
-            ANSWERING.reset(token)
+            RUNNING.reset(running)
+            ANSWERING.reset(answering)
         return arguments.call(module.forward, local)
 
     def _compiled(
@@ -165,7 +177,7 @@ class CompiledBlocks:
             own = FunctionType(_run.__code__.replace(), _run.__globals__)
             try:
                 return torch.compile(own, backend=self._backend, fullgraph=True, dynamic=True)
-            except self._fault as error:
+            except self._faults as error:
                 self._give_up(module, error)
         return None
 
