@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import comfy.ldm.anima.lllite as lllite
 import comfy.utils
@@ -28,6 +28,9 @@ ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "r
 
 NODES = FOLDER / "nodes_model_patch.py"
 """Where ComfyUI's nodes for model patches are."""
+
+WHOLE: Literal["ZImageControl"] = "ZImageControl"
+"""The kind that sees the whole picture at once, on every rank."""
 
 PATCHES = "patches"
 """Where nodes put functions among transformer_options."""
@@ -125,7 +128,7 @@ def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> N
         )
     _fit(patch, shape)
     _check_single([patch.encoded_image])
-    values = {"strength": float(patch.strength)}
+    values: dict[str, Any] = {"strength": float(patch.strength)}
     weights = _weights(patch, module.controlnet_blocks, name)
     return Network("QwenDiffSynth", weights, {"encoded": name(patch.encoded_image)}, values)
 
@@ -160,12 +163,12 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
         "n_kv_heads": block.attention.n_local_kv_heads,
         **{key: getattr(module, key) for key in ZIMAGE_SETTINGS},
     }
-    return Network("ZImageControl", _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
+    return Network(WHOLE, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
 
 
 def refuse_stages(plan: ResolvedPlan, networks: Sequence[Network]) -> None:
     """Raise Refused where a network sees the whole picture at once and a plan has no place that does."""
-    if max(plan.pipefusion, plan.patches) > 1 and any(network.kind == "ZImageControl" for network in networks):
+    if max(plan.pipefusion, plan.patches) > 1 and any(network.kind == WHOLE for network in networks):
         raise Refused(
             f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, as its "
             "own blocks see the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."

@@ -16,7 +16,7 @@ from ..runtime import telling
 from ..telling import Run
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .given import STRICT, NotSupported, of_prompt
-from .networks import refuse_stages
+from .networks import WHOLE, refuse_stages
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 STAGES_IN_TURN = (
     "Each model call goes through PipeFusion's stages one after the other, so that one stage works at a time: choose "
     "pipefusion 1 for such a graph"
+)
+
+RUN_WHOLE = (
+    "Z-Image's ControlNet runs whole on every GPU, which more GPUs do not make faster; the model itself is spread."
 )
 
 
@@ -87,6 +91,8 @@ def run_in_workers(
         if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
             reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
         refuse_stages(plan, adapters.networks)
+        if plan.world_size > 1 and any(network.kind == WHOLE for network in adapters.networks):
+            told.warnings.append(RUN_WHOLE)
         working = remote.make_room(plan, job, adapters)
         where = f"{plan.describe()}, attention {attention}"
         if reason is not None:

@@ -64,6 +64,17 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },
+    "takes a network beside the model, with files that only test_comfy_networks has": {
+        "nodes/model/networks.py": (
+            "Anima LLLite takes a picture and the",
+            "the model patch is made for a width of",
+            "the model patch is given a batch of …",
+            "the model patch has … blocks and the",
+            "the model patch adds to block … and the",
+            "a model patch that is changed itself",
+            "Apply Z-Image Fun ControlNet cannot be",
+        ),
+    },
     "the environment that ComfyUI was started with": {
         "parallel_backend/host/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
         "parallel_backend/wire/interfaces.py": ("… is … and this machine's network interfaces",),
