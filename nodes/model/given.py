@@ -36,6 +36,9 @@ STRICT = "parallel_strict"
 OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT})
 """Plain transformer_options that are ComfyUI's or this pack's own."""
 
+POSITIONS = "rope_options"
+"""The option that says how far tokens are moved, in numbers by name: ScaleROPE's, and those of LongCatImage's class."""
+
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
 
@@ -119,12 +122,14 @@ def _sent(name: str, value: Any) -> Any:
 
 
 def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
-    """The plain values that a node has put among them, under the names by which they go with a prompt."""
-    return {
+    """What nodes have put among them that is plain, and positions, under the names by which they go with a prompt."""
+    plain = {
         f"{OPTIONS}.{name}": value
         for name, value in transformer_options.items()
         if isinstance(value, (bool, int, float, str)) and name not in OWN_OPTIONS
     }
+    moved = transformer_options.get(POSITIONS) or {}
+    return plain | {f"{OPTIONS}.{POSITIONS}.{name}": value for name, value in moved.items()}
 
 
 def sigmas_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:

@@ -223,6 +223,22 @@ def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
     assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE
 
 
+@pytest.mark.parametrize("place", [("double_block", 0), ("single_block", 1)])
+def test_a_block_that_guidance_leaves_out(place: tuple[str, int], case: Any) -> None:
+    """The first or the last one, where streams begin and end, of two stages with two blocks each."""
+    found, plain = case("flux, references")
+    found = replace(found, options={"patches_replace": {"dit": {place: lambda arguments, _: arguments}}})
+    expected = found.stock()
+    assert worst([[plain]], expected) > 1e-2
+    plan = plan_for(found, pipefusion=2, ring=2)
+
+    def on_rank(_: int) -> list[Tensor]:
+        out = Rank(found, plan).run()
+        return [] if out is None else [out]
+
+    assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE
+
+
 @pytest.mark.parametrize("ranks", [8, pytest.param(5, marks=thorough)])
 def test_more_ranks_than_text_tokens(ranks: int, case: Any) -> None:
     """Ranks without a token of a stream hold one that nobody attends to."""
