@@ -36,8 +36,8 @@ STRICT = "parallel_strict"
 OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT})
 """Plain transformer_options that are ComfyUI's or this pack's own."""
 
-POSITIONS = "rope_options"
-"""The option that says how far tokens are moved, in numbers by name: ScaleROPE's, and those of LongCatImage's class."""
+NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
+"""The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
 
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
@@ -128,8 +128,10 @@ def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
         for name, value in transformer_options.items()
         if isinstance(value, (bool, int, float, str)) and name not in OWN_OPTIONS
     }
-    moved = transformer_options.get(POSITIONS) or {}
-    return plain | {f"{OPTIONS}.{POSITIONS}.{name}": value for name, value in moved.items()}
+    named = {option: transformer_options.get(option) or {} for option in NUMBERS}
+    return plain | {
+        f"{OPTIONS}.{option}.{name}": value for option, numbers in named.items() for name, value in numbers.items()
+    }
 
 
 def sigmas_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:

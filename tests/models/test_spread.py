@@ -53,6 +53,8 @@ PLANS = {
 }
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
+WHOLE_PICTURE = ("chroma radiance",)
+"""What takes no PipeFusion."""
 IN_TURN = (*QUICK, "ring 2, ulysses 2, unequal")
 
 
@@ -60,6 +62,8 @@ def splits() -> Iterator[ParameterSet]:
     """Every case under every plan; the quick run has each model under both of QUICK, its other inputs under one of IN_TURN."""
     others = [name for name in CASES if name.partition(",")[0] in CASES.keys() - {name}]
     for name, (plan, degrees) in itertools.product(CASES, PLANS.items()):
+        if name in WHOLE_PICTURE and "pipefusion" in degrees:
+            continue
         quick = QUICK if name not in others else (IN_TURN[others.index(name) % len(IN_TURN)],)
         yield pytest.param(name, degrees, id=f"{name}-{plan}", marks=() if plan in quick else thorough)
 

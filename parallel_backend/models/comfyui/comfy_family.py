@@ -382,6 +382,7 @@ def plan_shape(
         embeds_whole=True,
         copies=_copies(blocks, heads * head_dim),
         attentions=sum(map(_spread_attentions, blocks)) / units,
+        whole_picture=declaration.whole_picture,
     )
 
 
