@@ -148,6 +148,13 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
             "in_channels": 64, "out_channels": 64, "in_dim": 64, "out_dim": 3072, "hidden_dim": 5120, "n_layers": 5,
             "vec_in_dim": None,
         },
+        "ChromaRadiance": {
+            **{name: value for name, value in _flux().items() if name != "guidance_embed"}, "image_model": "chroma_radiance",
+            "in_channels": 3, "out_channels": 3, "patch_size": 16, "in_dim": 64, "out_dim": 3072, "hidden_dim": 5120,
+            "n_layers": 5, "vec_in_dim": None, "nerf_hidden_size": 64, "nerf_mlp_ratio": 4, "nerf_depth": 4,
+            "nerf_max_freqs": 8, "nerf_tile_size": 512, "nerf_final_head_type": "conv", "nerf_embedder_dtype": None,
+            "use_x0": True, "use_sequential_txt_ids": True,
+        },
         "QwenImage": {"image_model": "qwen_image", "in_channels": 64, "num_layers": 1},
         "WAN21_T2V": _wan("t2v", 16),
         "WAN21_T2V image": _wan("t2v", 36),

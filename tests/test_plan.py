@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -138,6 +139,16 @@ def test_a_plan_that_cannot_work_is_refused_with_the_numbers(wish, gpus, message
     assert refusal(gpus, **wish) == message
 
 
+def test_a_model_that_needs_the_whole_picture_takes_no_pipefusion():
+    limits = replace(FLUX, whole_picture=True)
+    for wish in ({"pipefusion": 2}, {"patches": 2, "pipefusion": 1}, {"pipefusion": 2, "patches": 1}):
+        with pytest.raises(
+            Refused, match=r"^pipefusion . with patches . cannot be used with this model, whose last layers "
+        ):
+            resolve(ParallelPlan(devices="cpu:2", **wish), 0, limits)
+    assert resolve(ParallelPlan(devices="cpu:2"), 0, limits).pipefusion == 1
+
+
 DEVICES = st.one_of(
     st.just("auto"),
     st.integers(-1, MAX_WORLD_SIZE + 1).map(lambda count: f"cpu:{count}"),
@@ -153,7 +164,9 @@ WISHES = st.builds(
     pipefusion=st.integers(0, 5),
 )
 GPUS = st.integers(0, 16)
-LIMITS = st.builds(ModelLimits, heads=st.integers(1, 48), head_dim=st.just(128), blocks=st.integers(1, 60))
+LIMITS = st.builds(
+    ModelLimits, heads=st.integers(1, 48), head_dim=st.just(128), blocks=st.integers(1, 60), whole_picture=st.booleans()
+)
 
 
 @given(wish=WISHES, gpus=GPUS, limits=LIMITS)
@@ -169,6 +182,7 @@ def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(wish, gp
     assert product == len(plan.devices) <= MAX_WORLD_SIZE
     assert sum(plan.stages) == limits.blocks
     assert len(plan.stages) == plan.pipefusion
+    assert plan.pipefusion == 1 or not limits.whole_picture
     assert 1 <= plan.ulysses <= limits.heads
     assert wish.ulysses in (0, plan.ulysses)
     assert wish.ring in (0, plan.ring)

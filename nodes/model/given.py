@@ -36,6 +36,9 @@ STRICT = "parallel_strict"
 OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT})
 """Plain transformer_options that are ComfyUI's or this pack's own."""
 
+NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
+"""The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
+
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
 
@@ -119,11 +122,15 @@ def _sent(name: str, value: Any) -> Any:
 
 
 def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
-    """The plain values that a node has put among them, under the names by which they go with a prompt."""
-    return {
+    """What nodes have put among them that is plain, and positions, under the names by which they go with a prompt."""
+    plain = {
         f"{OPTIONS}.{name}": value
         for name, value in transformer_options.items()
         if isinstance(value, (bool, int, float, str)) and name not in OWN_OPTIONS
+    }
+    named = {option: transformer_options.get(option) or {} for option in NUMBERS}
+    return plain | {
+        f"{OPTIONS}.{option}.{name}": value for option, numbers in named.items() for name, value in numbers.items()
     }
 
 

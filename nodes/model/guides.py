@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -29,15 +29,15 @@ KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def guides_of(model_options: Mapping[str, Any]) -> list[GuideFunction] | None:
     """The functions behind the guidance, in ComfyUI's order; None if one of them is not known."""
-    found = [_guide(function) for function in model_options.get(OPTION, ())]
+    found = [known_function(function, KNOWN) for function in model_options.get(OPTION, ())]
     return None if None in found else [guide for guide in found if guide is not None]
 
 
-def _guide(function: Any) -> GuideFunction | None:
-    """What the function is called, and its own values; None unless it is one of those, unchanged."""
+def known_function(function: Any, known: Mapping[str, Collection[str]]) -> GuideFunction | None:
+    """What a node's function is called, and its own values; None unless it is one of those known by module, unchanged."""
     module = sys.modules.get(getattr(function, "__module__", ""))
     name = Path(getattr(module, "__file__", None) or "").stem
-    if not inspect.isfunction(function) or function.__qualname__ not in KNOWN.get(name, ()):
+    if not inspect.isfunction(function) or function.__qualname__ not in known.get(name, ()):
         return None
     owner, method, _, _ = function.__qualname__.split(".")
     if getattr(module, "__file__", None) != str(FOLDER / f"{name}.py") or function.__globals__ is not vars(module):

@@ -18,14 +18,13 @@ from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .networks import PATCHES, networks_of, refuse_stages
 from .remote_model import RemoteModel
+from .skipped import OPTION as REPLACED
+from .skipped import check_stages, skipped_in, values_of
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .step_cache import runs_wrappers
 from .unsupported import refuse_transformer_options, refuse_weights
 from .within import Within
-
-POSITIONS = "rope_options"
-"""What LongCatImage's class adds to every forward; a user's own (ScaleROPE) are refused when sampling begins."""
 
 
 class DiffusionProxy(nn.Module):
@@ -72,16 +71,13 @@ class DiffusionProxy(nn.Module):
             out = self._forward(x, timestep, context, transformer_options, **inputs, **{SHAPES: shapes})
             return comfy.utils.unpack_latents(out, shapes) if len(shapes) > 1 else out
         self.refuse_changes()
-        positions = transformer_options.get(POSITIONS)
-        refuse_transformer_options(
-            {name: value for name, value in transformer_options.items() if name not in (POSITIONS, PATCHES)}
-        )
-        if positions:
-            inputs[POSITIONS] = positions
+        skipped = skipped_in(transformer_options)
+        known = {PATCHES, REPLACED} if skipped else {PATCHES}
+        refuse_transformer_options({name: value for name, value in transformer_options.items() if name not in known})
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
-        given.values.update(options_of(transformer_options))
+        given.values.update(options_of(transformer_options) | values_of(skipped))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:
             given.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
@@ -97,6 +93,7 @@ class DiffusionProxy(nn.Module):
             plan = self.remote.plan(job, call, x.dtype)
             refuse_stages(plan, adapters.networks)
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
+        check_stages(skipped, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -37,7 +37,7 @@ class StepByStep:
 
     def __init__(self, plan: ResolvedPlan, working: int) -> None:
         """`working` is what `RemoteModel.make_room` found for it."""
-        self._plan = plan
+        self.plan = plan
         self._working = working
         self._collected: list[Given] | None = None
         self._outputs: deque[Tensor] = deque()
@@ -46,7 +46,7 @@ class StepByStep:
         """A run's model options, so that its model calls find this object."""
         options = copy_nested_dicts(given)
         options["transformer_options"][KEY] = self
-        if self._plan.cfg > 1:
+        if self.plan.cfg > 1:
             add_wrapper(WrappersMP.CALC_COND_BATCH, self._calc_cond_batch, options, is_model_options=True)
         return options
 
@@ -68,7 +68,7 @@ class StepByStep:
             return torch.zeros_like(call.tensors["x"])
         if self._outputs:
             return self._outputs.popleft()
-        return remote.forward([call], dtype, adapters, self._plan, self._working, control)[0]
+        return remote.forward([call], dtype, adapters, self.plan, self._working, control)[0]
 
     def _calc_cond_batch(
         self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]
@@ -86,7 +86,7 @@ class StepByStep:
         for together in [calls] if one_size else [[call] for call in calls]:
             first = together[0].tensors["x"]
             adapters = proxy.adapters(options["transformer_options"], first.shape)
-            self._outputs.extend(proxy.remote.forward(together, first.dtype, adapters, self._plan, self._working))
+            self._outputs.extend(proxy.remote.forward(together, first.dtype, adapters, self.plan, self._working))
         return executor(model, conds, x, timestep, options)
 
 

@@ -132,11 +132,12 @@ def _is_gpu(device: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a model's shape allows a plan to be."""
+    """What a model's shape allows a plan to be; with `whole_picture` no PipeFusion."""
 
     heads: int
     head_dim: int
     blocks: int
+    whole_picture: bool = False
 
 
 @dataclass(frozen=True)

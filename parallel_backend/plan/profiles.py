@@ -18,7 +18,8 @@ class ModelShape:
     are the latent's, per token. `joint_text` is false where text tokens are only attended to (cross-attention) and take
     no part in the sequence. `guided`: usually sampled with a negative branch. `embeds_whole`: every rank embeds the whole
     picture before it takes its tokens. `copies` are the features that a block holds at its peak for each token, in units
-    of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average.
+    of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average. `whole_picture`:
+    what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring together.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelShape:
     embeds_whole: bool = False
     copies: float = 16.0
     attentions: float = 1.0
+    whole_picture: bool = False
 
     @property
     def blocks(self) -> int:
@@ -48,7 +50,7 @@ class ModelShape:
     @property
     def limits(self) -> ModelLimits:
         """What a plan for this model may be."""
-        return ModelLimits(self.heads, self.head_dim, self.blocks)
+        return ModelLimits(self.heads, self.head_dim, self.blocks, self.whole_picture)
 
     @property
     def parameters(self) -> int:

@@ -54,6 +54,8 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
             continue
         if (plan.patches or stages) > workload.token_rows:
             continue
+        if limits.whole_picture and max(plan.patches, stages) > 1:
+            continue
         fits.append(
             ResolvedPlan(
                 devices=devices,
@@ -183,6 +185,11 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
             f"data {plan.data} is more than the batch of {workload.batch}: use data {workload.batch} or a larger batch."
         )
     patches = plan.patches or plan.pipefusion
+    if limits.whole_picture and max(patches, plan.pipefusion) > 1:
+        raise PlanRefused(
+            f"pipefusion {max(1, plan.pipefusion)} with patches {patches} cannot be used with this model, whose last layers need "
+            "the whole picture: use pipefusion 1 and patches 1, and ulysses or ring in its place."
+        )
     if patches > workload.token_rows:
         raise PlanRefused(
             f"patches {patches} is more than the picture's {workload.token_rows} rows of tokens: "

@@ -128,6 +128,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… in the conditioning cannot be used",
             "the picture to edit is a latent … high",
         ),
+        "parallel_backend/plan/resolve.py": ("pipefusion … with patches … cannot be used",),
         "parallel_backend/models/comfyui/conditioning.py": (
             "… in the conditioning is nested too",
             "… in the conditioning holds a …, which",

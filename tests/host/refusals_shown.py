@@ -124,6 +124,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "in the middle": {
         "nodes/model/control.py": ("the ControlNet gives tensors of … and",),
         "nodes/model/sampler_wrapper.py": ("Parallel Sampler does not support …:",),
+        "nodes/model/skipped.py": ("the guidance leaves out … of the",),
         "nodes/model/sigmas.py": (
             "sigma … of … is …: look at the node",
             "the sigmas end at …, where this model's",

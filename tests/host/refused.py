@@ -12,16 +12,17 @@ from tests.host import refused_files, refused_inputs
 from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
 from tests.host.sentences import Refusals, exactly, literally
+from tests.host.test_comfy_options import SKIPPING
 from tests.host.test_comfy_refusals import FROM_WITHIN, PICTURE, UNDECLARED, undeclared
 from tests.host.test_odd_inputs import NO_PICTURE
 from tests.host.test_refusals import (
     CONDITIONINGS,
     FILES,
-    GUIDANCE_NODES,
     LATENTS,
     LAYER,
     LORAS,
     MODEL_NODES,
+    PERTURBED,
     PLANS,
     WAY_OUT,
     from_file,
@@ -102,7 +103,7 @@ def families(server: ComfyUI) -> Refusals:
         graph["model"]["class_type"] = f"LoadParallel{kind}"
         yield graph, f"wan.safetensors {what}"
     for kind, (name, inputs, said) in FROM_WITHIN.items():
-        if kind not in MODEL_NODES and kind not in GUIDANCE_NODES:
+        if kind not in MODEL_NODES:
             graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)
             yield spread(graph, strict=False), literally(said)
 
@@ -147,8 +148,10 @@ def in_the_middle(server: ComfyUI) -> Refusals:
     yield control, "the ControlNet gives tensors of "
     strict = node("ParallelSampler", **control["sampler"]["inputs"])
     yield control | {"sampler": strict}, "Parallel Sampler does not support ControlNet: "
-    for kind, inputs in GUIDANCE_NODES.items():
-        yield insert_after_model(parallel(small()), kind, **inputs), "replaced attention or blocks "
+    perturbed = insert_after_model(parallel(small()), "PerturbedAttentionGuidance", **PERTURBED)
+    yield perturbed, "replaced attention or blocks "
+    skipping = insert_after_model(parallel(small(), pipefusion=2), "SkipLayerGuidanceDiT", **SKIPPING)
+    yield skipping, "the guidance leaves out 1 of the model's blocks and a PipeFusion stage of the plan has 1"
     for graph, said in NO_PICTURE.values():
         yield parallel(graph), said
 

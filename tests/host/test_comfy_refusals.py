@@ -60,25 +60,11 @@ PICTURE = {
 }
 CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
 
-ROPE = {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}
-
 FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "NAGuidance": (
         "wan",
         {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5},
         "attention and block patches (attn1_output_patch) cannot be applied to",
-    ),
-    "SkipLayerGuidanceDiT": (
-        "wan",
-        {
-            "double_layers": "0",
-            "single_layers": "",
-            "scale": 3.0,
-            "start_percent": 0.0,
-            "end_percent": 1.0,
-            "rescaling_scale": 0.0,
-        },
-        "replaced attention or blocks (dit) cannot be applied to",
     ),
     "FluxKVCache": ("flux2", {}, "Replacing diffusion_model.params.default_ref_method cannot be done with"),
     "QwenImageDiffsynthControlnet": (
@@ -87,7 +73,6 @@ FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "attention and block patches (double_block) cannot be applied to",
     ),
     "ZImageFunControlnet": ("flux2", CONTROL_PATCH, "attention and block patches (double_block) cannot be applied to"),
-    "ScaleROPE": ("wan", ROPE, "changed positions (ScaleROPE) cannot be applied to"),
 }
 """The node, on which model, its inputs, and what the refusal begins with."""
 

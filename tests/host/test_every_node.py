@@ -39,6 +39,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "ConditioningSetTimestepRange": {"start": 0.0, "end": 0.6},
     "FluxGuidance": {"guidance": 1.7},
     "ModelComputeDtype": {"dtype": "fp32"},
+    "ScaleROPE": {"scale_x": 1.5, "shift_y": 2.0},
     "SkipLayerGuidanceDiT": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
     "SkipLayerGuidanceDiTSimple": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
     "SkipLayerGuidanceSD3": {"layers": "0", "start_percent": 0.0},

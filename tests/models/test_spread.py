@@ -52,6 +52,8 @@ PLANS = {
 }
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
+WHOLE_PICTURE = ("chroma radiance",)
+"""What takes no PipeFusion."""
 IN_TURN = (*QUICK, "ring 2, ulysses 2, unequal")
 
 
@@ -59,8 +61,9 @@ def splits() -> Iterator[ParameterSet]:
     """Every case under every plan; the quick run has each model under both of QUICK, its other inputs under one of IN_TURN."""
     others = [name for name in CASES if name.partition(",")[0] in CASES.keys() - {name}]
     for name in CASES:
-        quick = QUICK if name not in others else (IN_TURN[others.index(name) % len(IN_TURN)],)
-        for plans, marks in ((quick, ()), (PLANS.keys() - quick, thorough)):
+        run = {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
+        quick = {*QUICK} if name not in others else {IN_TURN[others.index(name) % len(IN_TURN)]}
+        for plans, marks in ((run & quick, ()), (run - quick, thorough)):
             yield pytest.param(name, sorted(plans), id=f"{name}-{'; '.join(sorted(plans))}", marks=marks)
 
 
@@ -212,6 +215,22 @@ def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
         rank = Rank(found, plan)
         out = rank.run(control=control)
         assert rank.forward.gathers == (out is not None)
+        return [] if out is None else [out]
+
+    assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("place", [("double_block", 0), ("single_block", 1)])
+def test_a_block_that_guidance_leaves_out(place: tuple[str, int], case: Any) -> None:
+    """The first or the last one, where streams begin and end, of two stages with two blocks each."""
+    found, plain = case("flux, references")
+    found = replace(found, options={"patches_replace": {"dit": {place: lambda arguments, _: arguments}}})
+    expected = found.stock()
+    assert worst([[plain]], expected) > 1e-2
+    plan = plan_for(found, pipefusion=2, ring=2)
+
+    def on_rank(_: int) -> list[Tensor]:
+        out = Rank(found, plan).run()
         return [] if out is None else [out]
 
     assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE

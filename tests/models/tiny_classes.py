@@ -19,6 +19,7 @@ comfy_on_path()
 import comfy.ops  # noqa: E402
 import comfy.utils  # noqa: E402
 from comfy.ldm.chroma.model import Chroma  # noqa: E402
+from comfy.ldm.chroma_radiance.model import ChromaRadiance  # noqa: E402
 from comfy.ldm.flux.model import Flux  # noqa: E402
 from comfy.ldm.lumina.model import NextDiT  # noqa: E402
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel  # noqa: E402
@@ -116,6 +117,17 @@ def _chroma() -> Case:
     return case("Chroma", model, draw(1, 16, 9, 14, seed=1), {"context": text(), "guidance": torch.zeros(1)})
 
 
+def _radiance() -> Case:
+    model = ChromaRadiance(
+        in_channels=3, out_channels=3, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=2.0, num_heads=HEADS, depth=1,
+        depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=4, qkv_bias=True, in_dim=64,
+        out_dim=HEADS * 128, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, nerf_hidden_size=16,
+        nerf_mlp_ratio=2, nerf_depth=2, nerf_max_freqs=4, nerf_tile_size=8, nerf_final_head_type="conv",
+        nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=True, **SETTINGS,
+    )  # fmt: skip
+    return case("ChromaRadiance", model, draw(1, 3, 18, 23, seed=1), {"context": text(), "guidance": torch.zeros(1)})
+
+
 def _qwen(masked: bool = False, method: str = "") -> Case:
     model = QwenImageTransformer2DModel(
         num_layers=3, attention_head_dim=128, num_attention_heads=HEADS, joint_attention_dim=TEXT, **SETTINGS
@@ -175,6 +187,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "flux, references": lambda: _flux(references=True),
     "flux 2, zero-timestep reference": _flux2,
     "chroma": _chroma,
+    "chroma radiance": _radiance,
     "qwen-image": _qwen,
     "qwen-image, masked text": lambda: _qwen(masked=True),
     "qwen-image-edit, zero-timestep references": lambda: _qwen(masked=True, method="index_timestep_zero"),

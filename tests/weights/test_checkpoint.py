@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily, load_buffers
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.loader import load_weights, wanted
@@ -43,6 +43,15 @@ def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torc
     watch = Watch(lambda: False, lambda *_: None, [].append if counted is None else counted.append)
     load_weights(module, Whole(module), part, keys, dtype, Neighbours(everyone, (0,)), watch)
     return module
+
+
+def test_an_empty_buffer_is_a_mark_and_needs_no_values() -> None:
+    module = nn.Module()
+    module.register_buffer("__x0__", torch.tensor([]))
+    module.register_buffer("positions", torch.ones(2))
+    load_buffers(module, {"__x0__", "positions"})
+    assert module.state_dict().keys() == {"__x0__", "positions"}
+    assert [name for name, _ in module.named_parameters()] == ["positions"]
 
 
 def read(checkpoint: Checkpoint, rows_of: dict[str, slice]) -> tuple[dict[str, Tensor], list[int]]:

@@ -273,12 +273,13 @@ def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
 def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
     """Make parameters of the buffers that files have values for, so that they are loaded too.
 
-    Such as SD 3's positions, which are on the meta device, and MiniMax-H3's frequencies, which its class makes elsewhere.
+    Such as SD 3's positions, which are on the meta device, and MiniMax-H3's frequencies, which its class makes elsewhere. One
+    without values is a mark, and stays: Chroma Radiance's `__x0__`.
     """
     for prefix, part in module.named_modules():
         for name, buffer in list(part.named_buffers(recurse=False)):
             filed = f"{prefix}.{name}".lstrip(".") in tensors or buffer.is_meta
-            if filed and name not in part._non_persistent_buffers_set:
+            if filed and buffer.numel() and name not in part._non_persistent_buffers_set:
                 delattr(part, name)
                 part.register_parameter(name, nn.Parameter(buffer.to("meta"), requires_grad=False))
 
@@ -382,6 +383,7 @@ def plan_shape(
         embeds_whole=True,
         copies=_copies(blocks, heads * head_dim),
         attentions=sum(map(_spread_attentions, blocks)) / units,
+        whole_picture=declaration.whole_picture,
     )
 
 

@@ -31,6 +31,9 @@ LENGTH = "#"
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
+SKIPPED = "skipped_blocks"
+"""Blocks that are left out of a call, as [kind, number], go under this name among these options."""
+
 SIGMAS = ("sigmas", "sample_sigmas")
 """ComfyUI's names among these options of the sigmas of a call and of all steps."""
 

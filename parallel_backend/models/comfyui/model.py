@@ -21,15 +21,12 @@ from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
-from .conditioning import OPTIONS, SHAPES, SIGMAS, arguments, picture_shape, reference_tokens
+from .conditioning import OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
 from .networks import Beside, patches_of
 from .text import ASKED, Texts
 
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
-
-POSITIONS = "rope_options"
-"""What comes as conditioning and belongs to transformer_options: how far tokens are moved."""
 
 PICTURE_ENDS = 2
 """Dimensions of a latent before those of the picture."""
@@ -101,7 +98,9 @@ class ComfyModel:
 
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
-        more = {name: given.pop(name) for name in (POSITIONS,) if name in given} | given.pop(OPTIONS, {})
+        more = given.pop(OPTIONS, {})
+        if SKIPPED in more:
+            more["patches_replace"] = {"dit": {tuple(place): _left_out for place in more.pop(SKIPPED)}}
         if self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
         if networks:
@@ -125,6 +124,11 @@ class ComfyModel:
         call = self._spread.now.call
         streams = {block: Stream(local, placement, 1, call) for block, local in residuals.items()}
         return {kind: [streams.get(block) for block in blocks] for kind, blocks in self._control.items()}
+
+
+def _left_out(arguments: Any, _: Any) -> Any:
+    """In the place of a block: what it was given."""
+    return arguments
 
 
 def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:

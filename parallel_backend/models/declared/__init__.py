@@ -9,7 +9,7 @@ from ..spread.declaration import Declaration
 from .auraflow import AURAFLOW
 from .cosmos_predict2 import COSMOS_PREDICT2
 from .ernie_image import ERNIE_IMAGE
-from .flux import CHROMA, FLUX
+from .flux import CHROMA, CHROMA_RADIANCE, FLUX
 from .hidream import HIDREAM
 from .hunyuan_video import HUNYUAN_VIDEO
 from .ideogram4 import IDEOGRAM4
@@ -37,6 +37,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "Flux2": FLUX,
         "LongCatImage": FLUX,
         "Chroma": CHROMA,
+        "ChromaRadiance": CHROMA_RADIANCE,
         "QwenImage": QWEN_IMAGE,
         "WAN21_T2V": WAN,
         "WAN21_I2V": WAN,

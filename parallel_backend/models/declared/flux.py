@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Segments, Spread
@@ -62,3 +63,5 @@ CHROMA = Declaration(
     refused=MASK,
     positions=("pe_embedder",),
 )
+# Its last layers read the latent and convolve over the picture's pixels.
+CHROMA_RADIANCE = replace(CHROMA, heads=(), whole_picture=True)

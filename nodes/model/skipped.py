@@ -1,0 +1,48 @@
+"""Blocks that ComfyUI's skip layer guidance leaves out of a model call: the workers leave them out too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ...parallel_backend.diffusion import Value
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.comfyui.conditioning import OPTIONS, SKIPPED, flatten
+from ...parallel_backend.plan import ResolvedPlan
+from .guides import known_function
+
+OPTION = "patches_replace"
+"""The option in which nodes put what stands in for parts of the model, by kind and place."""
+
+NODES = ("SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple")
+KNOWN = MappingProxyType({"nodes_slg": tuple(f"{node}.execute.<locals>.skip" for node in NODES)})
+"""By module: functions that give a block's arguments back."""
+
+Places = list[tuple[str, int]]
+
+
+def skipped_in(transformer_options: Mapping[str, Any]) -> Places:
+    """The blocks, as (kind, number), if all that stands in for something is such a function; else none."""
+    replaced = transformer_options.get(OPTION) or {}
+    functions = replaced.get("dit", {})
+    if replaced.keys() - {"dit"} or not all(known_function(function, KNOWN) for function in functions.values()):
+        return []
+    return list(functions)
+
+
+def values_of(skipped: Places) -> dict[str, Value]:
+    """They as values that go with a call."""
+    given: dict[str, Value] = {}
+    if skipped:
+        flatten(f"{OPTIONS}.{SKIPPED}", skipped, {}, given)
+    return given
+
+
+def check_stages(skipped: Places, plan: ResolvedPlan) -> None:
+    """Raise Refused where a PipeFusion stage might have no block left: it would have nothing to hand on."""
+    if plan.pipefusion > 1 and len(skipped) >= min(plan.stages):
+        raise Refused(
+            f"the guidance leaves out {len(skipped)} of the model's blocks and a PipeFusion stage of the plan has "
+            f"{min(plan.stages)}: choose pipefusion 1 in Parallel Plan, or leave out fewer."
+        )

@@ -1,0 +1,44 @@
+"""What stock nodes put among a MODEL's options arrives in the workers: moved positions, and blocks that are left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.host.conftest import relative_error
+from tests.host.graphs import insert_after_model
+from tests.host.test_families import refused
+
+SKIPPING = {"double_layers": "1", "single_layers": "", "scale": 3.0, "start_percent": 0.0, "end_percent": 1.0,
+            "rescaling_scale": 0.2}  # fmt: skip
+NODES: dict[str, tuple[bool, dict[str, Any]]] = {
+    "ScaleROPE": (True, {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}),
+    "SkipLayerGuidanceDiT": (False, SKIPPING),
+}
+"""By kind: whether it runs in the workers' loop, and its inputs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "wan")
+
+
+@pytest.mark.parametrize("kind", NODES)
+def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, latent_of: LatentOf) -> None:
+    in_the_loop, inputs = NODES[kind]
+    plain = graph_of("wan")
+    graph = insert_after_model(plain, kind, **inputs)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(plain), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=in_the_loop)), stock) <= TOLERANCE
+
+
+def test_a_stage_of_which_no_block_might_be_left_is_refused(comfyui: ComfyUI) -> None:
+    graph = insert_after_model(graph_of("wan"), "SkipLayerGuidanceDiT", **SKIPPING)
+    assert refused(comfyui, spread(graph, strict=False, **PLANS[1])) == (
+        "the guidance leaves out 1 of the model's blocks and a PipeFusion stage of the plan has 1: choose pipefusion 1 in "
+        "Parallel Plan, or leave out fewer."
+    )
