@@ -62,7 +62,7 @@ def subjects() -> list[Subject]:
 @torch.inference_mode()
 def decode(subject: Subject, axis: Communicator) -> None:
     """Decode once; the first rank gets all pixels."""
-    for piece in subject.autoencoder.decode(slab_of(subject.latent, axis), subject.schedule, lambda: None):
+    for piece in subject.autoencoder.decode(slab_of(subject.latent, axis), subject.schedule, lambda layers=1: None):
         piece.whole()
 
 
