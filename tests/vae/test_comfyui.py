@@ -83,7 +83,7 @@ def oracle(name: str) -> tuple[Tensor, Tensor]:
         return module.decode(latent), module.encode(pixels)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=thorough), pytest.param(6, marks=thorough)])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=thorough) for ranks in (2, 4, 6))])
 @pytest.mark.parametrize("name", KINDS)
 def test_equals_comfyuis(name: str, ranks: int) -> None:
     """Uneven rows, and of six ranks some without any."""

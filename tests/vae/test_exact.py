@@ -54,6 +54,12 @@ def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixe
     return run_ranks(ranks, work)[0]
 
 
+IMAGES = {"FLUX": (16, False), "Stable Diffusion": (4, True)}
+"""Channels of the latent, and whether there are 1x1 convolutions around it."""
+
+QUICK = (("FLUX", 4), ("Stable Diffusion", 3))
+
+
 @cache
 def clips() -> tuple[list[Tensor], list[Tensor]]:
     generator = torch.Generator().manual_seed(7)
@@ -108,13 +114,12 @@ def test_sizes_between_multiples_encode_as_diffusers_does() -> None:
     assert relative_error(encoded, theirs.encode(pixels).latent_dist.mode()) < TOLERANCE
 
 
-@pytest.fixture(scope="module", params=[(16, False), (4, True)], ids=["FLUX", "Stable Diffusion"])
-def image_oracle(request: pytest.FixtureRequest):
+@cache
+def image_oracle(channels: int, moments: bool):
     """A VAE's tensors, its latents and pixels, and what ComfyUI's loader and model make of them."""
     comfy_on_path()
     import comfy.sd
 
-    channels, moments = request.param
     tensors = image_vae_tensors(channels=channels, moments=moments, encoder=128, decoder=32)
     theirs = comfy.sd.VAE(sd=dict(tensors)).first_stage_model
     generator = torch.Generator().manual_seed(5)
@@ -126,9 +131,16 @@ def image_oracle(request: pytest.FixtureRequest):
     return KLConfig(128, 32, channels, moments), tensors, latents, pixels, expected
 
 
-@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=thorough) for ranks in RANKS[:2]), *RANKS[2:]])
-def test_image_autoencoder(image_oracle, ranks: int) -> None:
-    config, tensors, latents, pixels, expected = image_oracle
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        pytest.param(kind, ranks, id=f"{kind}-{ranks}", marks=[thorough] * ((kind, ranks) not in QUICK))
+        for kind in IMAGES
+        for ranks in RANKS
+    ],
+)
+def test_image_autoencoder(kind: str, ranks: int) -> None:
+    config, tensors, latents, pixels, expected = image_oracle(*IMAGES[kind])
     ours = KLAutoencoder(config)
     empty = ours.module.to_empty(device=CPU).state_dict()
     ours.module.load_state_dict({name: tensors[original_kl_name(name, 4)].view(t.shape) for name, t in empty.items()})
