@@ -147,19 +147,19 @@ def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() ->
     assert single.startswith("SingleStreamBlock is not compiled: ")
 
 
-def test_beyond_torchs_limit_of_graphs_a_kind_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_torchs_limit_of_graphs_a_kind_runs_as_it_is() -> None:
     """Of a batch of one, each kind's second."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     several = sized(flux(), 0)
     rank = compiling(several, "eager")
-    for case in (several, one_of(several)):
-        rank.case = case
-        rank.picture = Picture(tuple(case.x.shape), (2, 2))
-        with torch.no_grad():
-            expected = case.stock()
-        out = rank.run()
-        assert out is not None
-        assert worst([[out]], expected) <= TOLERANCE
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for case in (several, one_of(several)):
+            rank.case = case
+            rank.picture = Picture(tuple(case.x.shape), (2, 2))
+            with torch.no_grad():
+                expected = case.stock()
+            out = rank.run()
+            assert out is not None
+            assert worst([[out]], expected) <= TOLERANCE
     assert graphs() == 2
     assert len(rank.forward.uncompiled()) == 2
 
