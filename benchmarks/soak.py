@@ -248,22 +248,26 @@ def resident(processes: Sequence[psutil.Process]) -> float:
 
 
 def shared_memory(process: psutil.Process) -> float:
-    """MiB of files in /dev/shm and of memfds that a process has open or mapped."""
+    """MiB of files in /dev/shm and of memfds that a process has open or mapped; a library's semaphores, such as tqdm's, aside."""
     found: dict[str, int] = {}
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         try:
             target = os.readlink(link)
-            if target.startswith(("/dev/shm/", "/memfd:")):
+            if _shared(target):
                 found[target] = link.stat().st_size
         except OSError:
             continue  # closed meanwhile
     for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
         span, _, rest = line.partition(" ")
         name = rest.split(maxsplit=4)[-1]
-        if name.startswith(("/dev/shm/", "/memfd:")):
+        if _shared(name):
             start, end = (int(address, 16) for address in span.split("-"))
             found.setdefault(name, end - start)
     return sum(found.values()) / MEBIBYTE
+
+
+def _shared(file: str) -> bool:
+    return file.startswith(("/dev/shm/", "/memfd:")) and not file.startswith("/dev/shm/sem.")
 
 
 def table(report: Report, first: int) -> str:
