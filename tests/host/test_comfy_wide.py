@@ -15,7 +15,7 @@ from tests.host.comfy_graphs import TOLERANCE, graph_of, save_latent, spread, wi
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node, step_by_step
 from tests.selection import thorough
-from tests.tiny_comfy import WIDE, save_wide
+from tests.tiny_comfy import save_wide
 from tests.tiny_models import draw
 
 pytestmark = thorough
@@ -35,7 +35,7 @@ LatentOf = Callable[[Graph], Tensor]
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    for name in WIDE:
+    for name in TEXT:
         save_wide(comfyui.base_dir / "models" / "diffusion_models", name)
         for seed, (side, shown) in enumerate(SHOWN.items()):
             text = {"cond": draw(1, TOKENS, TEXT[name], seed=seed)}

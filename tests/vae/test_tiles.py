@@ -80,8 +80,8 @@ def test_equals_comfyuis_bit_for_bit(ranks: int) -> None:
         for name in CLIPS:
             latent, pixels = inputs(name)
             with torch.inference_mode():
-                decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda _: None)]
-                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, 16), "", lambda _: None)]
+                decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda layers=1: None)]
+                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, 16), "", lambda layers=1: None)]
             results.append((torch.cat(decoded, 2), encoded))
         return results, computed[0]
 
