@@ -7,7 +7,6 @@ from xdist.scheduler import LoadScopeScheduling
 FAULTY = "a ComfyUI for faults"
 PAGE = "a ComfyUI and its page"
 MODELS = "a ComfyUI for its own models"
-FORMATS = "a ComfyUI for kinds of file"
 FILES = {
     f"tests/host/{file}.py": name
     for name, files in (
@@ -35,26 +34,12 @@ FILES = {
                 "test_comfy_families",
                 "test_comfy_files",
                 "test_comfy_images",
-                "test_comfy_networks",
-                "test_comfy_options",
                 "test_comfy_quantised",
                 "test_comfy_refusals",
                 "test_comfy_sound",
                 "test_comfy_videos",
-                "test_comfy_wan",
                 "test_comfy_wide",
                 "test_every_node",
-            ),
-        ),
-        (
-            FORMATS,
-            (
-                "test_families",
-                "test_formats",
-                "test_lora",
-                "test_memory",
-                "test_vae",
-                "test_video_families",
             ),
         ),
     )
@@ -65,20 +50,10 @@ FILES = {
 What ends its ComfyUI comes last in its group: no other has to be started.
 """
 
-LONGEST = (PAGE, MODELS, "tests/host", FORMATS, "tests/engine", "tests/models", "tests/faults", FAULTY)
+LONGEST = ("tests/host", MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
 """The groups that begin first, so that the processes end at about the same time."""
 
-LONGEST_OF_ALL = (
-    "tests/faults",
-    "tests/host",
-    "tests/engine",
-    MODELS,
-    FAULTY,
-    PAGE,
-    "tests/models",
-    FORMATS,
-    "tests/machines",
-)
+LONGEST_OF_ALL = ("tests/host", "tests/faults", "tests/engine", FAULTY, PAGE, MODELS, "tests/models", "tests/machines")
 """The same with --all, where hundreds of deaths take longest."""
 
 

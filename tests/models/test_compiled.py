@@ -109,12 +109,7 @@ def test_a_split_gives_the_models_own_result(name: str, degrees: dict[str, int])
 
     def on_rank(_: int) -> list[Tensor]:
         rank = compiling(case, **degrees)
-        outs = [rank.run()]
-        if plan.patches > 1:
-            parts = [rank.run(patch) for patch in range(plan.patches)]
-            (region, *_) = rank.picture.regions(plan.patches)
-            if outs[0] is not None:
-                outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
+        outs = [rank.run(), rank.by_patch()]
         assert graphs() >= 1
         assert rank.forward.uncompiled() == ()
         return [out for out in outs if out is not None]

@@ -160,12 +160,6 @@ def test_a_network_gives_the_models_own_result(kind: str, plan: str) -> None:
     def on_rank(_: int) -> list[Tensor]:
         rank = PatchedRank(patched.case, degrees)
         rank.network = patched.network
-        outs = [rank.run()]
-        if degrees.patches > 1:
-            parts = [rank.run(patch) for patch in range(degrees.patches)]
-            (region, *_) = rank.picture.regions(degrees.patches)
-            if outs[0] is not None:
-                outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
-        return [out for out in outs if out is not None]
+        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
 
     assert worst(run_ranks(degrees.world_size, on_rank), expected) <= TOLERANCE

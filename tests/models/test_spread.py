@@ -122,6 +122,15 @@ class Rank:
         self._mesh.finish_sending()
         return out
 
+    def by_patch(self) -> Tensor | None:
+        """The output of each patch from a cache that holds the whole call, joined; None without patches and on other stages."""
+        if self._plan.patches == 1:
+            return None
+        parts = [self.run(patch) for patch in range(self._plan.patches)]
+        (region, *_) = self.picture.regions(self._plan.patches)
+        found = [part for part in parts if part is not None]
+        return torch.cat(found, dim=region.dim) if found else None
+
 
 def plan_for(case: Case, **degrees: int) -> ResolvedPlan:
     return cpu_plan(blocks=blocks_of(case.model, case.declaration)[-1].unit + 1, **degrees)
@@ -146,14 +155,9 @@ def test_every_split_gives_the_models_own_result(name: str, plans: list[str], ca
     def split(plan: ResolvedPlan) -> tuple[int, Callable[[int], list[Tensor]]]:
         def on_rank(_: int) -> list[Tensor]:
             rank = Rank(found, plan)
-            outs, gathers = [rank.run()], rank.forward.gathers
-            assert gathers == (found.gathers if outs[0] is not None else 0), gathers
-            if plan.patches > 1:
-                parts = [rank.run(patch) for patch in range(plan.patches)]
-                (region, *_) = rank.picture.regions(plan.patches)
-                if outs[0] is not None:
-                    outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
-            return [out for out in outs if out is not None]
+            whole, gathers = rank.run(), rank.forward.gathers
+            assert gathers == (found.gathers if whole is not None else 0), gathers
+            return [out for out in (whole, rank.by_patch()) if out is not None]
 
         return plan.world_size, on_rank
 
