@@ -3,7 +3,7 @@
     python -m benchmarks.dry_run [--json] [--only TEXT] [--short] [--own]
 
 The worker's own code runs on CUDA tensors that have no data (tests/dry); the other ranks are only believed in.
-COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind in place of all.
+COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind, and three latent frames of a clip, in place of all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
+from tests.dry.dry_decode import dry_decode
 from tests.dry.dry_rank import Result, dry_run, own_kernels
 
 FLUX, FLUX2, WAN, QWEN = "FLUX.1-dev", "FLUX.2-dev", "Wan 2.2 14B", "Qwen-Image"
-Z_IMAGE, HUNYUAN, MINIMAX = "Z-Image", "HunyuanVideo 1.5", "MiniMax-H3"
+Z_IMAGE, HUNYUAN, MINIMAX, COGVIDEOX = "Z-Image", "HunyuanVideo 1.5", "MiniMax-H3", "CogVideoX 1.5"
 
 CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     f"{model}, {plan}": (model, degrees)
@@ -44,7 +45,14 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         (HUNYUAN, "ulysses 8", {"ulysses": 8}),
         (MINIMAX, "one rank", {}),
         (MINIMAX, "ulysses 8", {"ulysses": 8}),
+        (COGVIDEOX, "one rank", {}),
+        (COGVIDEOX, "cfg 2 x ring 2 x ulysses 2", {"cfg": 2, "ring": 2, "ulysses": 2}),
     )
+}
+
+DECODES: Mapping[str, tuple[str, int]] = {
+    f"{autoencoder}, {'one rank' if ranks == 1 else f'{ranks} ranks'}": (autoencoder, ranks)
+    for autoencoder, ranks in (("FLUX.2's VAE", 1), ("FLUX.2's VAE", 4), ("Wan 2.1's VAE", 1), ("Wan 2.1's VAE", 4))
 }
 
 
@@ -53,6 +61,9 @@ def results(only: str, whole: bool) -> Iterator[tuple[str, Result]]:
     for case, (model, degrees) in CASES.items():
         if only in case:
             yield case, dry_run(model, whole=whole, **degrees)
+    for case, (autoencoder, ranks) in DECODES.items():
+        if only in case:
+            yield case, dry_decode(autoencoder, ranks=ranks, whole=whole)
 
 
 def main() -> None:
@@ -60,14 +71,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line a case")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--short", action="store_true", help="two blocks of each kind")
+    parser.add_argument("--short", action="store_true", help="two blocks of each kind, three latent frames")
     parser.add_argument("--own", action="store_true", help="the kernels of ComfyUI's own forwards instead")
     options = parser.parse_args()
     os.environ[FOLDER] = os.environ["COMFYUI_PATH"]
     os.environ[ARGUMENTS] = json.dumps(["--cpu", "--use-pytorch-cross-attention"])
     import_comfyui()
     if options.own:
-        for model in sorted({model for model, _ in CASES.values() if options.only in model}):
+        for model in sorted({model for model, _ in CASES.values() if options.only in model and model != COGVIDEOX}):
             print(json.dumps({"case": model, "kernels": own_kernels(model)}), flush=True)
         return
     if not options.json:

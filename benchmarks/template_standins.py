@@ -200,6 +200,16 @@ class Sound:
         return max(1, round(frames / rate * 25))
 
 
+class Speech(torch.nn.Module):
+    """What makes something of the speech of each frame."""
+
+    seq_len = 5
+
+    def forward(self, first: Tensor, others: Tensor) -> Tensor:
+        """Zeros `[speakers, frames, tokens, features]`."""
+        return torch.zeros(first.shape[0], first.shape[1] + others.shape[1], 32, 768)
+
+
 def model_patch(kind: str, skeleton: Any) -> Any:
     """A network that is put beside the blocks of a class's models, without weights."""
     import comfy_extras.nodes_model_patch as nodes
@@ -215,6 +225,9 @@ def model_patch(kind: str, skeleton: Any) -> Any:
             module = ZImage_Control(n_control_layers=15, additional_in_dim=17, refiner_control=True, **settings)
         elif kind == "QwenImage":
             module = nodes.QwenImageBlockWiseControlNet(len(skeleton.transformer_blocks), **settings)
+        elif kind == "WAN21_I2V":
+            module = nodes.MultiTalkModelPatch(in_dim=skeleton.dim, num_layers=len(skeleton.blocks), **settings)
+            module.audio_proj = Speech()
         elif kind == "Anima":
             module = AnimaLLLite({name: torch.empty(shape) for name, shape in LLLITE.items()}, {}, **settings)
     if kind == "QwenImage":  # which makes something of the picture at once

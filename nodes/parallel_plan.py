@@ -120,8 +120,9 @@ class ParallelPlanNode(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     default=DEFAULT.attention,
-                    tooltip="The attention kernel: flash needs the flash-attn package and fp16 or bf16; sdpa is torch's "
-                    "own; auto takes flash where it can.",
+                    tooltip="The attention kernel: flash needs the flash-attn package (2 or 3) and fp16 or bf16; sdpa is "
+                    "torch's own; auto takes the fastest exact one that works; sage needs the sageattention package and is "
+                    "approximate: faster, and the picture differs slightly.",
                 ),
                 io.String.Input(
                     "stages",

@@ -31,7 +31,6 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
         workers: each worker's device.
         each: bytes that a worker needs, weights that it may hold already included.
     """
-    comfy.model_management.soft_empty_cache()  # what torch keeps for later looks free to ComfyUI, but only to it
     loaded = [(entry, entry.model) for entry in comfy.model_management.current_loaded_models]
     # held in `loaded`, no model is garbage collected while ComfyUI goes through them
     ours = [entry for entry, patcher in loaded if getattr(getattr(patcher, "remote", None), "spec", None) == model]
@@ -39,8 +38,15 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
         if "/" in name:
             continue  # of another machine
         device, count = torch.device(name), workers.count(name)
-        if not any(entry.device == device for entry, _ in loaded if entry not in ours):
-            continue
         held = backend.held_bytes(model, name)
         contexts = count * CONTEXT_BYTES if device.type == "cuda" and not held else 0
-        comfy.model_management.free_memory(count * each - held + contexts, device, keep_loaded=ours)
+        needed = count * each - held + contexts
+        if device.type == "cuda" and _keeps(device) and torch.cuda.mem_get_info(device)[0] < needed:
+            comfy.model_management.soft_empty_cache()  # what torch keeps looks free to ComfyUI, but only to it
+        if any(entry.device == device for entry, _ in loaded if entry not in ours):
+            comfy.model_management.free_memory(needed, device, keep_loaded=ours)
+
+
+def _keeps(device: torch.device) -> bool:
+    """Whether torch keeps memory of a GPU for later in this process, which then has it open already."""
+    return torch.cuda.memory_reserved(device) > torch.cuda.memory_allocated(device)

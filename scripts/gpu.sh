@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks on a machine with NVIDIA GPUs what is otherwise only assumed: a line each with PASS, FAIL or INFO. About ten minutes.
+# Checks on a machine with NVIDIA GPUs what is otherwise only assumed: a line each with PASS, FAIL or INFO. At most ten minutes.
 # Takes PYTHON with torch, requirements.txt and ComfyUI's requirements, and COMFYUI_PATH, ComfyUI's folder.
 set -uo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -11,14 +11,17 @@ mkdir -p "$OUT"
 nvidia-smi -q >"$OUT/smi.txt"
 nvidia-smi topo -m >"$OUT/topology.txt"
 GPUS=$("$PY" -c 'import torch; print(torch.cuda.device_count())')
-timeout 300 "$PY" -m scripts.gpu_check one 2>&1 | tee "$OUT/one.txt"
-timeout 120 "$PY" -m parallel_backend.doctor --json >"$OUT/doctor.json" # workers, CUDA after fork, communicators
+timeout 240 "$PY" -m scripts.gpu_check one 2>&1 | tee "$OUT/one.txt"
+[[ ${PIPESTATUS[0]} == 0 ]] || echo "FAIL one: it ended before its last check" | tee -a "$OUT/one.txt"
+timeout 90 "$PY" -m parallel_backend.doctor --json >"$OUT/doctor.json" # workers, CUDA after fork, communicators
 
 many() { # how kernels are loaded, then the launcher's options
   local name="many-$1"
-  CUDA_MODULE_LOADING=$1 NCCL_DEBUG=WARN timeout 150 "$PY" -m torch.distributed.run --standalone "${@:2}" \
+  CUDA_MODULE_LOADING=$1 NCCL_DEBUG=WARN timeout 120 "$PY" -m torch.distributed.run --standalone "${@:2}" \
     -m scripts.gpu_check many 2>&1 | tee "$OUT/$name.txt"
-  [[ ${PIPESTATUS[0]} != 124 ]] || echo "FAIL $name hangs" | tee -a "$OUT/$name.txt"
+  local ended=${PIPESTATUS[0]}
+  ((ended != 124)) || echo "FAIL $name hangs" | tee -a "$OUT/$name.txt"
+  ((ended == 0 || ended == 124)) || echo "FAIL $name: it ended before its last check" | tee -a "$OUT/$name.txt"
 }
 if ((GPUS > 1)); then
   many LAZY --nproc-per-node="$GPUS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -67,6 +68,23 @@ def save_wide(folder: Path, name: str) -> Path:
     return save_fp8(folder / f"{name}.safetensors", WIDE[name](comfy.ops.disable_weight_init), seed=len(name))
 
 
+def save_unread(folder: Path, name: str, **settings: Any) -> Path:
+    """Write such a model under the name `NAME-unread` for tests that read no weight: no byte of them is on the disk."""
+    comfy_on_path()
+    import comfy.ops
+
+    header: dict[str, Any] = {}
+    end = 0
+    for key, tensor in WIDE[name](comfy.ops.disable_weight_init, **settings).state_dict().items():
+        begin, end = end, end + tensor.numel()
+        header[key] = {"dtype": "F8_E4M3", "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    content = json.dumps(header).encode()
+    path = folder / f"{name}-unread.safetensors"
+    path.write_bytes(len(content).to_bytes(8, "little") + content)
+    os.truncate(path, path.stat().st_size + end)
+    return path
+
+
 def save_fp8(path: Path, model: Any, seed: int) -> Path:
     """Write a model on the meta device with random weights in fp8, vectors in bf16.
 
@@ -90,10 +108,22 @@ def _settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
     return {"dtype": torch.float32, "device": device, "operations": operations}
 
 
-def _wide_qwen(operations: Any) -> Any:
+def _wide_qwen(operations: Any, blocks: int = 1) -> Any:
     from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 
-    return QwenImageTransformer2DModel(num_layers=1, **_settings(operations, "meta"))
+    return QwenImageTransformer2DModel(num_layers=blocks, **_settings(operations, "meta"))
+
+
+def _wide_radiance(operations: Any) -> Any:
+    from comfy.ldm.chroma_radiance.model import ChromaRadiance
+
+    return ChromaRadiance(
+        in_channels=3, out_channels=3, context_in_dim=64, hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=1,
+        depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=16, qkv_bias=True, in_dim=64, out_dim=3072,
+        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, nerf_hidden_size=64, nerf_mlp_ratio=4, nerf_depth=4,
+        nerf_max_freqs=8, nerf_tile_size=512, nerf_final_head_type="conv", nerf_embedder_dtype=torch.float32, use_x0=False,
+        use_sequential_txt_ids=False, **_settings(operations, "meta"),
+    )  # fmt: skip
 
 
 def _wide_z_image(operations: Any) -> Any:
@@ -103,6 +133,16 @@ def _wide_z_image(operations: Any) -> Any:
         patch_size=2, in_channels=16, dim=3840, n_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=64, qk_norm=True,
         axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, ffn_dim_multiplier=8.0 / 3.0,
         z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **_settings(operations, "meta"),
+    )  # fmt: skip
+
+
+def _wide_chroma(operations: Any) -> Any:
+    from comfy.ldm.chroma.model import Chroma
+
+    return Chroma(
+        in_channels=64, out_channels=64, context_in_dim=4096, hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=1,
+        depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=3072,
+        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, **_settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -116,9 +156,11 @@ def _anima(operations: Any) -> Any:
     )  # fmt: skip
 
 
-WIDE: Mapping[str, Callable[[Any], Any]] = {
+WIDE: Mapping[str, Callable[..., Any]] = {
     "wide_qwen": _wide_qwen,
     "wide_z_image": _wide_z_image,
+    "wide_radiance": _wide_radiance,
+    "wide_chroma": _wide_chroma,
     "anima": _anima,  # whose text adapter alone is wide
 }
 
@@ -144,35 +186,13 @@ def _longcat(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _chroma(_: Any, operations: Any) -> Any:
-    from comfy.ldm.chroma.model import Chroma
-
-    return Chroma(
-        in_channels=64, out_channels=64, context_in_dim=4096, hidden_size=HEADS * 1024, mlp_ratio=4.0, num_heads=24, depth=1,
-        depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=3072,
-        hidden_dim=128, n_layers=1, txt_ids_dims=[], vec_in_dim=None, **_settings(operations),
-    )  # fmt: skip
-
-
-def _qwen(_: Any, operations: Any) -> Any:
-    from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
-
-    return QwenImageTransformer2DModel(
-        num_layers=3,
-        attention_head_dim=128,
-        num_attention_heads=HEADS,
-        joint_attention_dim=3584,
-        **_settings(operations),
-    )
-
-
-def _wan(kind: str = "t2v", channels: int = 16, image: int = 0) -> Callable[[Any, Any], Any]:
+def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
     def make(_: Any, operations: Any) -> Any:
         from comfy.ldm.wan.model import WanModel
 
         return WanModel(
-            model_type=kind, in_dim=channels + image, out_dim=channels, dim=HEADS * 128, ffn_dim=256, text_dim=4096,
-            num_heads=HEADS, num_layers=3, cross_attn_norm=True, **_settings(operations),
+            model_type=kind, in_dim=channels + image, out_dim=channels, dim=heads * 128, ffn_dim=256, text_dim=4096,
+            num_heads=heads, num_layers=3, cross_attn_norm=True, **_settings(operations),
         )  # fmt: skip
 
     return make
@@ -265,9 +285,9 @@ TINY: Mapping[str, Tiny] = {
     "minimax": Tiny(_minimax, (), 40),
     "ltxav": Tiny(_ltxav, (), 48, metadata={"config": json.dumps({"transformer": LTXAV})}),
     "flux2": Tiny(_flux2, (128, 7, 5), 48),
-    "qwen": Tiny(_qwen, (16, 1, 9, 14), 3584),
     "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),
     "wan_i2v": Tiny(_wan("i2v", image=20), (16, 3, 8, 10), 4096),
+    "wan_talk": Tiny(_wan("i2v", image=20, heads=5), (16, 3, 8, 10), 4096),
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
     "scail": Tiny(_over_wan("SCAILWanModel"), (16, 3, 8, 10), 4096),
     "s2v": Tiny(_over_wan("WanModel_S2V"), (16, 3, 8, 10), 4096),

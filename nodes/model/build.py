@@ -54,6 +54,8 @@ def load_model(
     Raises:
         Refused: the file is not one of these, or the plan cannot work on this machine.
     """
+    if weight_dtype not in WEIGHT_DTYPES:
+        raise Refused(f"weight_dtype {weight_dtype!r} is unknown: use one of {', '.join(WEIGHT_DTYPES)}.")
     family = FAMILIES[family_name]
     part, config = family.inspect(read_header(path))
     if kinds and family.shape(config).name not in kinds:

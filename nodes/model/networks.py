@@ -13,12 +13,16 @@ from comfy.ldm.cosmos.predict2 import MiniTrainDIT
 from comfy.ldm.lumina.controlnet import ZImage_Control
 from comfy.ldm.lumina.model import NextDiT
 from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
+from comfy.ldm.wan.model import WanModel
+from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetAttnMapPatch
 from torch import Tensor, nn
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.networks import CROSS_ATTENTION, SELF_ATTENTION
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import Network
+from .attention_guides import PLACE as GUIDES
+from .attention_guides import attention_guides
 from .guides import FOLDER
 from .stock import foreign
 from .unsupported import WAY_OUT, refuse_transformer_options
@@ -56,6 +60,8 @@ def networks_of(
         Refused: patches are there that the workers do not know, or that do not fit the model.
     """
     patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
+    if attention_guides(options):
+        del patches[GUIDES]
     if not patches:
         return ()
     if isinstance(skeleton, MiniTrainDIT) and _all_lllite(patches):
@@ -64,6 +70,8 @@ def networks_of(
         return tuple(_diffsynth(patch, skeleton, shape, name) for patch in patches["double_block"])
     if isinstance(skeleton, NextDiT) and _all_zimage(patches):
         return tuple(_zimage(patch, skeleton, shape, name) for patch in patches["double_block"])
+    if type(skeleton) is WanModel and _all_infinitetalk(patches):
+        return (_infinitetalk(patches, skeleton, shape, name, options["audio_embeds"]),)
     refuse_transformer_options({PATCHES: patches})
     raise AssertionError("any patches that are left are refused")
 
@@ -122,10 +130,7 @@ def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> N
     module = patch.model_patch.model
     _check_width(module.img_in.out_features, skeleton.inner_dim)
     blocks, wanted = len(module.controlnet_blocks), len(skeleton.transformer_blocks)
-    if blocks < wanted:
-        raise Refused(
-            f"the model patch has {blocks} blocks and the model {wanted}: choose a patch that was made for this model."
-        )
+    _check_blocks(blocks, wanted)
     _fit(patch, shape)
     _check_single([patch.encoded_image])
     values: dict[str, Any] = {"strength": float(patch.strength)}
@@ -164,6 +169,38 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
         **{key: getattr(module, key) for key in ZIMAGE_SETTINGS},
     }
     return Network(WHOLE, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
+
+
+def _all_infinitetalk(patches: Given) -> bool:
+    """Whether they are what one WanInfiniteTalkToVideo puts there, for one speaker or two."""
+    kinds = {"attn2_patch": MultiTalkCrossAttnPatch, "attn1_patch": MultiTalkGetAttnMapPatch}
+    return (
+        patches.keys() <= kinds.keys()
+        and all(len(given) == 1 and _own(given[0], kinds[place]) for place, given in patches.items())
+        and "attn2_patch" in patches
+        and _of_nodes(patches["attn2_patch"][0].model_patch.model, "MultiTalkModelPatch")
+    )
+
+
+def _infinitetalk(patches: Given, skeleton: Any, shape: Sequence[int], name: Name, speech: Tensor) -> Network:
+    (patch,) = patches["attn2_patch"]
+    blocks = patch.model_patch.model.blocks
+    _check_width(blocks[0].norm_x.normalized_shape[0], skeleton.dim)
+    _check_blocks(len(blocks), len(skeleton.blocks))
+    if speech.shape[1] != shape[2]:
+        raise Refused(
+            f"the speech is for {speech.shape[1]} frames of the latent, which has {shape[2]}: use the latent that "
+            "WanInfiniteTalkToVideo gives."
+        )
+    if shape[0] != 1:
+        raise Refused(
+            f"InfiniteTalk takes one video and one prompt in a model call, and this one has {shape[0]}: choose batch_size 1 and "
+            "cfg 1."
+        )
+    inputs = {"speech": name(speech)}
+    for speakers in patches.get("attn1_patch", ()):
+        inputs["places"] = name(speakers.ref_target_masks.to(torch.uint8))
+    return Network("InfiniteTalk", _weights(patch, blocks, name), inputs, {"strength": float(patch.audio_scale)})
 
 
 def refuse_stages(plan: ResolvedPlan, networks: Sequence[Network]) -> None:
@@ -218,6 +255,13 @@ def _check_width(found: int, wanted: int) -> None:
         raise Refused(
             f"the model patch is made for a width of {found} and the model has {wanted}: choose a patch that was made for "
             "this model."
+        )
+
+
+def _check_blocks(found: int, wanted: int) -> None:
+    if found < wanted:
+        raise Refused(
+            f"the model patch has {found} blocks and the model {wanted}: choose a patch that was made for this model."
         )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
+from .attention_guides import values_of as guides_as_values
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .networks import PATCHES, networks_of, refuse_stages
 from .remote_model import RemoteModel
@@ -77,7 +78,8 @@ class DiffusionProxy(nn.Module):
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
-        given.values.update(options_of(transformer_options) | values_of(skipped))
+        compared = guides_as_values(transformer_options)
+        given.values.update(options_of(transformer_options) | values_of(skipped) | compared)
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:
             given.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
@@ -89,7 +91,7 @@ class DiffusionProxy(nn.Module):
         call = Given({"x": x, **given.tensors}, given.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
-            job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1, steps=1)
+            job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
             refuse_stages(plan, adapters.networks)
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.host.numbers import check_sampled
 from ..runtime import telling
 from ..telling import Run
+from .attention_guides import attention_guides, name_of, refuse_split
 from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
 from .given import STRICT, NotSupported, of_prompt
 from .networks import WHOLE, refuse_stages
@@ -69,12 +71,16 @@ def run_in_workers(
         for entry in entries:
             remote.check(noise, of_prompt(entry["model_conds"], dtype))
     remote.check_numbers("latent", latent_image)
+    compared = attention_guides(run.transformer_options)
+    refuse_split(remote.wish, compared)
     reason = None
     try:
         if executor.idx + 1 < len(executor.wrappers):
             raise NotSupported("another wrapper around the sampler")
         if unknown := not_supported(guider, run.sampler, run.model_options):
             raise NotSupported(unknown)
+        if compared:
+            raise NotSupported(name_of(compared[0]))
         fields, tensors = fields_of(run)
         if adapters.networks and fields["compiler"]:
             raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
@@ -87,7 +93,8 @@ def run_in_workers(
     with telling().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
         example = example_of(run)
         job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
-        plan = remote.plan(job, example, dtype)
+        # of a call whose attentions compare its rows no worker can have some alone
+        plan = remote.plan(replace(job, batch=1, two_sided=False) if compared else job, example, dtype)
         if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
             reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
         refuse_stages(plan, adapters.networks)

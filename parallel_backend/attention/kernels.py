@@ -7,30 +7,46 @@ Every kernel takes q `[batch, queries, heads, head_dim]`, k and v `[batch, keys,
 from __future__ import annotations
 
 import functools
-import importlib.util
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import PlanRefused
+from ..plan.plan import APPROXIMATE_ATTENTION
+from .packages import (
+    FLASH_ATTN,
+    FLASH_ATTN_3,
+    HALVES,
+    SAGE_ATTENTION,
+    TRIAL,
+    WORKS,
+    Attend,
+    Package,
+    fault_of,
+    package_faults,
+)
 
-Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+OF_PACKAGES: Mapping[str, tuple[Package, ...]] = {
+    "auto": (FLASH_ATTN_3, FLASH_ATTN),
+    "sdpa": (),
+    "flash": (FLASH_ATTN_3, FLASH_ATTN),
+    APPROXIMATE_ATTENTION: (SAGE_ATTENTION,),
+}
+"""The packages that each choice takes the first of that works; it is torch's own kernels that are left."""
 
-CHOICES = ("auto", "sdpa", "flash")
-"""What a plan may ask for: torch's own kernels, the flash-attn package, or the best of them."""
+CHOICES = tuple(OF_PACKAGES)
+"""What a plan may ask for."""
+
+INSIST = "flash", APPROXIMATE_ATTENTION
+"""Choices that take no other kernel."""
 
 FLASH_HEAD_DIM = 256
-"""The widest head that flash attention takes."""
-
-FAULT_LENGTH = 200
-"""Characters of a library's error that a sentence can hold."""
-
-FLASH_DTYPES = (torch.float16, torch.bfloat16)
+"""The widest head that torch's own flash attention takes."""
 
 FLASH_CAPABILITY = (8, 0)
-"""The oldest GPUs that flash attention runs on, torch's own too (Ampere)."""
+"""The oldest GPUs that it runs on (Ampere)."""
 
 CUDNN_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 """GPUs on which cuDNN's attention is the fastest (Hopper and Blackwell for data centres: nearly twice flash-attn 2)."""
@@ -48,88 +64,61 @@ class Kernel:
     attend: Attend
 
 
-def choose_kernel(choice: str, device: torch.device, dtype: torch.dtype, head_dim: int, fault: str = "") -> Kernel:
+def choose_kernel(
+    choice: str, device: torch.device, dtype: torch.dtype, head_dim: int, faults: Mapping[str, str] = WORKS
+) -> Kernel:
     """The kernel for a device and dtype.
 
     Args:
-        fault: what `flash_fault` found on the device.
+        faults: what `package_faults` found on the device.
 
     Raises:
         Refused: the kernel asked for cannot run here; the sentence says why and what can.
     """
     if choice not in CHOICES:
         raise PlanRefused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
-    obstacle = fault or flash_obstacle(device, dtype, head_dim)
-    if choice == "flash" and obstacle:
-        raise PlanRefused(flash_refusal(obstacle))
-    if choice != "flash" and _cudnn_serves(device, dtype, head_dim):
+    if choice not in INSIST and _cudnn_serves(device, dtype, head_dim):
         return Kernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
-    if choice != "sdpa" and not obstacle:
-        return Kernel("flash", "flash-attn is installed", _flash_attn)
-    reason = "asked for" if choice == "sdpa" else obstacle or ""
+    reason = "asked for"
+    for package in OF_PACKAGES[choice]:
+        obstacle = package.obstacle(device, dtype, head_dim)
+        reason = faults.get(package.name) or obstacle or ""
+        if not reason:
+            return Kernel(
+                package.name, "approximate" if choice == APPROXIMATE_ATTENTION else "installed", package.attend
+            )
+    reason = next((faults[package.name] for package in OF_PACKAGES[choice] if package.name in faults), reason)
+    if choice in INSIST:
+        raise PlanRefused(f"attention {choice} cannot be used: {reason}; use auto or sdpa.")
     return Kernel("sdpa", reason, _sdpa(device, dtype, head_dim))
 
 
-def flash_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why the flash-attn package cannot serve, or None if it can."""
-    if device.type != "cuda":
-        return f"flash-attn runs on GPUs only and this worker is on the {device.type}"
-    if importlib.util.find_spec("flash_attn") is None:
-        return "flash-attn is not installed"
-    if dtype not in FLASH_DTYPES:
-        return f"flash-attn takes fp16 and bf16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim > FLASH_HEAD_DIM:
-        return f"flash-attn takes heads of up to {FLASH_HEAD_DIM}, this model's have {head_dim}"
-    if _is_older(device):
-        return f"flash-attn needs a GPU of compute capability 8.0, and {torch.cuda.get_device_name(device)} is older"
-    return None
-
-
-def flash_refusal(obstacle: str) -> str:
-    """The sentence for a plan that asks for flash-attn where it cannot serve."""
-    return f"attention flash cannot be used: {obstacle}; use auto or sdpa."
-
-
 @functools.cache
-def flash_fault(device: torch.device) -> str:
-    """How the installed flash-attn fails on this worker's GPU; empty where it works, is not installed, or has no GPU."""
-    installed = device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    return call_flash(device) if installed else ""
-
-
-def call_flash(device: torch.device) -> str:
-    """How flash-attn fails when it is called once; empty where it works.
-
-    A wheel may be built for another torch (it cannot be imported) or without kernels for this GPU (they do not start).
-    """
-    return _fault("flash-attn", _flash_attn, device)
+def kernel_refusals(device: torch.device) -> Mapping[str, str]:
+    """What can be asked for and does not run on this worker's device, each with the sentence that says why."""
+    refused = {}
+    for choice in INSIST:
+        try:
+            choose_kernel(choice, device, HALVES[0], TRIAL[-1], package_faults(device))
+        except PlanRefused as refusal:
+            refused[choice] = str(refusal)
+    return refused
 
 
 def warm_up_kernels(device: torch.device) -> None:
     """Try what may fail once, at a worker's start, so that no step waits for it."""
-    flash_fault(device)
+    package_faults(device)
     _cudnn_serves(device, torch.bfloat16, CUDNN_HEAD_DIM)
 
 
 @functools.cache
 def cudnn_fault(device: torch.device) -> str:
     """How cuDNN's attention fails when it is called once on this worker's GPU; empty where it works."""
-    return _fault("cuDNN's attention", _sdpa_cudnn, device)
-
-
-def _fault(name: str, attend: Attend, device: torch.device) -> str:
-    try:
-        q = torch.zeros(1, 8, 1, 64, dtype=torch.float16, device=device)
-        out, _ = attend(q, q, q)
-        out.cpu()  # waits for it
-    except Exception as error:
-        said = (str(error).strip() or "no text").splitlines()[0]
-        return f"{name} does not work on {device} ({type(error).__name__}: {said})"[:FAULT_LENGTH]
-    return ""
+    return fault_of("cuDNN's attention", _sdpa_cudnn, device)
 
 
 def _cudnn_serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    fits = dtype in FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= CUDNN_HEAD_DIM
+    fits = dtype in HALVES and head_dim % 8 == 0 and head_dim <= CUDNN_HEAD_DIM
     if device.type != "cuda" or not fits or torch.cuda.get_device_capability(device) not in CUDNN_CAPABILITIES:
         return False
     return not cudnn_fault(device)
@@ -139,18 +128,11 @@ def _is_older(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) < FLASH_CAPABILITY
 
 
-def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    from flash_attn import flash_attn_func
-
-    out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True)
-    return out, lse
-
-
 def _sdpa(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
     """torch's own kernel for a device: of those for GPUs flash attention, where it runs."""
     if device.type == "cpu":
         return _sdpa_cpu
-    flash = dtype in FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= FLASH_HEAD_DIM and not _is_older(device)
+    flash = dtype in HALVES and head_dim % 8 == 0 and head_dim <= FLASH_HEAD_DIM and not _is_older(device)
     return _sdpa_flash if flash else _sdpa_efficient
 
 

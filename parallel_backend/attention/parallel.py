@@ -17,8 +17,8 @@ from ..layout import SequenceSplit
 from ..mesh import Mesh
 from .cache import KVCache
 from .exchange import HeadExchange
-from .kernels import Attend
 from .merge import PartialAttention
+from .packages import Attend
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
 """(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of the same shape."""

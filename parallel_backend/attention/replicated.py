@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from .kernels import Attend
 from .merge import PartialAttention
+from .packages import Attend
 
 
 def of_all_keys(ranks: Communicator, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

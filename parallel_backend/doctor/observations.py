@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,12 +35,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Measured:
-    """What workers found on some devices, or why they could not; and how flash-attn failed there, if it did."""
+    """What workers found on some devices, or why they could not; and how packages of attention kernels failed there, by name."""
 
     devices: tuple[str, ...]
     machine: Machine | None
     error: str = ""
-    flash_fault: str = ""
+    kernel_faults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,6 @@ def _measured(backend: Backend, devices: Sequence[str]) -> Measured:
     plan = in_rows(ParallelPlan(), tuple(devices))
     try:
         machine = backend.measure(plan, lambda: False)
-        return Measured(tuple(devices), machine, flash_fault=backend.flash_fault(plan.devices))
+        return Measured(tuple(devices), machine, kernel_faults=backend.kernel_faults(plan.devices))
     except (WorkerFailed, Refused) as error:
         return Measured(tuple(devices), None, str(error))

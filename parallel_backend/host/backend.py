@@ -260,9 +260,9 @@ class Backend:
         assert isinstance(message, MachineMeasured)
         return message.machine
 
-    def flash_fault(self, devices: tuple[str, ...]) -> str:
-        """How flash-attn failed for running workers on these devices; empty where it did not."""
-        return next(filter(None, (member.flash_fault for member in self._groups[devices].members)), "")
+    def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
+        """How packages of attention kernels failed for running workers on these devices, by name."""
+        return {name: fault for member in self._groups[devices].members for name, fault in member.kernel_faults.items()}
 
     def _machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, is_cancelled))

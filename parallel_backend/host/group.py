@@ -377,8 +377,8 @@ class WorkerGroup:
             if time.monotonic() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
         check_members(self.members)
-        for fault in dict.fromkeys(filter(None, (member.flash_fault for member in self.members))):
-            log.warning("Parallel: %s; attention auto uses torch's own kernels there", fault)
+        for fault in dict.fromkeys(fault for member in self.members for fault in member.kernel_faults.values()):
+            log.warning("Parallel: %s; attention auto does without it there", fault)
 
     def _end(self, state: State) -> None:
         self.state = state

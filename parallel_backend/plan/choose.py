@@ -190,7 +190,8 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
     if others:
         second = others[0]
         gain = second.seconds / chosen.seconds - 1
-        sentences.append(f"The next best plan, {second.plan.degrees}, takes {100 * gain:.0f} % longer.")
+        percent = f"{100 * gain:.0f}" if gain >= 0.01 else "less than 1"
+        sentences.append(f"The next best plan, {second.plan.degrees}, takes {percent} % longer.")
     fastest = fitting[0]
     if fastest.seconds < chosen.seconds:
         sentences.append(

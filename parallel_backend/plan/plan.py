@@ -15,6 +15,9 @@ MAX_WORLD_SIZE = 64
 
 WEIGHTS = ("replicated", "sharded", "streamed")
 
+APPROXIMATE_ATTENTION = "sage"
+"""The choice of attention that changes the picture slightly."""
+
 
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wish for how to spread one denoise; a degree of 0 means "choose for me".
@@ -117,6 +120,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
         if len(set(self.shares)) > 1:
             text += f", tokens {' : '.join(map(str, self.shares))} by speed"
+        if self.attention == APPROXIMATE_ATTENTION:
+            text += f", attention {self.attention} (approximate)"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")
 
 

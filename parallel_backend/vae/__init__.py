@@ -11,10 +11,9 @@ from ..weights.checkpoint import Checkpoint
 from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
 from .cogvideox import CogVideoXFamily
 from .comfyui import ComfyFamily
-from .kl import KLFamily
 
 AUTOENCODERS: Mapping[str, AutoencoderFamily] = MappingProxyType(
-    {"cogvideox vae": CogVideoXFamily(), "image vae": KLFamily(), "comfyui vae": ComfyFamily()}
+    {"cogvideox vae": CogVideoXFamily(), "comfyui vae": ComfyFamily()}
 )
 """Every kind of autoencoder the backend runs, by name."""
 

@@ -70,7 +70,7 @@ class AutoencoderFamily(Protocol):
 def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> KeyMap:
     """The key map of a module on the meta device each of whose parameters is one whole tensor of the file.
 
-    A 1x1 convolution's weight may stand for a linear layer's, whose trailing sizes of 1 are left out.
+    A linear layer's weight may stand for a 1x1 convolution's: trailing sizes of 1 do not count.
 
     Raises:
         Refused: a tensor is missing or has another shape.
@@ -84,10 +84,16 @@ def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpo
         if entry.dtype is None or not entry.dtype.is_floating_point or entry.storage.quantised:
             raise Refused(f"{file} holds {source} as {entry.storage.name}: choose a VAE file in fp32, fp16 or bf16.")
         shape = tuple(parameter.shape)
-        if entry.shape not in (shape, (*shape, 1, 1)):
+        if _trimmed(entry.shape) != _trimmed(shape):
             raise Refused(
                 f"{file} holds {source} with the shape {list(entry.shape)} where {list(shape)} is needed: choose a "
                 "complete VAE file."
             )
         keys[name] = (Piece(source, 0, entry.rows, entry.shape[1:]),)
     return keys
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape[-1:] == (1,):
+        shape = shape[:-1]
+    return shape

@@ -58,8 +58,8 @@ class ComfyFamily:
         return int(config.vae.latent_channels)
 
     def keys(self, config: Detected, checkpoint: Checkpoint) -> KeyMap:
-        """The names are ComfyUI's."""
-        return whole_tensors(config.module, lambda name: name, checkpoint)
+        """By ComfyUI's own conversion of names."""
+        return whole_tensors(config.module, lambda name: config.names.get(name, name), checkpoint)
 
     def decoded_shape(self, config: Detected, latent: Sequence[int]) -> tuple[int, ...]:
         """By ComfyUI's formula of frames, which is not that of every clip in tiles."""

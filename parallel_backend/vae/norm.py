@@ -47,11 +47,10 @@ def affine(norm: GroupNorm, x: Slab) -> Affine:
     """
     means, squares = statistics(x.values, norm.num_groups)
     batch, channels = x.values.shape[:2]
-    both = torch.stack((means, squares)).reshape(1, 1, -1)
+    share = torch.full_like(means, x.rows / x.height)  # sent with them, as a list of all would be waited for
+    mine = torch.stack((means, squares, share)).reshape(1, 1, -1)
     ranks = x.axis.size
-    means, squares = x.axis.gather(both, [1] * ranks).view(ranks, 2, batch, norm.num_groups).unbind(1)
-    heights = torch.tensor([run.stop - run.start for run in x.runs], dtype=torch.float32, device=means.device)
-    shares = (heights / x.height).view(ranks, 1, 1)
+    means, squares, shares = x.axis.gather(mine, [1] * ranks).view(ranks, 3, batch, norm.num_groups).unbind(1)
     row = torch.Size([*x.values.shape[1:-2], x.values.shape[-1]]).numel() // norm.num_groups
     mean = (shares * means).sum(0)
     variance = (squares.sum(0) / (row * x.height)) + (shares * (means - mean).square()).sum(0)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention.kernels import choose_kernel, flash_fault
+from ..attention.kernels import choose_kernel
+from ..attention.packages import package_faults
 from ..attention.parallel import around_the_ring
 from .norm import group_norm
 from .row_tensor import RowTensor, Runs
@@ -107,9 +108,12 @@ def _convolved(
         else NOTHING
         for run in runs
     ]
-    rows = x.local if list(x.runs) == want else Slab(x.local, x.runs, x.axis).padded(want)
-    mine = runs[x.axis.rank]
+    slab, mine = Slab(x.local, x.runs, x.axis), runs[x.axis.rank]
     inside = [0 if i == at else p for i, p in enumerate(paddings)]
+    picture = len(paddings) == 2  # videos reach their peak elsewhere, and need not compute their edges twice
+    if picture and runs == x.runs and padding and slab.rows >= 2 * padding:
+        return x.like(_patched(slab, x.along, padding, lambda rows: local(rows, inside), local(x.local, paddings)))
+    rows = x.local if list(x.runs) == want else slab.padded(want)
     if mine.stop > mine.start:
         return x.like(local(rows, inside), runs)
     sizes = [
@@ -118,6 +122,17 @@ def _convolved(
     ]
     sizes[at] = 0
     return x.like(x.local.new_empty(x.shape[0], weight.shape[0], *sizes), runs)
+
+
+def _patched(slab: Slab, along: int, reach: int, local: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
+    """The result of a convolution of a rank's rows alone, with its first and last rows as the neighbours' rows make them.
+
+    So no copy of the rows with those of the neighbours is needed. A collective, which sends what such a copy would need.
+    """
+    x, (above, below) = slab.values, slab.edges(reach)
+    out.narrow(along, 0, reach).copy_(local(torch.cat((above, x[..., : 2 * reach, :]), along)))
+    out.narrow(along, slab.rows - reach, reach).copy_(local(torch.cat((x[..., -2 * reach :, :], below), along)))
+    return out
 
 
 def pad(func: Any, x: RowTensor, pad: Sequence[int], *value: Any) -> Any:
@@ -199,6 +214,6 @@ def attend(q: Any, k: Any, v: Any) -> RowTensor:
     row = q.shape[2:].numel() // q.shape[q.along]
     counts = [row * (run.stop - run.start) for run in q.runs]
     channels = q.shape[1]
-    kernel = choose_kernel("auto", q.local.device, q.dtype, channels, flash_fault(q.local.device))
+    kernel = choose_kernel("auto", q.local.device, q.dtype, channels, package_faults(q.local.device))
     out = around_the_ring(q.axis, counts, kernel.attend, tokens(q), torch.stack((tokens(k), tokens(v))))
     return q.like(out.squeeze(2).transpose(1, 2).reshape(q.local.shape))  # type: ignore[no-any-return]

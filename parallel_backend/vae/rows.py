@@ -6,7 +6,7 @@ be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,18 +79,42 @@ class Slab:
 
     def with_neighbours(self, reach: int, earlier: int = 0) -> Tensor:
         """The local rows and `reach` rows on either side of them: `[..., rows + 2 * reach, width]`. Otherwise as `padded`."""
-        wide = [slice(run.start - reach, run.stop + reach) if length(run) else NOTHING for run in self.runs]
-        return self.padded(wide, earlier)
+        return self.padded(self._wide(reach), earlier)
+
+    def edges(self, reach: int) -> tuple[Tensor, Tensor]:
+        """The `reach` rows above the local ones and those below, without a copy of these; zero outside the picture.
+
+        A collective, which sends what `with_neighbours` sends.
+        """
+        mine, size = self.runs[self.axis.rank], list(self.values.shape)
+        size[-2] = reach
+        above, below = self.values.new_zeros(size), self.values.new_zeros(size)
+        inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in self._wide(reach)]
+        for run, piece in self._received(inside):
+            if run.stop <= mine.start:
+                above[..., _within(run, slice(mine.start - reach, mine.start)), :] = piece
+            else:
+                below[..., _within(run, slice(mine.stop, mine.stop + reach)), :] = piece
+        return above, below
+
+    def _wide(self, reach: int) -> list[slice]:
+        return [slice(run.start - reach, run.stop + reach) if length(run) else NOTHING for run in self.runs]
 
     def _collect(self, want: Sequence[slice], out: Tensor) -> None:
         """Write the rows that this rank wants into `out`."""
+        mine, wanted = self.runs[self.axis.rank], want[self.axis.rank]
+        kept = _overlap(mine, wanted)
+        out[..., _within(kept, wanted), :] = self.values[..., _within(kept, mine), :]
+        for run, piece in self._received(want):
+            out[..., _within(run, wanted), :] = piece
+
+    def _received(self, want: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
+        """Of the rows that this rank wants, those of other ranks. A collective."""
+        if self.axis.size == 1:
+            return
         me = self.axis.rank
         mine, wanted = self.runs[me], want[me]
         before, after = self.values.shape[:-2], self.values.shape[-1]
-        kept = _overlap(mine, wanted)
-        out[..., _within(kept, wanted), :] = self.values[..., _within(kept, mine), :]
-        if self.axis.size == 1:
-            return
         row = before.numel() * after
         leaving = [_overlap(mine, run) if rank != me else NOTHING for rank, run in enumerate(want)]
         coming = [_overlap(run, wanted) if rank != me else NOTHING for rank, run in enumerate(self.runs)]
@@ -98,7 +122,8 @@ class Slab:
         sizes = [row * length(run) for run in coming]
         received = self.axis.all_to_all(send, [row * length(run) for run in leaving], sizes)
         for run, piece in zip(coming, received.split(sizes), strict=True):
-            out[..., _within(run, wanted), :] = piece.view(*before, length(run), after)
+            if length(run):
+                yield run, piece.view(*before, length(run), after)
 
     def whole(self) -> Tensor:
         """The whole picture on the first rank, nothing on the others: `[..., height, width]`. A collective."""

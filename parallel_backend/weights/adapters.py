@@ -49,11 +49,11 @@ Recipe = dict[str, list[Adapter]]
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/networks.py`).
 
-    `weights` maps its parameters, and `inputs` what it is given (a picture, a mask), to the ids of their values; `values` are
-    its settings.
+    `weights` maps its parameters, and `inputs` what it is given (a picture, a mask, speech), to the ids of their values;
+    `values` are its settings.
     """
 
-    kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl"]
+    kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl", "InfiniteTalk"]
     weights: dict[str, str]
     inputs: dict[str, str]
     values: dict[str, Value]

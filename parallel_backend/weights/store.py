@@ -81,11 +81,13 @@ class Whole(Store):
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        # once: a rank asks for those of all models that it holds at every request
+        self._nbytes = sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
 
     @property
     def nbytes(self) -> int:
         """Of parameters and buffers."""
-        return sum(tensor.nbytes for tensor in chain(self._module.parameters(), self._module.buffers()))
+        return self._nbytes
 
     def materialise(self, device: torch.device) -> None:
         """Of every parameter and buffer."""

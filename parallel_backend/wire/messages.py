@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Samplin
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -19,8 +19,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own.
 
-    `comfyui` is empty where no ComfyUI was named, which some models need. `flash_fault` is how an installed flash-attn fails
-    there, empty where it does not.
+    `comfyui` is empty where no ComfyUI was named, which some models need. `kernel_faults` is how installed packages of
+    attention kernels fail there, by name.
     """
 
     host: str
@@ -29,7 +29,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     diffusers: str
     code: str
     comfyui: str = ""
-    flash_fault: str = ""
+    kernel_faults: dict[str, str] = {}
 
 
 class Join(Message, frozen=True):

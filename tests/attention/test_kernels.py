@@ -1,4 +1,4 @@
-"""A flash-attn that does not work: wheels of the kinds that users meet, with the errors that theirs gave."""
+"""Attention of packages that a user installs, with wheels of the kinds that users meet and the errors that theirs gave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.attention.kernels import call_flash, choose_kernel, flash_fault
+from parallel_backend.attention.kernels import choose_kernel, kernel_refusals
+from parallel_backend.attention.packages import FLASH_ATTN, FLASH_ATTN_3, PACKAGES, SAGE_ATTENTION, package_faults
 from parallel_backend.errors import Refused
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -22,43 +23,77 @@ WHEELS = {
     ),
     "no such function": ("", "ImportError: cannot import name 'flash_attn_func' from 'flash_attn'"),
 }
-WORKING = "def flash_attn_func(q, k, v, return_attn_probs):\n    return q, q[..., 0], None"
+COMPUTE = """
+import torch
+
+def attention(q, k, v):
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) / q.shape[-1] ** 0.5
+    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.float())
+    return out.to(q.dtype), scores.logsumexp(-1)
+"""
+CASES = {
+    "flash-attn": (
+        FLASH_ATTN,
+        "def flash_attn_func(q, k, v, return_attn_probs):\n    return *attention(q, k, v), None",
+    ),
+    "flash-attn 3": (FLASH_ATTN_3, "def flash_attn_func(q, k, v, softmax_scale=None):\n    return attention(q, k, v)"),
+    "flash-attn 3 that gives the LSE if it is asked": (
+        FLASH_ATTN_3,
+        "def flash_attn_func(q, k, v, return_attn_probs=False):\n    return attention(q, k, v) if return_attn_probs else q",
+    ),
+    "SageAttention": (
+        SAGE_ATTENTION,
+        "def sageattn(q, k, v, tensor_layout='HND', return_lse=False):\n"
+        "    assert tensor_layout == 'NHD' and return_lse\n    return attention(q, k, v)",
+    ),
+}
+"""What each package is called for, computed by torch."""
 
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Installs a flash_attn of this text."""
+    """Installs a package of this text."""
 
-    def install(text: str) -> None:
-        (tmp_path / "flash_attn.py").write_text(text)
+    def install(package, text: str) -> None:
+        (tmp_path / f"{package.module}.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
 
-    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    for package in PACKAGES:
+        monkeypatch.delitem(sys.modules, package.module, raising=False)
     yield install
-    sys.modules.pop("flash_attn", None)
+    for package in PACKAGES:
+        sys.modules.pop(package.module, None)
 
 
 @pytest.mark.parametrize(("text", "said"), WHEELS.values(), ids=WHEELS)
 def test_a_wheel_that_fails_is_passed_over_under_auto_and_refused_where_asked_for(wheel, text, said):
-    wheel(text)
-    fault = call_flash(CPU)
+    wheel(FLASH_ATTN, text)
+    fault = FLASH_ATTN.fault(CPU)
     assert fault.startswith(f"flash-attn does not work on cpu ({said}")
     assert "\n" not in fault
-    kernel = choose_kernel("auto", CPU, torch.bfloat16, 64, fault)
+    kernel = choose_kernel("auto", CPU, torch.bfloat16, 64, {"flash-attn": fault})
     assert (kernel.name, kernel.reason) == ("sdpa", fault)
     with pytest.raises(Refused) as caught:
-        choose_kernel("flash", CPU, torch.bfloat16, 64, fault)
+        choose_kernel("flash", CPU, torch.bfloat16, 64, {"flash-attn": fault})
     assert str(caught.value) == f"attention flash cannot be used: {fault}; use auto or sdpa."
 
 
-def test_a_wheel_that_works_has_no_fault(wheel):
-    wheel(WORKING)
-    assert call_flash(CPU) == ""
+@pytest.mark.parametrize(("package", "function"), CASES.values(), ids=CASES)
+def test_a_wheel_that_works_has_no_fault_and_one_with_another_lse_has(wheel, package, function):
+    wheel(package, COMPUTE + function)
+    assert package.fault(CPU) == ""
+    sys.modules.pop(package.module)
+    wheel(package, COMPUTE.replace("logsumexp(-1)", "logsumexp(-1) / 0.6931") + function)
+    assert package.fault(CPU) == f"{package.name} does not work on cpu (it differs from torch by 44%)"
 
 
-def test_a_worker_without_a_gpu_calls_no_flash_attn(wheel):
-    wheel(WHEELS["another torch"][0])
-    assert flash_fault(CPU) == ""
+def test_a_worker_without_a_gpu_calls_no_package(wheel):
+    wheel(FLASH_ATTN, WHEELS["another torch"][0])
+    assert package_faults(CPU) == {}
+    assert kernel_refusals(CPU) == {
+        "flash": "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
+        "sage": "attention sage cannot be used: SageAttention runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
+    }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -71,5 +106,7 @@ def test_the_installed_wheel_is_chosen_if_and_only_if_it_works():
         works = True
     except RuntimeError:
         works = False
-    kernel = choose_kernel("auto", GPU, torch.bfloat16, 64, flash_fault(GPU))
-    assert (kernel.name == "flash") == (works and choose_kernel("sdpa", GPU, torch.bfloat16, 64).name != "cudnn")
+    kernel = choose_kernel("auto", GPU, torch.bfloat16, 64, package_faults(GPU))
+    assert kernel.name.startswith("flash-attn") == (
+        works and choose_kernel("sdpa", GPU, torch.bfloat16, 64).name != "cudnn"
+    )

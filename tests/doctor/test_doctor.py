@@ -78,7 +78,7 @@ FAULTS = [
         "LD_LIBRARY_PATH",
     ),
     (
-        {"measured": (Measured(PAIR, MEASURED, flash_fault=WRONG_WHEEL),)},
+        {"measured": (Measured(PAIR, MEASURED, kernel_faults={"flash-attn": WRONG_WHEEL}),)},
         "flash-attn",
         Status.WARNING,
         "attention to sdpa",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from parallel_backend.attention.kernels import warm_up_kernels
 from parallel_backend.comm.meter import Meter
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
+from parallel_backend.diffusion import ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.conditioning import picture_shape
@@ -38,8 +38,6 @@ from .full_size import JOBS, Job, write_header
 STEPS = 3
 COUNTED = 2
 """The step that is counted; the first one is whole."""
-
-FAMILY = FAMILIES["comfyui"]
 
 
 @dataclass(frozen=True)
@@ -181,31 +179,32 @@ def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, *
 def working_by_formula(name: str, plan: ResolvedPlan) -> float:
     """Bytes beside the weights that plans go by."""
     job, (_, config) = JOBS[name], inspected(name)
+    family = FAMILIES[job.family]
     text = torch.empty(1, *job.prompt["context"], device="meta")
     asked = PlanJob(
-        image_tokens=FAMILY.image_tokens(config, picture_shape((1, *job.latent), job.values)),
-        text_tokens=FAMILY.beside_tokens(config, {"context": text}),
+        image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
+        text_tokens=family.beside_tokens(config, {"context": text}),
         two_sided=plan.cfg == 2,
     )
-    return needs(plan, FAMILY.shape(config), asked).working
+    return needs(plan, family.shape(config), asked).working
 
 
 @functools.cache
 def inspected(name: str) -> tuple[Any, Any]:
     """A model's file of headers, and what it is found to be."""
     with tempfile.TemporaryDirectory() as folder:
-        return FAMILY.inspect(read_header(write_header(Path(folder), name)))
+        return FAMILIES[JOBS[name].family].inspect(read_header(write_header(Path(folder), name)))
 
 
 def model_of(name: str, *, whole: bool, stage: Stage | None = None) -> Any:
     """A stage of a model, or all of it, on the meta device."""
     checkpoint, config = inspected(name)
-    blocks = JOBS[name].blocks
+    family, blocks = FAMILIES[JOBS[name].family], JOBS[name].blocks
     if not whole:
-        config, blocks = FAMILY.two_of_each(config)[0], JOBS[name].short
-    model: Any = FAMILY.build(config, stage or Stage(0, blocks, blocks))
-    exact = dict.fromkeys(FAMILY.exact(config), torch.float32)
-    shape_parameters(model.module, checkpoint, FAMILY.keys(config), torch.bfloat16, exact)
+        config, blocks = family.two_of_each(config)[0], JOBS[name].short
+    model: Any = family.build(config, stage or Stage(0, blocks, blocks))
+    exact = dict.fromkeys(family.exact(config), torch.float32)
+    shape_parameters(model.module, checkpoint, family.keys(config), torch.bfloat16, exact)
     return model
 
 
@@ -230,24 +229,26 @@ def tensors_of(job: Job, sides: int) -> dict[str, Tensor]:
         for side in range(sides)
         for key, shape in job.prompt.items()
     }
-    return {"x": torch.empty(1, *job.latent, device=DEVICE), "sigmas": torch.linspace(1, 0, STEPS + 1), **prompts}
+    levels = torch.linspace(-6, 6, 1000)  # of models that know a table of them
+    sigmas = torch.linspace(1, 0, STEPS + 1)
+    return {"x": torch.empty(1, *job.latent, device=DEVICE), "sigmas": sigmas, "log_sigmas": levels, **prompts}
 
 
 def request(job: Job, plan: ResolvedPlan) -> Sample:
-    """A denoise by Euler's method; with a negative prompt where the plan has two sides."""
+    """A denoise; with a negative prompt where the plan has two sides."""
     positive, *negative = [
         [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
         for side in range(plan.cfg)
     ]
     return Sample(
         request=1,
-        model=ModelSpec("comfyui", "full size", 0, 0, "bfloat16"),
+        model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
         plan=plan,
         compute_dtype="bfloat16",
-        sampler="euler",
+        sampler=job.sampler,
         options={},
         seed=1,
-        sampling=FlowSettings(1.0, 0.999, 1.0),
+        sampling=job.sampling,
         cfg=float(plan.cfg),
         positive=positive,
         negative=negative[0] if negative else None,

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from parallel_backend.models.spread.stream import Stream
+from parallel_backend.vae.row_tensor import RowTensor
 
 aten = torch.ops.aten
 prim_device = torch.ops.prim.device.default
@@ -121,8 +122,10 @@ class FakeGpu(TorchDispatchMode):
         if func is prim_device:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = dict(kwargs or {})
-        if any(issubclass(kind, Stream) for kind in types):
-            return NotImplemented  # it hands its local tokens on to here
+        if (out := self._taken_apart(func, types, args, kwargs)) is not NotImplemented:
+            return out
+        if any(issubclass(kind, Stream | RowTensor) for kind in types):
+            return NotImplemented  # it hands its local tokens or rows on to here
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device = kwargs.get("device")
         there = device is not None and torch.device(device).type == "cuda"
@@ -141,6 +144,13 @@ class FakeGpu(TorchDispatchMode):
             if isinstance(tensor, FakeTensor) and tensor.device.type == "cuda":
                 self._born(tensor, given)
         return out
+
+    def _taken_apart(self, func: Any, types: Sequence[type], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """In inference mode operations that consist of others come as they are called."""
+        if not torch.is_inference_mode_enabled() or any(issubclass(kind, RowTensor) for kind in types):
+            return NotImplemented  # a RowTensor knows some of them whole
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _faked(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
@@ -178,7 +188,7 @@ class FakeGpu(TorchDispatchMode):
         if func.namespace == "c10d":
             self.counts.collectives[name] += 1
             return
-        if name in WAITS or (name in ("index", "index_put_", "index_put") and _by_mask(args)):
+        if name in WAITS or (name in ("index", "index_put_", "index_put") and _by_mask_or_host(args)):
             self.note_wait(name)
         if name in ("_to_copy", "copy_"):
             self._look_at_copy(name, args, kwargs)
@@ -235,8 +245,10 @@ class _OneKernelAttention(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _by_mask(args: Any) -> bool:
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+def _by_mask_or_host(args: Any) -> bool:
+    """Whether by a mask, whose size is read, or by numbers on the host, which are copied."""
+    indices = [index for index in args[1] if isinstance(index, Tensor)]
+    return any(index.dtype in (torch.bool, torch.uint8) or index.device.type == "cpu" for index in indices)
 
 
 def _place() -> str:

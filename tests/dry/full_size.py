@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 
+from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
 from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from parallel_backend.models.comfyui.text import ASKED, MARK
+
+FLOW = FlowSettings(1.0, 0.999, 1.0)
 
 SETTINGS = {"dtype": torch.bfloat16, "device": "meta"}
 
@@ -24,7 +27,7 @@ class Job:
 
     `make` gets ComfyUI's layers; `latent` is the shape without the batch; `prompt` the shapes of the conditioning without
     the batch, `values` what of it is no tensor. `blocks` are the units that stages are cut from, `short` with two of each
-    kind.
+    kind. `family` is what computes it.
     """
 
     make: Callable[[Any], Any]
@@ -33,6 +36,9 @@ class Job:
     blocks: int
     short: int
     values: Mapping[str, Any] = field(default_factory=dict)
+    family: str = "comfyui"
+    sampler: str = "euler"
+    sampling: Sampling = FLOW
 
 
 def _flux(operations: Any) -> Any:
@@ -98,6 +104,16 @@ def _minimax(operations: Any) -> Any:
     return MiniMaxH3Model(operations=operations, **SETTINGS)
 
 
+def _cogvideox(_: Any) -> Any:
+    from diffusers import CogVideoXTransformer3DModel
+
+    with torch.device("meta"):
+        return CogVideoXTransformer3DModel(
+            num_attention_heads=48, attention_head_dim=64, num_layers=42, text_embed_dim=4096, patch_size_t=2,
+            patch_bias=False, use_rotary_positional_embeddings=True,
+        )  # fmt: skip
+
+
 def _packed(*shapes: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any]]:
     """The shape of latents that are packed in one, less the batch, and what says which they are."""
     values: dict[str, Any] = {}
@@ -122,20 +138,68 @@ JOBS: Mapping[str, Job] = {
         2,
         {**MINIMAX_VALUES, "minimax_payload.seed": 0, f"{ASKED}.{MARK}": True},
     ),
+    "CogVideoX 1.5": Job(
+        _cogvideox,
+        (16, 22, 96, 170),
+        {"context": (226, 4096)},
+        42,
+        2,
+        family="cogvideox",
+        sampler="cogvideox_ddim",
+        sampling=DiffusionSettings("v"),
+    ),
 }
 """Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
 
-MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound.
+MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; CogVideoX 1.5's one of 1360 x 768 and 85
+frames, 44,880 tokens.
 """
 
 
+@dataclass(frozen=True)
+class Clip:
+    """An autoencoder, made by ComfyUI, and the shape of a latent that it decodes; `short` is one of few frames."""
+
+    make: Callable[[], Any]
+    latent: tuple[int, ...]
+    short: tuple[int, ...]
+
+
+def _flux2_vae() -> Any:
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+
+    settings = {
+        "double_z": True, "z_channels": 32, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
+        "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "batch_norm_latent": True,
+    }  # fmt: skip
+    return AutoencoderKL(ddconfig=settings, embed_dim=32)
+
+
+def _wan_vae() -> Any:
+    from comfy.ldm.wan.vae import WanVAE
+
+    return WanVAE(dim=96, z_dim=16, temperal_downsample=[False, True, True])
+
+
+CLIPS: Mapping[str, Clip] = {
+    "FLUX.2's VAE": Clip(_flux2_vae, (1, 128, 64, 64), (1, 128, 64, 64)),
+    "Wan 2.1's VAE": Clip(_wan_vae, (1, 16, 21, 90, 160), (1, 16, 3, 90, 160)),
+}
+"""A picture of 1024 x 1024 pixels, and 81 frames of 1280 x 720."""
+
+
 def write_header(folder: Path, name: str) -> Path:
-    """A safetensors file of the model's full size without data: a hole in the disk."""
+    """A safetensors file of a model or an autoencoder at full size without data: a hole in the disk."""
     import comfy.ops
 
+    if name in JOBS:
+        module = JOBS[name].make(comfy.ops.disable_weight_init)
+    else:
+        with torch.device("meta"):
+            module = CLIPS[name].make()
     header: dict[str, Any] = {}
     end = 0
-    for key, tensor in JOBS[name].make(comfy.ops.disable_weight_init).state_dict().items():
+    for key, tensor in module.state_dict().items():
         header[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
         end += 2 * tensor.numel()
     text = json.dumps(header).encode()

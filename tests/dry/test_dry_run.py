@@ -36,8 +36,18 @@ LIMITS = {
     "HunyuanVideo 1.5, ulysses 8": (198, {"DoubleStreamBlock": 46}, 5),
     "MiniMax-H3, one rank": (173, {"DiTBlock": 36}, 0),
     "MiniMax-H3, ulysses 8": (186, {"DiTBlock": 40}, 6),
+    "CogVideoX 1.5, one rank": (165, {"CogVideoXBlock": 59}, 0),
+    "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, {"CogVideoXBlock": 72}, 10),
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
+
+DECODES = {
+    "FLUX.2's VAE, one rank": (159, 0, 1.8),
+    "FLUX.2's VAE, 4 ranks": (2441, 70, 0.45),
+    "Wan 2.1's VAE, one rank": (1249, 0, 8.3),
+    "Wan 2.1's VAE, 4 ranks": (2342, 129, 2.1),
+}
+"""Kernels and collectives of a decode of a picture, or of nine frames, and the GB that tensors take at its peak."""
 
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: there, and back."""
@@ -98,6 +108,16 @@ def test_a_rank_needs_what_the_formula_says(case: str, short: dict[str, dict[str
     """Never more, or a plan that was said to fit runs out of memory; nor so much less that plans that fit are refused."""
     peak, formula = short[case]["peak"], short[case]["formula"]
     assert peak <= formula <= 1.6 * peak
+
+
+@pytest.mark.parametrize("case", DECODES)
+def test_no_decode_asks_for_more_or_waits_before_its_end(case: str, short: dict[str, dict[str, Any]]) -> None:
+    kernels, collectives, peak = DECODES[case]
+    found = short[case]
+    assert found["kernels"] <= kernels
+    assert found["collectives"] <= collectives
+    assert found["peak"] <= peak * 1e9
+    assert not found["waits"]
 
 
 @thorough

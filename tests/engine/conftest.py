@@ -109,8 +109,8 @@ class Runner:
         return self.answer.frame.tensors["result"]
 
     def decode(self, path: Path, latent: Tensor, wish: ParallelPlan, working: int) -> None:
-        """Decode a picture with an image VAE."""
-        spec = spec_of("image vae", path)
+        """Decode a clip with one of ComfyUI's VAEs."""
+        spec = spec_of("comfyui vae", path)
         self.answer = self.backend.decode(
             spec, wish, "", latent, lambda *_: None, lambda done, total: None, lambda: False, working
         )

@@ -19,7 +19,7 @@ from tests.tiny_flux import HEAD_DIM, save_flux
 
 STEPS, BLOCKS, HEADS, ELEMENT = 4, 3, 4, 4
 HIDDEN = HEADS * HEAD_DIM
-TEXT, ROWS = 64, 16
+TEXT, ROWS = 16, 8
 IMAGE = ROWS * ROWS
 BATCH = 2  # the positive and the negative prompt, in one forward
 TOKENS = BATCH * (TEXT + IMAGE)
@@ -171,7 +171,7 @@ def test_the_pipeline_does_not_drain_between_steps(
     path = save_flux(tmp_path / "4-blocks.safetensors", heads=4, single_blocks=3)
     monkeypatch.setenv("PARALLEL_TRACE", str(tmp_path))
     run.end_workers()  # the next ones are told to write a trace
-    job = Job(path, sigmas(steps), height=64, width=64)  # large enough to outlast the system's scheduling
+    job = Job(path, sigmas(steps), cfg=1.0, height=64, width=64)  # large enough to outlast the system's scheduling
     run(job, cpu_plan(pipefusion=stages, patches=patches, warmup_steps=warmup, blocks=4))
     run.end_workers()
     spans = [stage_spans(tmp_path / f"trace-rank{rank}.json") for rank in range(stages)]

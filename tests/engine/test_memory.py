@@ -13,7 +13,7 @@ from parallel_backend.errors import WorkerOutOfMemory
 from parallel_backend.plan import ParallelPlan
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.plans import cpu_plan
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_comfy_vae
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 
@@ -106,8 +106,9 @@ def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
     run.end_workers()  # with what other tests have left in them
     run(small(models), cpu_plan(ulysses=2))
     held, room = weights(run), 10_000_000
-    vae = save_image_vae(tmp_path / "vae.safetensors")
-    latent = torch.zeros(1, 16, 8, 8)
+    vae = tmp_path / "vae.safetensors"
+    save_comfy_vae(vae, "wan")
+    latent = torch.zeros(1, 16, 1, 8, 8)
     run.decode(vae, latent, ParallelPlan(devices="cpu:2"), 0)
     both = held + weights(run)
     wish = ParallelPlan(devices="cpu:2", memory_limit=2 * (both + room) / 1e9)

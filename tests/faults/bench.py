@@ -28,7 +28,7 @@ from tests.plans import cpu_plan
 from tests.reliability import Ledger
 from tests.selection import thorough
 from tests.tiny_flux import save_flux
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_comfy_vae
 
 STEPS = 3
 
@@ -63,7 +63,7 @@ CANCEL_BOUND = LATE_SECONDS + 3
 ERROR = "one error"
 """An outcome in the table: a message with rank, phase and step, and all that `Bench.assert_recovered` looks at."""
 
-LATENT = torch.linspace(-1, 1, 16 * 8 * 8).view(1, 16, 8, 8)
+LATENT = torch.linspace(-1, 1, 16 * 8 * 8).view(1, 16, 1, 8, 8)
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 
@@ -122,9 +122,10 @@ class Bench:
         os.environ[FAULT_FILE] = str(self.fault.path)
         self.backend = Backend()
         self.run = Runner(self.backend)
-        self.job = Job(save_flux(folder / "tiny.safetensors"), sigmas(STEPS), height=8, width=8)
-        vae = save_image_vae(folder / "vae.safetensors")
-        self.vae = ModelSpec("image vae", str(vae), 0, vae.stat().st_size, "float32")
+        self.job = Job(save_flux(folder / "tiny.safetensors", heads=2), sigmas(STEPS), height=8, width=8)
+        vae = folder / "vae.safetensors"
+        save_comfy_vae(vae, "wan")
+        self.vae = ModelSpec("comfyui vae", str(vae), 0, vae.stat().st_size, "float32")
         self.right = {workers: self.run(self.job, plan) for workers, plan in PLANS.items()}
         self.picture = {workers: self.decode(workers) for workers in PLANS}
         self._shared_memory = set(os.listdir("/dev/shm"))

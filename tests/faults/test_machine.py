@@ -136,7 +136,7 @@ def test_the_socket_removed_while_workers_start(bench):
 
     def remove() -> None:
         while not bench.fault.struck():
-            pass
+            time.sleep(0.001)
         for socket in bench.temporary.glob("comfyui-parallel-*/socket"):
             socket.unlink()
 

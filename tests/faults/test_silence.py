@@ -90,7 +90,7 @@ def test_a_stopped_worker_that_does_not_read_its_request(bench):
     started = time.monotonic()
     said = r"Worker 0 of 2 \(cpu\) has not answered for 5 s while (idle|decoding, step \d+)\. "
     with pytest.raises(WorkerFailed, match=said):
-        bench.decode(2, latent=torch.zeros(1, 16, 512, 512))
+        bench.decode(2, latent=torch.zeros(1, 16, 1, 512, 512))
     seconds = time.monotonic() - started
     bench.assert_recovered(2)
     bench.held(f"a stopped worker reads no request (patience {PATIENCE.silence:g} s)", ERROR, seconds, 5 + MARGIN)

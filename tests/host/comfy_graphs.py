@@ -32,6 +32,7 @@ LATENTS = {
     "s2v": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),
     "dancer": node("EmptyHunyuanLatentVideo", width=96, height=64, length=9, batch_size=1),
     "wan_i2v": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
+    "wan_talk": node("EmptyHunyuanLatentVideo", width=80, height=80, length=9, batch_size=1),
     "wan22_5b": node("LoadLatent", latent="wan22_5b.latent"),
     "minimax": node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22),
     "ltxav": node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0]),

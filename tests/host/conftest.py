@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.host.faulty import FaultyComfyUI
 
 TEXT_LENGTHS = (1, 37, 256, 300, 512)
+NARROW, NARROW_DEV = "narrow-schnell", "narrow-dev"
+
 OTHER_LENGTH = 45
 """For a second text, where all that matters is that it is longer than the first."""
 
@@ -30,6 +32,8 @@ OTHER_LENGTH = 45
 @pytest.fixture(scope="session")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The server. Models: tiny-schnell, tiny-dev (guidance), each fp32 with 4 heads, tiny-3-heads, and sprites.
+
+    Beside those NARROW and NARROW_DEV (guidance) with 2 heads, for what does not hang on a model's width: a quarter of the work.
 
     A test may make a worker fail by writing the file that FAULT_FILE names.
     """
@@ -51,6 +55,8 @@ def fill(server: ComfyUI) -> None:
     save_flux(models / "tiny-schnell.safetensors")
     save_flux(models / "tiny-dev.safetensors", guidance=True, seed=1)
     save_flux(models / "tiny-3-heads.safetensors", heads=3, seed=2)
+    save_flux(models / f"{NARROW}.safetensors", heads=2, seed=3)
+    save_flux(models / f"{NARROW_DEV}.safetensors", heads=2, guidance=True, seed=4)
     sprites = REPO / "workflows" / "sprites"
     server.add_model("diffusion_models", [sprites / "sprites-flux-schnell.safetensors"])
     server.add_model("vae_approx", sprites.glob("taef1_*.safetensors"))

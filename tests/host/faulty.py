@@ -24,7 +24,7 @@ from tests.faults.bench import STEPS, Case
 from tests.faults.fault_file import FaultFile
 from tests.host.conftest import fill, relative_error, saved_latent
 from tests.host.graphs import Graph, ksampler_graph, node, parallel, step_by_step
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_image_vae
 
 PATIENCE = {"silence": 6, "stall": 9}
 """Seconds that the workers of this ComfyUI are given before they count as failed."""
@@ -56,7 +56,7 @@ class FaultyComfyUI(ComfyUI):
         super().__init__(os.environ["COMFYUI_PATH"], base_dir, env=env)
         fill(self)
         (base_dir / "custom_nodes" / "uncaught.py").write_text(UNCAUGHT)
-        save_image_vae(base_dir / "models" / "vae" / "flux.safetensors", torch.float16, encoder=128)
+        save_image_vae(base_dir / "models" / "vae" / "flux.safetensors", torch.float16)
         latent = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(2))
         tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
         save_file(tensors, self.input_dir / "small.latent")

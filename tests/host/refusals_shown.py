@@ -12,7 +12,7 @@ from tests.host.refusal_places import Place, called
 
 SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "plans": {
-        "parallel_backend/attention/kernels.py": ("…",),
+        "parallel_backend/attention/kernels.py": ("attention … cannot be used",),
         "parallel_backend/plan/devices.py": (
             'devices … is not understood: write "auto",',
             "devices … asks for GPU …, but …: use",
@@ -107,7 +107,10 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "linked": {
+        "nodes/model/build.py": ("weight_dtype … is unknown: use one of ….",),
+        "parallel_backend/attention/kernels.py": ("attention … is unknown: use one of ….",),
         "parallel_backend/plan/resolve.py": (
+            "weights … is unknown: use … or ….",
             "memory_limit … is not an amount of memory:",
             "patches … and warmup_steps … cannot",
             "cfg … is more than the 2 prompts, the",
@@ -122,6 +125,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "in the middle": {
+        "nodes/model/attention_guides.py": ("… compares both prompts in every",),
         "nodes/model/control.py": ("the ControlNet gives tensors of … and",),
         "nodes/model/sampler_wrapper.py": ("Parallel Sampler does not support …:",),
         "nodes/model/skipped.py": ("the guidance leaves out … of the",),
@@ -271,7 +275,14 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the latent's sound has the shape … and",
             "the latent is a batch of … and … makes",
             "the reference latents method … is not",
+            "… in the conditioning cannot be used",
         ),
+        "parallel_backend/models/comfyui/conditioning.py": (
+            "… in the conditioning is nested too",
+            "… in the conditioning holds a …, which",
+        ),
+        "parallel_backend/plan/resolve.py": ("pipefusion … with patches … cannot be used",),
+        "parallel_backend/wire/frames.py": ("the tensor … has … dimensions and …",),
     },
     "computed": {
         "parallel_backend/host/diagnosis.py": ("… failed…: … …",),
@@ -281,6 +292,20 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…weighs tokens, or differs inside a",
         ),
         "parallel_backend/models/spread/places.py": ("the model makes … tokens where the picture",),
+        "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),
+    },
+    "networks": {
+        "nodes/model/networks.py": (
+            "Anima LLLite takes a picture and the",
+            "the model patch is made for a width of",
+            "the model patch is given a batch of …",
+            "the model patch has … blocks and the",
+            "the model patch adds to block … and the",
+            "a model patch that is changed itself",
+            "Apply Z-Image Fun ControlNet cannot be",
+            "the speech is for … frames of the latent,",
+            "InfiniteTalk takes one video and one prompt",
+        ),
     },
 }
 """By list, and file."""

@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host import refused_files, refused_inputs
+from tests.host import refused_files, refused_inputs, refused_networks
 from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
 from tests.host.sentences import Refusals, exactly, literally
+from tests.host.test_attention_guides import NAG
 from tests.host.test_comfy_options import SKIPPING
 from tests.host.test_comfy_refusals import FROM_WITHIN, PICTURE, UNDECLARED, undeclared
 from tests.host.test_odd_inputs import NO_PICTURE
@@ -31,8 +32,7 @@ from tests.host.test_refusals import (
 )
 from tests.host.test_vae import FILES as VAE_FILES
 from tests.tiny_controlnet import save_xlabs
-from tests.tiny_vae import save_image_vae
-from tests.vae.comfy_vaes import NOISE_INSIDE, save_comfy_vae
+from tests.vae.comfy_vaes import NOISE_INSIDE, save_comfy_vae, save_image_vae
 
 
 def plans(server: ComfyUI) -> Refusals:
@@ -115,7 +115,7 @@ def vaes(server: ComfyUI) -> Refusals:
         yield decoding(f"refused-{number}"), f".*{literally(said)}"
     save_comfy_vae(folder / "refused-noise.safetensors", "ltx095", **NOISE_INSIDE)
     yield decoding("refused-noise"), ".*holds an LTX-Video VAE of version 0\\.9\\.1, whose decoder adds random noise"
-    save_image_vae(folder / "refused.safetensors", torch.float16, encoder=128)
+    save_image_vae(folder / "refused.safetensors", torch.float16)
     yield decoding("refused", "CogVideoParallelDecode"), "CogVideoX Parallel Decode was given an image VAE"
     stock = decoding("refused", "CogVideoParallelDecode")
     stock["vae"] = node("VAELoader", vae_name="taef1")
@@ -152,6 +152,8 @@ def in_the_middle(server: ComfyUI) -> Refusals:
     yield perturbed, "replaced attention or blocks "
     skipping = insert_after_model(parallel(small(), pipefusion=2), "SkipLayerGuidanceDiT", **SKIPPING)
     yield skipping, "the guidance leaves out 1 of the model's blocks and a PipeFusion stage of the plan has 1"
+    compared = insert_after_model(parallel(small(), cfg=2), "NAGuidance", **NAG)
+    yield compared, "NAGuidance compares both prompts in every attention, so they cannot be computed apart, as cfg 2"
     for graph, said in NO_PICTURE.values():
         yield parallel(graph), said
 
@@ -179,5 +181,6 @@ LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
         refused_inputs.what_travels,
         refused_inputs.linked,
         refused_inputs.computed,
+        refused_networks.networks,
     )
 }

@@ -179,7 +179,7 @@ def of_diffusers(server: ComfyUI) -> Refusals:
         ("integers", vae | {norm: torch.zeros(32, dtype=torch.int8)}, f"holds {norm} as I8: choose a VAE file in fp32"),
         ("levels", {k: v for k, v in vae.items() if "down_blocks.1." not in k and "down_blocks.2." not in k
                     and "down_blocks.3." not in k}, "has 1 levels and CogVideoX has 4: choose a complete VAE file."),
-        ("no first", {"decoder.conv_in.weight": torch.zeros(128, 16, 3, 3)}, "lacks the tensor 'encoder.conv_in.weight'"),
+        ("no width", without(vae, "encoder.down_blocks.0.resnets.0.conv2.conv.weight"), "lacks the tensor 'encoder.down_b"),
     ):  # fmt: skip
         save_file(tensors, vaes / f"{name}.safetensors")
         yield decoding(f"{name}.safetensors"), f"{name}.safetensors {literally(said)}"

@@ -28,6 +28,7 @@ from tests.host.test_other_packs import REFUSED, changed, guided
 from tests.host.test_refusals import LAYER, WAY_OUT, on_one_worker, small
 from tests.host.test_video_families import LATENTS as VIDEOS
 from tests.host.test_video_families import TEXT, hunyuan15, save
+from tests.tiny_comfy import save_unread
 from tests.tiny_flux import flux_tensors, save_flux
 from tests.tiny_models import draw
 from tests.tiny_vae import REAL, save_cogvideox_vae
@@ -208,8 +209,8 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
     graph["latent"] = node("LoadLatent", latent="refused-flat.latent")
     yield graph, "the latent has the shape .1, 16, 4, 4. and a CogVideoX VAE takes .batch, 16, frames, height, width"
     frames = psutil.virtual_memory().total // (3 * 2048 * 2048 * 4) // 4 * 4 + 5
-    graph["latent"] = node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)
-    yield graph, f"{frames} decoded pictures of 2048 x 2048 take "
+    long = {"latent": node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)}
+    yield graph | long, f"{frames} decoded pictures of 2048 x 2048 take "
 
 
 def sound(server: ComfyUI) -> Refusals:
@@ -230,11 +231,40 @@ def sound(server: ComfyUI) -> Refusals:
     yield spread(graph), "the latent's sound has the shape .* and .* takes .batch, 8, length, 16.: use the empty latent"
     graph = parallel(small("tiny-dev"))
     graph |= {"reference": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}
-    graph = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["reference", 0])
+    referenced = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["reference", 0])
     method = {"reference_latents_method": "index_timestep_zero"}
     reference = "ReferenceLatent after positive"
-    graph = insert_after(graph, reference, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
+    graph = insert_after(referenced, reference, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
     yield graph, "the reference latents method index_timestep_zero is not supported .offset, index, uxo are.: set it in"
+    for name, given, said in (
+        (
+            "deep",
+            torch.zeros(1, 1, 1, 1, 1, 1),
+            "is nested too deeply to be sent to the workers: remove the node that adds",
+        ),
+        (
+            "complex",
+            torch.tensor(1j),
+            "holds a complex, which cannot be sent to the workers: remove the node that adds it",
+        ),
+    ):
+        other = with_tensors(server, referenced, f"refused-{name}", {"reference_latents_method": given})
+        yield other, f"ref_latents_method.* in the conditioning {said}"
+    vision = torch.zeros(1, 1, 1, 1, 1, 1, 1, 5, 1280)
+    save_families(server, "wan_i2v")
+    graph = with_tensors(server, graph_of("wan_i2v"), "refused-vision", {"clip_vision_output": vision})
+    yield spread(graph), "the tensor .*clip_fea has 9 dimensions and 8 are the limit: reshape it"
+    graph = on_one_worker(small()) | {"objects": node("PackObjects")}
+    style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": 0.5}
+    graph = insert_after(graph, "positive", "StyleModelApply", "conditioning", strength_type="attn_bias", **style)
+    yield graph, "attention_mask in the conditioning cannot be used with a parallel .* MODEL: "
+    save_unread(server.base_dir / "models" / "diffusion_models", "wide_radiance")
+    graph = graph_of("wan") | {"latent": node("EmptyChromaRadianceLatentImage", width=64, height=64, batch_size=1)}
+    graph["model"]["inputs"]["unet_name"] = "wide_radiance-unread.safetensors"
+    yield (
+        spread(graph, patches=2),
+        "pipefusion 1 with patches 2 cannot be used with this model, whose last layers need the",
+    )
 
 
 def what_travels(server: ComfyUI) -> Refusals:
@@ -258,7 +288,7 @@ def what_travels(server: ComfyUI) -> Refusals:
 
 
 def linked(server: ComfyUI) -> Refusals:
-    """Numbers that come through a link, which ComfyUI does not compare with a field's limits."""
+    """What comes through a link, which ComfyUI does not compare with a field's limits or choices."""
     for kind, value, field, said in (
         ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 and more"),
         ("PrimitiveInt", -1, "patches", "patches -1 and warmup_steps . cannot be negative: use 0 .automatic. or more"),
@@ -278,6 +308,19 @@ def linked(server: ComfyUI) -> Refusals:
         plan: dict[str, Any] = {field: ["number", 0]}
         graph = parallel(small(), "cpu:2", **plan)
         yield graph | {"number": node(kind, value=value)}, said
+    switch = {
+        "word": node("PrimitiveString", value="other"),
+        "switch": node("ComfySwitchNode", switch=True, on_true=["word", 0], on_false=["word", 0]),
+    }
+    for field, said in (
+        ("weights", "weights 'other' is unknown: use replicated, sharded or streamed"),
+        ("attention", "attention 'other' is unknown: use one of auto, sdpa, "),
+    ):
+        chosen: dict[str, Any] = {field: ["switch", 0]}
+        yield parallel(small(), "cpu:2", **chosen) | switch, said
+    graph = parallel(small())
+    graph["model"]["inputs"]["weight_dtype"] = ["switch", 0]
+    yield graph | switch, "weight_dtype 'other' is unknown: use one of default, "
 
 
 def computed(server: ComfyUI) -> Refusals:
@@ -308,6 +351,16 @@ def computed(server: ComfyUI) -> Refusals:
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}
     said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
     yield spread(with_tensors(server, graph, "refused-weighed", weighed)), said
+    save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # of 340 MB each
+    save_file({"cond": draw(1, 7, 3584, seed=7)}, server.input_dir / "refused-large.safetensors")
+    graph = graph_of("wan") | {"latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}
+    graph["model"]["inputs"]["unet_name"] = "wide_qwen-unread.safetensors"
+    for side in TOKENS:
+        graph[side]["inputs"]["conditioning"] = "refused-large.safetensors"
+    yield (
+        spread(graph, "cpu:1", weights="streamed"),
+        ".*: weights streamed takes .* of the computer's memory for each worker",
+    )
 
 
 def video(kind: str = "2b-odd", *, frames: int = 9, prompt: str = "video", latent: str = "") -> Graph:

@@ -16,7 +16,7 @@ from tests.selection import thorough
 from tests.tiny_comfy import TINY, save_tiny, save_wide
 from tests.tiny_controlnet import save_qwen, save_sd3, save_wan_vae
 from tests.tiny_models import draw
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_image_vae
 
 DIFFERENT = 1e-2
 QWEN, SD3 = "wide_qwen", "sd3"
@@ -38,7 +38,7 @@ PLANS = {
 def _files(comfyui: ComfyUI) -> None:
     models = comfyui.base_dir / "models"
     save_sd3(models / "controlnet" / f"{SD3}-net.safetensors")
-    save_image_vae(models / "vae" / f"{SD3}-hint.safetensors", encoder=128)
+    save_image_vae(models / "vae" / f"{SD3}-hint.safetensors")
     save_wan_vae(models / "vae" / f"{QWEN}-hint.safetensors")
     noise = torch.randint(0, 256, (9, 14, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
     Image.fromarray(noise).resize((112, 72), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint-112.png")

@@ -61,11 +61,6 @@ PICTURE = {
 CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
 
 FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "NAGuidance": (
-        "wan",
-        {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5},
-        "attention and block patches (attn1_output_patch) cannot be applied to",
-    ),
     "FluxKVCache": ("flux2", {}, "Replacing diffusion_model.params.default_ref_method cannot be done with"),
     "QwenImageDiffsynthControlnet": (
         "flux2",

@@ -1,4 +1,4 @@
-"""Qwen-Image and Z-Image, whose real width ComfyUI takes for granted: masks, references and padded tokens."""
+"""Qwen-Image, Z-Image and Chroma, whose real width ComfyUI takes for granted: masks, references and padded tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_models import draw
 
 pytestmark = thorough
 
-TEXT = {"wide_qwen": 3584, "wide_z_image": 64}
+TEXT = {"wide_qwen": 3584, "wide_z_image": 64, "wide_chroma": 4096}
 TOKENS = 40
 SHOWN = {"positive": 25, "negative": 11}
 """Of the text's tokens, where it is masked."""
@@ -88,4 +88,11 @@ def test_two_references_without_noise(plan: dict[str, Any], latent_of: LatentOf)
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2"}, {"devices": "cpu:2", "weights": "sharded", "ring": 2}])
 def test_padded_tokens(plan: dict[str, Any], latent_of: LatentOf) -> None:
     graph = wide("wide_z_image")
+    assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [{"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99}, {"devices": "cpu:2"}])
+def test_modulation_for_all_blocks(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """Chroma's, which a network outside of the blocks makes."""
+    graph = wide("wide_chroma")
     assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE

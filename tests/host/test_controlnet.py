@@ -20,7 +20,7 @@ from tests.tiny_controlnet import save_instantx, save_xlabs
 from tests.tiny_flux import save_conditioning
 from tests.tiny_pixart import TEXT_WIDTH as PIXART_TEXT
 from tests.tiny_pixart import save_pixart
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_image_vae
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
@@ -44,7 +44,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_xlabs(folder / "tiny-a.safetensors")
     save_xlabs(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
     save_instantx(folder / "instantx.safetensors")
-    save_image_vae(comfyui.base_dir / "models" / "vae" / "hint.safetensors", encoder=128)
+    save_image_vae(comfyui.base_dir / "models" / "vae" / "hint.safetensors")
     reference = torch.randn(1, 16, 7, 5, generator=torch.Generator().manual_seed(1))
     tensors = {"latent_tensor": reference, "latent_format_version_0": torch.tensor([])}
     save_file(tensors, comfyui.input_dir / "reference.latent")

@@ -49,7 +49,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 UNKNOWN = "write down in INPUTS how these nodes are used"
 
 ELSEWHERE = {"TorchCompileModel"}
-"""What test_graphs compares, because it takes as long as all others."""
+"""What test_comfy_quantised and test_graphs compare, because it takes as long as all others."""
 
 
 def refused(run: Run) -> bool:

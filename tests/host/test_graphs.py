@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.host.conftest import relative_error, saved_latent
+from tests.host.conftest import NARROW, NARROW_DEV, relative_error, saved_latent
 from tests.host.graphs import (
     UNKNOWN_WRAPPER,
     Graph,
@@ -28,7 +28,7 @@ SIZE = 64
 """Pixels of a side; larger pictures are test_parity's."""
 
 
-def basic(model: str = "tiny-schnell", **settings: Any) -> Graph:
+def basic(model: str = NARROW, **settings: Any) -> Graph:
     size = {"width": SIZE, "height": SIZE}
     return ksampler_graph(model, **size | {"seed": SEED, "steps": STEPS, "cfg": 2.0} | settings)
 
@@ -126,7 +126,7 @@ def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "posi
     return graph | {"second": node("LoadConditioning", conditioning="cond-45.safetensors")}
 
 
-def timestep_ranges(border: float = 0.5, model: str = "tiny-schnell", **settings: Any) -> Graph:
+def timestep_ranges(border: float = 0.5, model: str = NARROW, **settings: Any) -> Graph:
     """One prompt from the start to the border, another from there."""
     graph = combined(basic(model, **settings))
     graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=border)
@@ -208,8 +208,8 @@ LOOP: dict[str, Graph] = {
     "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
     "SamplerDPMPP_2M_SDE, noise from the CPU": dpmpp_2m_sde("cpu"),
     "SamplerDPMPP_2M_SDE, noise from the GPU": dpmpp_2m_sde("gpu"),
-    "FluxGuidance": insert_after(basic("tiny-dev"), "positive", "FluxGuidance", "conditioning", guidance=1.7),
-    "FluxDisableGuidance": insert_after(basic("tiny-dev", cfg=1.0), "positive", "FluxDisableGuidance", "conditioning"),
+    "FluxGuidance": insert_after(basic(NARROW_DEV), "positive", "FluxGuidance", "conditioning", guidance=1.7),
+    "FluxDisableGuidance": insert_after(basic(NARROW_DEV, cfg=1.0), "positive", "FluxDisableGuidance", "conditioning"),
     "ModelSamplingDiscrete": insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
     "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
     "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
@@ -384,11 +384,11 @@ STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
 @pytest.mark.parametrize(
     ("graph", "plan"),
     [
-        (timestep_ranges(0.5, "tiny-dev", steps=2), {"cfg": 1, "ulysses": 2}),
-        (timestep_ranges(0.25, "tiny-dev"), STAGES),
-        (timestep_ranges(0.75, "tiny-dev"), {"cfg": 2}),
+        (timestep_ranges(0.5, NARROW_DEV, steps=2), {"cfg": 1, "ulysses": 2}),
+        (timestep_ranges(0.25, NARROW_DEV), STAGES),
+        (timestep_ranges(0.75, NARROW_DEV), {"cfg": 2}),
         (timestep_ranges(0.6, steps=5), {"cfg": 2}),
-        (late(0.5, "tiny-dev", cfg=1.0), STAGES),
+        (late(0.5, NARROW_DEV, cfg=1.0), STAGES),
     ],
     ids=["2 steps, 0.5", "4 steps, 0.25", "4 steps, 0.75", "5 steps, 0.6", "4 steps, no prompt before 0.5"],
 )
@@ -400,6 +400,7 @@ def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph
     assert ways(log) == ["loop"]
 
 
+@thorough  # in the quick run test_comfy_quantised compiles blocks, with the same node, against the same oracle
 def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
     """On CPUs cudagraphs is what is left of it without a recorder: the same graphs, run as they are; inductor takes minutes.
 

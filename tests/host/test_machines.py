@@ -23,7 +23,7 @@ from scripts.comfyui import REPO, ComfyUI, Graph
 from tests.host.conftest import relative_error
 from tests.host.graphs import ksampler_graph, node, parallel
 from tests.selection import thorough
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_image_vae
 
 pytestmark = thorough
 
@@ -35,7 +35,7 @@ START_SECONDS = 480
 def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     """A group of two ranks on the loopback interface, with model files in a folder of its own."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    vae = save_image_vae(comfyui.base_dir / "models" / "vae" / "elsewhere.safetensors", torch.float32, encoder=128)
+    vae = save_image_vae(comfyui.base_dir / "models" / "vae" / "elsewhere.safetensors")
     shutil.copy(vae, folder)
     shutil.copy(
         comfyui.base_dir / "models" / "diffusion_models" / "tiny-dev.safetensors", folder / "renamed.safetensors"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.host.conftest import relative_error, saved_latent
+from tests.host.conftest import NARROW, relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel, queue_logged, ways
 
 SEED = 5100
@@ -14,7 +14,7 @@ WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffus
 
 
 def basic() -> Graph:
-    return ksampler_graph("tiny-schnell", width=64, height=64, steps=2, cfg=2.0, seed=SEED)
+    return ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0, seed=SEED)
 
 
 def custom(guider: dict[str, Any] | None = None, sampler: dict[str, Any] | None = None) -> Graph:

@@ -123,11 +123,6 @@ MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         PATCHES.format("input_block_patch_after_skip, output_block_patch"),
     ),
-    "NAGuidance": (
-        "NAGuidance",
-        {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5},
-        PATCHES.format("attn1_output_patch"),
-    ),
     "SelfAttentionGuidance": ("SelfAttentionGuidance", {"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
     "FluxKVCache": ("FluxKVCache", {}, "Replacing diffusion_model.params.default_ref_method"),
     "LoraLoaderBypassModelOnly": (
@@ -589,6 +584,10 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
     "flash on the CPU": (
         {"devices": "cpu:1", "attention": "flash"},
         "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
+    ),
+    "sage on the CPU": (
+        {"devices": "cpu:1", "attention": "sage"},
+        "attention sage cannot be used: SageAttention runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
-from tests.host.conftest import relative_error, saved_latent
+from tests.host.conftest import NARROW, relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
 from tests.selection import product
 
@@ -23,7 +23,7 @@ PART = ALL | {"start_percent": 0.15, "end_percent": 0.6}
 
 def cached(name: str, threshold: float, settings: dict[str, Any] = ALL, **graph: Any) -> Graph:
     """A job of many small steps with a cache node."""
-    whole = ksampler_graph("tiny-schnell", width=64, height=64, **{"steps": STEPS, "cfg": 2.0} | graph)
+    whole = ksampler_graph(NARROW, width=64, height=64, **{"steps": STEPS, "cfg": 2.0} | graph)
     return insert_after_model(whole, name, reuse_threshold=threshold, **settings)
 
 

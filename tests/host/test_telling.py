@@ -10,7 +10,7 @@ import torch
 
 from scripts.comfyui import ComfyUI, Run
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_image_vae
 
 STEP = re.compile(r"Step (\d) of 4(, \d+\.\d\d s a step)?")
 
@@ -80,7 +80,7 @@ def test_a_cancelled_run_says_how_far_it_got(comfyui: ComfyUI) -> None:
 
 
 def test_a_decoder_and_an_encoder_tell_of_their_work(comfyui: ComfyUI) -> None:
-    save_image_vae(comfyui.base_dir / "models" / "vae" / "told.safetensors", torch.float16, encoder=128)
+    save_image_vae(comfyui.base_dir / "models" / "vae" / "told.safetensors", torch.float16)
     graph = {
         "image": node("EmptyImage", width=64, height=64, batch_size=2, color=255),
         "plan": node("ParallelPlan", devices="cpu:2"),

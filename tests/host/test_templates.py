@@ -20,7 +20,7 @@ from tests.host.graphs import Graph, node
 from tests.tiny_cogvideox import TEXT_WIDTH, save_cogvideox
 from tests.tiny_models import draw
 from tests.tiny_pixart import save_pixart
-from tests.tiny_vae import save_image_vae
+from tests.vae.comfy_vaes import save_image_vae
 
 TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
 BY_COMMAND = {"pixart_alpha_vae.safetensors"}
@@ -37,7 +37,7 @@ def _files(comfyui: ComfyUI, video_vae: Path) -> None:
     save_cogvideox(models / "diffusion_models" / "CogVideoX-5b.safetensors", "5b")
     save_cogvideox(models / "diffusion_models" / "CogVideoX-5b-I2V.safetensors", "5b-i2v")
     save_pixart(models / "diffusion_models" / "PixArt-XL-2-1024-MS.safetensors")
-    save_image_vae(models / "vae" / "pixart_alpha_vae.safetensors", channels=4, encoder=128, moments=True)
+    save_image_vae(models / "vae" / "pixart_alpha_vae.safetensors", name="sd")
     Image.new("RGB", (50, 40), (200, 80, 40)).save(comfyui.input_dir / "example.png")
     for number in range(2):
         save_file({"cond": draw(1, 7, TEXT_WIDTH, seed=number)}, comfyui.input_dir / f"template-{number}.safetensors")

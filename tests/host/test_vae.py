@@ -19,8 +19,8 @@ from scripts.comfyui import ComfyUI, Graph
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import node, queue_logged
 from tests.selection import thorough
-from tests.tiny_vae import REAL, save_cogvideox_vae, save_image_vae
-from tests.vae.comfy_vaes import save_comfy_vae
+from tests.tiny_vae import REAL, save_cogvideox_vae
+from tests.vae.comfy_vaes import OF_A_FILE, save_comfy_vae, save_image_vae
 
 TOLERANCE = 1e-5
 LATENTS = {
@@ -33,9 +33,6 @@ LATENTS = {
     "wan-video": (1, 16, 3, 5, 3),
     "flux2-image": (1, 128, 5, 3),
 }
-FLUX2 = {"ch": 128, "num_res_blocks": 2}
-"""The encoder that ComfyUI takes every file to have."""
-
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
 
@@ -44,7 +41,7 @@ def server(comfyui: ComfyUI) -> ComfyUI:
     """With a CogVideoX and a FLUX VAE of the sizes that ComfyUI takes them to have, and random latents."""
     folder = comfyui.base_dir / "models" / "vae"
     save_cogvideox_vae(folder / "video.safetensors", torch.float16, widths=REAL, layers=3)
-    save_image_vae(folder / "flux.safetensors", torch.float16, encoder=128)
+    save_image_vae(folder / "flux.safetensors", torch.float16)
     save_comfy_vae(folder / "wan.safetensors", "wan")
     for name, shape in LATENTS.items():
         latent = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
@@ -130,7 +127,7 @@ def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: Com
 )
 def test_comfyuis_own_code_over_rows(server: ComfyUI, vae: str, latent: str, workers: int) -> None:
     if vae == "flux2":  # of 340 MB
-        save_comfy_vae(server.base_dir / "models" / "vae" / "flux2.safetensors", "flux2", **FLUX2)
+        save_comfy_vae(server.base_dir / "models" / "vae" / "flux2.safetensors", "flux2", **OF_A_FILE)
     graph = decode(vae, latent)
     assert relative_error(pixels(server, parallel(graph, workers)), pixels(server, graph)) <= TOLERANCE
     graph = encode(vae, latent)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
-from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, spread
+from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, save_latent, spread
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node, step_by_step
+from tests.selection import thorough
 from tests.tiny_models import draw, randomise
 
 HEADS, TEXT = 3, 48
@@ -47,6 +48,20 @@ def hunyuan15(**settings: Any) -> Any:
         qkv_bias=True, guidance_embed=False, byt5=True, use_cond_type_embedding=True,
         vision_in_dim=1152, meanflow_sum=True, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init,
         **sizes,
+    )  # fmt: skip
+
+
+def refiner() -> Any:
+    """HunyuanImage 2.1's, which is given the picture to refine beside the latent."""
+    comfy_on_path()
+    import comfy.ops
+    from comfy.ldm.hunyuan_video.model import HunyuanVideo
+
+    return HunyuanVideo(
+        in_channels=128, out_channels=64, vec_in_dim=None, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=4.0,
+        num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=256, patch_size=[1, 1, 1],
+        qkv_bias=True, guidance_embed=False, byt5=False, meanflow=False, use_cond_type_embedding=False, vision_in_dim=None,
+        meanflow_sum=False, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init,
     )  # fmt: skip
 
 
@@ -128,3 +143,26 @@ def test_meanflow(comfyui: ComfyUI, latent_of: Callable[[Graph], Tensor]) -> Non
     )
     stepwise = step_by_step(graph)
     assert relative_error(latent_of(spread(stepwise, strict=False)), latent_of(stepwise)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"devices": "cpu:2", "ulysses": 2},
+        {"devices": "cpu:2", "cfg": 2},
+        {"devices": "cpu:3", "ring": 3, "weights": "sharded"},
+        {"devices": "cpu:4", "ulysses": 2, "ring": 2},
+        {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+    ],
+)
+def test_a_picture_is_refined(comfyui: ComfyUI, plan: dict[str, Any], latent_of: Callable[[Graph], Tensor]) -> None:
+    """By HunyuanImage 2.1's second model."""
+    save(comfyui.base_dir / "models" / "diffusion_models", "refiner", refiner())
+    save_latent(comfyui, "to-refine", 1, 32, 1, 8, 10)
+    graph = video("hunyuan15") | {"latent": node("LoadLatent", latent="to-refine.latent")}
+    graph["model"]["inputs"]["unet_name"] = "refiner.safetensors"
+    sides = {side: [side, 0] for side in TOKENS}
+    graph["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
+    graph["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE

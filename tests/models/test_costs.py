@@ -12,7 +12,7 @@ from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.cost import Job, needs, ring_bytes, ulysses_bytes
 from tests.models.test_spread import CASES, Rank, plan_for
-from tests.models.tiny_classes import HEADS, Case
+from tests.models.tiny_classes import HEADS, WIDTH, Case
 from tests.ranks import run_ranks
 
 ELEMENT = 4
@@ -34,19 +34,19 @@ class Count(NamedTuple):
 
 FLUX_HEAD, FLUX_BLOCKS = ("final_layer.",), ("double_blocks.0.", "single_blocks.0.", "single_blocks.1.")
 COUNTS: Mapping[str, Count] = {
-    "flux 2, zero-timestep reference": Count(((7, 7 * 5 + 4 * 5),) * 3, 384, FLUX_BLOCKS, FLUX_HEAD),
+    "flux 2, zero-timestep reference": Count(((7, 7 * 5 + 4 * 5),) * 3, WIDTH, FLUX_BLOCKS, FLUX_HEAD),
     "qwen-image": Count(
-        ((7, 5 * 7),) * 3, 384, tuple(f"transformer_blocks.{n}." for n in range(3)), ("norm_out.", "proj_out.")
+        ((7, 5 * 7),) * 3, WIDTH, tuple(f"transformer_blocks.{n}." for n in range(3)), ("norm_out.", "proj_out.")
     ),
-    "wan, text": Count(((0, 3 * 4 * 5),) * 3, 384, tuple(f"blocks.{n}." for n in range(3)), ("head.",)),
+    "wan, text": Count(((0, 3 * 4 * 5),) * 3, WIDTH, tuple(f"blocks.{n}." for n in range(3)), ("head.",)),
     "z-image": Count(  # both padded to multiples of 32, in one stream; the refiners see the picture alone
         ((0, 64), (0, 64), (0, 32 + 64), (0, 32 + 64)),
-        288,
+        3 * WIDTH,
         (*(f"noise_refiner.{n}." for n in range(2)), *(f"layers.{n}." for n in range(2))),
         FLUX_HEAD,
     ),
     "hunyuan video 1.5, glyphs and picture": Count(
-        ((7 + 3 + 5, 3 * 6 * 10),) * 3, 384, tuple(f"double_blocks.{n}." for n in range(3)), FLUX_HEAD
+        ((7 + 3 + 5, 3 * 6 * 10),) * 3, WIDTH, tuple(f"double_blocks.{n}." for n in range(3)), FLUX_HEAD
     ),
 }
 

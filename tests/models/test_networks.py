@@ -129,7 +129,7 @@ class PatchedRank(Rank):
         entrance = self._model.entrance
 
         def patched(*args: Any, transformer_options: Any, **given: Any) -> Any:
-            more = patches_of([self.network], self._model.now.call)
+            more = {"patches": patches_of([self.network], self._model.now.call)}
             return entrance(*args, transformer_options={**transformer_options, **SIGMAS, **more}, **given)
 
         self._model.entrance = patched  # type: ignore[method-assign]

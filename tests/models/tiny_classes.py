@@ -28,6 +28,10 @@ from comfy.ldm.wan.model import VaceWanModel, WanModel  # noqa: E402
 HEADS = 3
 """Odd, so that no even degree divides them."""
 
+WIDTH = HEADS * 32
+AXES = (8, 12, 12)
+"""Of a head's positions, in the proportions of 16, 56 and 56."""
+
 TEXT = 48
 SETTINGS = {"dtype": torch.float32, "device": "cpu", "operations": comfy.ops.disable_weight_init}
 
@@ -87,8 +91,8 @@ def text(tokens: int = 7, batch: int = 1) -> Tensor:
 
 def _flux(references: bool = False) -> Case:
     model = Flux(
-        in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=2.0,
-        num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
+        in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
+        num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True,
         guidance_embed=True, txt_ids_dims=[], **SETTINGS,
     )  # fmt: skip
     given: dict[str, Any] = {"context": text(batch=2), "y": draw(2, 32, seed=3), "guidance": torch.tensor([3.5, 4.0])}
@@ -99,8 +103,8 @@ def _flux(references: bool = False) -> Case:
 
 def _flux2() -> Case:
     model = Flux(
-        in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=2.0,
-        num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[32, 32, 32, 32], theta=2000, patch_size=1,
+        in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
+        num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[8, 8, 8, 8], theta=2000, patch_size=1,
         qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
         default_ref_method="index", ref_index_scale=10.0, **SETTINGS,
     )  # fmt: skip
@@ -110,18 +114,18 @@ def _flux2() -> Case:
 
 def _chroma() -> Case:
     model = Chroma(
-        in_channels=64, out_channels=64, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=2.0, num_heads=HEADS,
-        depth=1, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64,
-        out_dim=HEADS * 128, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, **SETTINGS,
+        in_channels=64, out_channels=64, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0, num_heads=HEADS,
+        depth=1, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True, in_dim=64,
+        out_dim=WIDTH, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, **SETTINGS,
     )  # fmt: skip
     return case("Chroma", model, draw(1, 16, 9, 14, seed=1), {"context": text(), "guidance": torch.zeros(1)})
 
 
 def _radiance() -> Case:
     model = ChromaRadiance(
-        in_channels=3, out_channels=3, context_in_dim=TEXT, hidden_size=HEADS * 128, mlp_ratio=2.0, num_heads=HEADS, depth=1,
-        depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=4, qkv_bias=True, in_dim=64,
-        out_dim=HEADS * 128, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, nerf_hidden_size=16,
+        in_channels=3, out_channels=3, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0, num_heads=HEADS, depth=1,
+        depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=4, qkv_bias=True, in_dim=64,
+        out_dim=WIDTH, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, nerf_hidden_size=16,
         nerf_mlp_ratio=2, nerf_depth=2, nerf_max_freqs=4, nerf_tile_size=8, nerf_final_head_type="conv",
         nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=True, **SETTINGS,
     )  # fmt: skip
@@ -130,8 +134,9 @@ def _radiance() -> Case:
 
 def _qwen(masked: bool = False, method: str = "") -> Case:
     model = QwenImageTransformer2DModel(
-        num_layers=3, attention_head_dim=128, num_attention_heads=HEADS, joint_attention_dim=TEXT, **SETTINGS
-    )
+        num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, joint_attention_dim=TEXT,
+        axes_dims_rope=AXES, **SETTINGS,
+    )  # fmt: skip
     given: dict[str, Any] = {"context": text()}
     if masked:
         given["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
@@ -144,7 +149,7 @@ def _qwen(masked: bool = False, method: str = "") -> Case:
 
 
 def _wan(kind: str, given: Mapping[str, Any], timestep: Tensor | None = None, height: int = 7, **settings: Any) -> Case:
-    sizes = {"in_dim": 16, "dim": HEADS * 128, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
+    sizes = {"in_dim": 16, "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
     model = WanModel(**sizes | SETTINGS | settings)
     x = draw(1, settings.get("in_dim", 16), 3, height, 10, seed=1)
     return case(kind, model, x, {"context": text(), **given}, timestep)
@@ -152,7 +157,7 @@ def _wan(kind: str, given: Mapping[str, Any], timestep: Tensor | None = None, he
 
 def _vace() -> Case:
     model = VaceWanModel(
-        dim=HEADS * 128,
+        dim=WIDTH,
         ffn_dim=256,
         text_dim=TEXT,
         num_heads=HEADS,
@@ -166,15 +171,18 @@ def _vace() -> Case:
 
 
 def _lumina(kind: str, given: Mapping[str, Any], **settings: Any) -> Case:
-    model = NextDiT(
-        patch_size=2, in_channels=16, dim=HEADS * 96, n_layers=2, n_refiner_layers=2, n_heads=HEADS, multiple_of=64,
-        ffn_dim_multiplier=2.0, qk_norm=True, cap_feat_dim=TEXT, axes_dims=[32, 32, 32], axes_lens=[300, 512, 512],
-        **SETTINGS | settings,
-    )  # fmt: skip
+    sizes = {
+        "patch_size": 2, "in_channels": 16, "dim": WIDTH, "n_layers": 2, "n_refiner_layers": 2, "n_heads": HEADS,
+        "multiple_of": 64, "ffn_dim_multiplier": 2.0, "qk_norm": True, "cap_feat_dim": TEXT, "axes_dims": list(AXES),
+        "axes_lens": [300, 512, 512],
+    }  # fmt: skip
+    model = NextDiT(**sizes | SETTINGS | settings)
     return case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": text(), "num_tokens": 7, **given})
 
 
 Z_IMAGE: Mapping[str, Any] = {
+    "dim": HEADS * 96,  # its modulation insists on 256 of it
+    "axes_dims": [32, 32, 32],
     "n_kv_heads": HEADS,
     "rope_theta": 256.0,
     "z_image_modulation": True,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
+from tests.models.tiny_classes import AXES, HEADS, SETTINGS, TEXT, WIDTH, Case, case, text
 from tests.tiny_models import draw
 
 # isort: split
@@ -28,7 +28,7 @@ from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
 
 def _krea2(references: str = "") -> Case:
     model = SingleStreamDiT(
-        features=HEADS * 2 * 64, tdim=32, txtdim=24, heads=HEADS * 2, kvheads=2, multiplier=1, layers=3, txtlayers=2, txtheads=3,
+        features=2 * WIDTH, tdim=32, txtdim=24, heads=HEADS * 2, kvheads=2, multiplier=1, layers=3, txtlayers=2, txtheads=3,
         txtkvheads=3, **SETTINGS,
     )  # fmt: skip
     given: dict[str, Any] = {"context": text()}
@@ -42,8 +42,8 @@ def _krea2(references: str = "") -> Case:
 
 def _omnigen2(references: bool = False) -> Case:
     model = OmniGen2Transformer2DModel(
-        hidden_size=HEADS * 2 * 96, num_layers=2, num_refiner_layers=2, num_attention_heads=HEADS * 2, num_kv_heads=HEADS,
-        multiple_of=64, text_feat_dim=TEXT, **SETTINGS,
+        hidden_size=2 * WIDTH, num_layers=2, num_refiner_layers=2, num_attention_heads=HEADS * 2, num_kv_heads=HEADS,
+        multiple_of=64, axes_dim_rope=AXES, text_feat_dim=TEXT, **SETTINGS,
     )  # fmt: skip
     given: dict[str, Any] = {"context": text(), "num_tokens": 7}
     if references:
@@ -66,7 +66,7 @@ def sd3(attend_twice: tuple[int, ...] = (), **settings: Any) -> Case:
 
 def _auraflow() -> Case:
     model = AuraFlow(
-        in_channels=4, dim=HEADS * 64, n_layers=4, n_double_layers=2, n_heads=HEADS, global_conddim=64, cond_seq_dim=TEXT,
+        in_channels=4, dim=WIDTH, n_layers=4, n_double_layers=2, n_heads=HEADS, global_conddim=64, cond_seq_dim=TEXT,
         max_seq=64, **SETTINGS,
     )  # fmt: skip
     return case("AuraFlow", model, draw(2, 4, 9, 14, seed=1), {"context": text(batch=2), "control": None})
@@ -74,8 +74,9 @@ def _auraflow() -> Case:
 
 def _hidream(**edited: Tensor) -> Case:
     model = HiDreamImageTransformer2DModel(
-        patch_size=2, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=64, num_attention_heads=HEADS,
-        caption_channels=[TEXT, 40], text_emb_dim=32, axes_dims_rope=(32, 16, 16), llama_layers=[0, 2, 1, 2], **SETTINGS,
+        patch_size=2, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=WIDTH // HEADS,
+        num_attention_heads=HEADS, caption_channels=[TEXT, 40], text_emb_dim=32, axes_dims_rope=(16, 8, 8),
+        llama_layers=[0, 2, 1, 2], **SETTINGS,
     )  # fmt: skip
     given = {"context": text(), "y": draw(1, 32, seed=3), "encoder_hidden_states_llama3": draw(1, 3, 5, 40, seed=4)}
     return case("HiDream", model, draw(1, 16, 9, 14, seed=1), given | edited)
@@ -92,8 +93,8 @@ def _kandinsky() -> Case:
 
 def _joyimage(references: bool = False) -> Case:
     model = JoyImageTransformer3DModel(
-        hidden_size=HEADS * 128, num_attention_heads=HEADS, text_dim=TEXT, mlp_width_ratio=1.0, num_layers=3, theta=10000,
-        **SETTINGS,
+        hidden_size=WIDTH, num_attention_heads=HEADS, text_dim=TEXT, mlp_width_ratio=1.0, num_layers=3, theta=10000,
+        rope_dim_list=list(AXES), **SETTINGS,
     )  # fmt: skip
     given: dict[str, Any] = {"context": text()}
     if references:
@@ -103,16 +104,17 @@ def _joyimage(references: bool = False) -> Case:
 
 def _lens(mask: tuple[int, ...]) -> Case:
     model = LensTransformer2DModel(
-        num_layers=3, num_attention_heads=HEADS, enc_hidden_dim=TEXT // 2, selected_layer_index=(5, 11), **SETTINGS
-    )
+        num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, enc_hidden_dim=TEXT // 2,
+        selected_layer_index=(5, 11), axes_dims_rope=AXES, **SETTINGS,
+    )  # fmt: skip
     given = {"context": text(), "attention_mask": torch.tensor([mask])}
     return case("Lens", model, draw(1, 128, 5, 7, seed=1), given)
 
 
 def _boogu(references: bool = False) -> Case:
     model = BooguTransformer2DModel(
-        hidden_size=HEADS * 2 * 96, num_layers=2, num_double_stream_layers=2, num_refiner_layers=1,
-        num_attention_heads=HEADS * 2, num_kv_heads=HEADS, multiple_of=64, axes_dim_rope=(32, 32, 32),
+        hidden_size=2 * WIDTH, num_layers=2, num_double_stream_layers=2, num_refiner_layers=1,
+        num_attention_heads=HEADS * 2, num_kv_heads=HEADS, multiple_of=64, axes_dim_rope=AXES,
         instruction_feat_dim=TEXT, **SETTINGS,
     )  # fmt: skip
     given: dict[str, Any] = {"context": text(), "num_tokens": 7}
@@ -123,27 +125,26 @@ def _boogu(references: bool = False) -> Case:
 
 def _ideogram() -> Case:
     model = Ideogram4Transformer2DModel(
-        num_layers=3, num_attention_heads=HEADS, attention_head_dim=128, intermediate_size=128, adaln_dim=32,
-        llm_features_dim=TEXT, **SETTINGS,
+        num_layers=3, num_attention_heads=HEADS, attention_head_dim=WIDTH // HEADS, intermediate_size=128, adaln_dim=32,
+        llm_features_dim=TEXT, mrope_section=(6, 5, 5), **SETTINGS,
     )  # fmt: skip
     return case("Ideogram4", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 
 
 def _ernie() -> Case:
     model = ErnieImageModel(
-        hidden_size=HEADS * 128,
-        num_attention_heads=HEADS,
-        num_layers=3,
-        ffn_hidden_size=256,
-        text_in_dim=TEXT,
+        hidden_size=WIDTH, num_attention_heads=HEADS, num_layers=3, ffn_hidden_size=256, text_in_dim=TEXT, rope_axes_dim=AXES,
         **SETTINGS,
-    )
+    )  # fmt: skip
     return case("ErnieImage", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 
 
 def _mage_flow(given: Mapping[str, Any]) -> Case:
     """Its time in bf16, as ComfyUI's class around it gives it."""
-    model = MageFlowTransformer2DModel(num_layers=3, num_attention_heads=HEADS, joint_attention_dim=TEXT, **SETTINGS)
+    model = MageFlowTransformer2DModel(
+        num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, joint_attention_dim=TEXT,
+        axes_dims_rope=AXES, **SETTINGS,
+    )  # fmt: skip
     time = torch.tensor([0.6], dtype=torch.bfloat16)
     return case("MageFlow", model, draw(1, 128, 5, 7, seed=1), {"context": text(), **given}, time)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
+from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH, Case, case, text
 from tests.tiny_models import draw
 
 # isort: split
@@ -19,7 +19,7 @@ from comfy.ldm.minimax.model import MiniMaxH3Model
 
 def _minimax(payload: Mapping[str, Any], **settings: Any) -> Case:
     model = MiniMaxH3Model(
-        hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
+        hidden_size=WIDTH, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
         text_dim=TEXT, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **settings, **SETTINGS,
     )  # fmt: skip
     model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))

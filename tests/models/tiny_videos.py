@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
+from tests.models.tiny_classes import AXES, HEADS, SETTINGS, TEXT, WIDTH, Case, case, text
 from tests.tiny_models import draw
 
 # isort: split
@@ -24,8 +24,8 @@ from comfy.ldm.wan.model import CameraWanModel
 
 def _hunyuan(kind: str, given: Mapping[str, Any], channels: int = 16, batch: int = 1, **settings: Any) -> Case:
     sizes = {
-        "in_channels": channels, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": TEXT, "hidden_size": HEADS * 128,
-        "mlp_ratio": 2.0, "num_heads": HEADS, "depth": 2, "depth_single_blocks": 2, "axes_dim": [16, 56, 56], "theta": 256,
+        "in_channels": channels, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": TEXT, "hidden_size": WIDTH,
+        "mlp_ratio": 2.0, "num_heads": HEADS, "depth": 2, "depth_single_blocks": 2, "axes_dim": list(AXES), "theta": 256,
         "patch_size": [1, 2, 2], "qkv_bias": True, "guidance_embed": True, "byt5": False, "meanflow": False,
         "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False,
     }  # fmt: skip
@@ -40,7 +40,7 @@ def _hunyuan(kind: str, given: Mapping[str, Any], channels: int = 16, batch: int
 
 
 def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **settings: Any) -> Case:
-    sizes = {"in_channels": 128, "cross_attention_dim": HEADS * 32, "attention_head_dim": 32, "num_attention_heads": HEADS,
+    sizes = {"in_channels": 128, "cross_attention_dim": WIDTH, "attention_head_dim": 32, "num_attention_heads": HEADS,
              "caption_channels": TEXT, "num_layers": 3}  # fmt: skip
     model = LTXVModel(**sizes | SETTINGS | settings)
     x = draw(1, 128, frames, 5, 4, seed=1)
@@ -48,10 +48,14 @@ def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **setting
     return case("LTXV", model, x, {**prompt, **given}, timestep)
 
 
+GUIDE = {"pre_filter_count": 20, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 4]}
+"""What Add Guide says of a guide that is attended to like the video."""
+
+
 def _ltxv_keyframe() -> Case:
     """The last of four frames is a guide's."""
     positions = torch.rand(1, 3, 20, 2, generator=torch.Generator().manual_seed(4)) * 8
-    given = {"keyframe_idxs": positions, "denoise_mask": torch.ones(1, 1, 4, 5, 4)}
+    given = {"keyframe_idxs": positions, "denoise_mask": torch.ones(1, 1, 4, 5, 4), "guide_attention_entries": [GUIDE]}
     return _ltxv(given, torch.linspace(0.1, 0.9, 80).view(1, 80, 1), frames=4)
 
 
@@ -67,7 +71,7 @@ def _kandinsky(given: Mapping[str, Any]) -> Case:
 def _cosmos(kind: str, channels: int, timestep: Tensor | None = None, height: int = 7, frames: int = 3) -> Case:
     model = MiniTrainDIT(
         max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
-        patch_temporal=1, model_channels=HEADS * 32, num_blocks=3, num_heads=HEADS, crossattn_emb_channels=TEXT,
+        patch_temporal=1, model_channels=WIDTH, num_blocks=3, num_heads=HEADS, crossattn_emb_channels=TEXT,
         pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30, use_adaln_lora=True, adaln_lora_dim=16,
         **SETTINGS,
     )  # fmt: skip
@@ -86,7 +90,7 @@ def _anima() -> Case:
 
 def _camera(kind: str, given: Mapping[str, Any], model_type: str) -> Case:
     model = CameraWanModel(
-        model_type=model_type, dim=HEADS * 128, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3, in_dim=32,
+        model_type=model_type, dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3, in_dim=32,
         in_dim_control_adapter=24, **SETTINGS,
     )  # fmt: skip
     camera = {"camera_conditions": draw(1, 24, 3, 64, 80, seed=5)}
@@ -96,7 +100,7 @@ def _camera(kind: str, given: Mapping[str, Any], model_type: str) -> Case:
 def _mochi() -> Case:
     """Its class insists on the width inside its feed-forward layers."""
     model = AsymmDiTJoint(
-        patch_size=2, in_channels=12, hidden_size_x=HEADS * 32, hidden_size_y=TEXT, depth=3, num_heads=HEADS,
+        patch_size=2, in_channels=12, hidden_size_x=WIDTH, hidden_size_y=TEXT, depth=3, num_heads=HEADS,
         mlp_ratio_x=128.0, mlp_ratio_y=2.0, use_t5=True, t5_feat_dim=TEXT, learn_sigma=False, timestep_scale=1000.0,
         qk_norm=True, qkv_bias=False, **SETTINGS,
     )  # fmt: skip
@@ -111,8 +115,9 @@ FIFTEEN: Mapping[str, Any] = {
     "vision_in_dim": 40, "meanflow_sum": True, "depth": 3, "depth_single_blocks": 0,
 }  # fmt: skip
 IMAGE: Mapping[str, Any] = {
-    "vec_in_dim": None, "patch_size": [1, 1], "axes_dim": [64, 64], "guidance_embed": False, "byt5": True,
+    "vec_in_dim": None, "patch_size": [1, 1], "axes_dim": [16, 16], "guidance_embed": False, "byt5": True,
 }  # fmt: skip
+REFINER: Mapping[str, Any] = {"vec_in_dim": None, "patch_size": [1, 1, 1], "guidance_embed": False}
 
 
 def _meanflow() -> Case:
@@ -142,6 +147,7 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
     "hunyuan image, glyphs": lambda: _hunyuan(
         "HunyuanImage21", {"txt_byt5": draw(1, 3, 1472, seed=4), "attention_mask": None}, **IMAGE
     ),
+    "hunyuan image, refiner": lambda: _hunyuan("HunyuanImage21Refiner", {"disable_time_r": True}, 32, **REFINER),
     "ltxv": lambda: _ltxv({}, torch.tensor([0.6])),
     "ltxv, masked text and a timestep a token": lambda: _ltxv(
         {"attention_mask": MASK}, torch.linspace(0, 0.9, 60).view(1, 60, 1), causal_temporal_positioning=True

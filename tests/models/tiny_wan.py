@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, Case, case, text
+from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH, Case, case, text
 from tests.tiny_models import draw
 
 # isort: split
@@ -17,7 +17,7 @@ from comfy.ldm.wan.model_animate import AnimateWanModel, ConvLayer, EqualConv2d
 from comfy.ldm.wan.model_wandancer import WanDancerModel
 
 SIZES: dict[str, Any] = {
-    "dim": HEADS * 128, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3,
+    "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3,
 }  # fmt: skip
 
 

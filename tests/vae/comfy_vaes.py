@@ -50,6 +50,8 @@ class Kind:
 
 
 KINDS = {
+    "flux": Kind(8, (1, 16, 5, 3), {**IMAGE, "z_channels": 16}),
+    "sd": Kind(8, (1, 4, 2, 7), {**IMAGE, "z_channels": 4}),
     "wan": Kind(8, (1, 16, 3, 5, 3), {**WAN, "z_dim": 16}),
     "wan22": Kind(16, (1, 48, 3, 3, 2), {**WAN, "z_dim": 48, "dec_dim": 8, "dim_mult": [1, 2, 4, 4]}),
     "hunyuan": Kind(8, (1, 16, 3, 4, 3), {**IMAGE, "z_channels": 16, "conv3d": True, "time_compress": 4}),
@@ -116,6 +118,9 @@ KINDS = {
 """By the name in tests."""
 
 
+OF_A_FILE = {"ch": 128, "num_res_blocks": 2}
+"""Settings that ComfyUI takes the encoder of every picture's file to have."""
+
 NOISE_INSIDE: dict[str, Any] = {
     "decoder_blocks": [
         *[["compress_all", {"residual": True, "multiplier": 2}]] * 3,
@@ -130,6 +135,13 @@ def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
     tensors = {key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}
     config = {"vae": {**KINDS[name].settings, **settings}} if name.startswith("ltx") else {}
     save_file(tensors, path, {"config": json.dumps(config)})
+
+
+def save_image_vae(path: Path, dtype: torch.dtype = torch.float32, name: str = "flux") -> Path:
+    """Write a file of FLUX.1's or Stable Diffusion's kind, with a narrow decoder."""
+    tensors = build(name, **OF_A_FILE, decoder_ch=32).state_dict()
+    save_file({key: tensor.to(dtype).contiguous() for key, tensor in tensors.items()}, path)
+    return path
 
 
 def build(kind: str, **settings: Any) -> nn.Module:
@@ -164,14 +176,18 @@ def _made(name: str, settings: dict[str, Any]) -> nn.Module:
         return comfy.ldm.wan.vae2_2.WanVAE(**settings)  # type: ignore[no-any-return]
     if name.startswith("ltx"):
         return comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE(config=settings)  # type: ignore[no-any-return]
-    if name in ("hunyuan", "flux2"):
-        return engines.AutoencoderKL(ddconfig=settings, embed_dim=settings["z_channels"])  # type: ignore[no-any-return]
+    decoder = {**settings, "ch": settings.pop("decoder_ch", settings["ch"])} if "ch" in settings else settings
+    if name in ("sd", "hunyuan", "flux2"):
+        return engines.AutoencoderKL(  # type: ignore[no-any-return]
+            ddconfig=settings, decoder_ddconfig=decoder, embed_dim=settings["z_channels"]
+        )
     where, regularizer = {
-        "hunyuan15": ("vae_refiner", "EmptyRegularizer"),
-        "hunyuan_image": ("vae", "DiagonalGaussianRegularizer"),
+        "flux": ("modules.diffusionmodules.model", "DiagonalGaussianRegularizer"),
+        "hunyuan15": ("hunyuan_video.vae_refiner", "EmptyRegularizer"),
+        "hunyuan_image": ("hunyuan_video.vae", "DiagonalGaussianRegularizer"),
     }[name]
     return engines.AutoencodingEngine(  # type: ignore[no-any-return]
         regularizer_config={"target": f"comfy.ldm.models.autoencoder.{regularizer}"},
-        encoder_config={"target": f"comfy.ldm.hunyuan_video.{where}.Encoder", "params": settings},
-        decoder_config={"target": f"comfy.ldm.hunyuan_video.{where}.Decoder", "params": settings},
+        encoder_config={"target": f"comfy.ldm.{where}.Encoder", "params": settings},
+        decoder_config={"target": f"comfy.ldm.{where}.Decoder", "params": decoder},
     )

@@ -105,7 +105,7 @@ def test_one_rank_gives_the_same_bits(name: str) -> None:
     assert torch.equal(encoded, oracle(name)[1])
 
 
-@pytest.mark.parametrize("name", ["wan", pytest.param("hunyuan15", marks=thorough)])
+@pytest.mark.parametrize("name", ["wan", "flux", pytest.param("hunyuan15", marks=thorough)])
 def test_peak_falls_with_the_ranks(name: str) -> None:
     _, channels, *frames, _, width = KINDS[name].latent
     height = 16

@@ -1,4 +1,4 @@
-"""Decoding and encoding over ranks against diffusers' and ComfyUI's own autoencoders, on the same random weights."""
+"""CogVideoX over ranks against diffusers' and ComfyUI's own autoencoders, on the same random weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
-from parallel_backend.vae.kl import KLAutoencoder, KLConfig
 from parallel_backend.vae.rows import slab_of
-from parallel_backend.weights.vae_keys import original_kl_name
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
-from tests.selection import product, thorough
-from tests.tiny_vae import SMALL, cogvideox_vae_tensors, image_vae_tensors
+from tests.selection import product
+from tests.tiny_vae import SMALL, cogvideox_vae_tensors
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
@@ -43,7 +41,7 @@ def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixe
         axis = Communicator("space", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
 
         def joined(pieces: list[Tensor]) -> Tensor:
-            return torch.cat(pieces, 2) if pieces[0].dim() == 5 else pieces[0]
+            return torch.cat(pieces, 2)
 
         def nothing() -> None: ...
 
@@ -52,12 +50,6 @@ def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixe
         return tuple([joined([piece.whole() for piece in pieces]) for pieces in part] for part in (decoded, encoded))
 
     return run_ranks(ranks, work)[0]
-
-
-IMAGES = {"FLUX": (16, False), "Stable Diffusion": (4, True)}
-"""Channels of the latent, and whether there are 1x1 convolutions around it."""
-
-QUICK = (("FLUX", 4), ("Stable Diffusion", 3))
 
 
 @cache
@@ -112,42 +104,6 @@ def test_sizes_between_multiples_encode_as_diffusers_does() -> None:
     pixels = torch.rand(1, 3, 5, 37, 27, generator=torch.Generator().manual_seed(3))
     _, (encoded,) = over_ranks(ours, 3, [], [pixels], "original")
     assert relative_error(encoded, theirs.encode(pixels).latent_dist.mode()) < TOLERANCE
-
-
-@cache
-def image_oracle(channels: int, moments: bool):
-    """A VAE's tensors, its latents and pixels, and what ComfyUI's loader and model make of them."""
-    comfy_on_path()
-    import comfy.sd
-
-    tensors = image_vae_tensors(channels=channels, moments=moments, encoder=128, decoder=32)
-    theirs = comfy.sd.VAE(sd=dict(tensors)).first_stage_model
-    generator = torch.Generator().manual_seed(5)
-    sizes = [(5, 3), (2, 7), (9, 4)]
-    latents = [torch.randn(1, channels, *size, generator=generator) for size in sizes]
-    pixels = [torch.rand(1, 3, 8 * height, 8 * width, generator=generator) * 2 - 1 for height, width in sizes]
-    with torch.no_grad():
-        expected = [theirs.decode(z) for z in latents], [theirs.encode(x) for x in pixels]
-    return KLConfig(128, 32, channels, moments), tensors, latents, pixels, expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "ranks"),
-    [
-        pytest.param(kind, ranks, id=f"{kind}-{ranks}", marks=[thorough] * ((kind, ranks) not in QUICK))
-        for kind in IMAGES
-        for ranks in RANKS
-    ],
-)
-def test_image_autoencoder(kind: str, ranks: int) -> None:
-    config, tensors, latents, pixels, expected = image_oracle(*IMAGES[kind])
-    ours = KLAutoencoder(config)
-    empty = ours.module.to_empty(device=CPU).state_dict()
-    ours.module.load_state_dict({name: tensors[original_kl_name(name, 4)].view(t.shape) for name, t in empty.items()})
-    results = over_ranks(ours, ranks, latents, pixels, "original")
-    for ours_made, theirs_made in zip(results, expected, strict=True):
-        for ours_one, theirs_one in zip(ours_made, theirs_made, strict=True):
-            assert relative_error(ours_one, theirs_one) < TOLERANCE
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:

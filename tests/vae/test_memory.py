@@ -12,7 +12,6 @@ from torch import Tensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
-from parallel_backend.vae.kl import KLAutoencoder, KLConfig
 from parallel_backend.vae.rows import slab_of
 from tests.allocations import peak_bytes
 from tests.ranks import run_in_turn, run_ranks
@@ -22,7 +21,6 @@ CPU = torch.device("cpu")
 CASES = {
     "CogVideoX, original": (CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16)), (1, 16, 3, 16, 2), "original"),
     "CogVideoX, ComfyUI's": (CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16)), (1, 16, 3, 16, 2), "comfyui"),
-    "FLUX": (KLAutoencoder(KLConfig(32, 32, 16, False)), (1, 16, 16, 3), "original"),
 }
 
 

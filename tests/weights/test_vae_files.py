@@ -12,9 +12,9 @@ from torch import Tensor
 from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.cogvideox import CogVideoXConfig
-from parallel_backend.vae.kl import KLConfig
 from parallel_backend.weights.checkpoint import read_header
-from tests.tiny_vae import SMALL, cogvideox_vae_tensors, image_vae_tensors
+from tests.tiny_vae import SMALL, cogvideox_vae_tensors
+from tests.vae.comfy_vaes import OF_A_FILE, build
 
 
 def header(path: Path, tensors: dict[str, Tensor], prefix: str = ""):
@@ -26,8 +26,10 @@ def header(path: Path, tensors: dict[str, Tensor], prefix: str = ""):
 def test_kinds(tmp_path: Path, prefix: str) -> None:
     name, _, config = recognise(header(tmp_path, cogvideox_vae_tensors(), prefix))
     assert (name, config) == ("cogvideox vae", CogVideoXConfig(SMALL, 1, 16))
-    name, _, config = recognise(header(tmp_path, image_vae_tensors(channels=4, decoder=64, moments=True), prefix))
-    assert (name, config) == ("image vae", KLConfig(32, 64, 4, True))
+    name, _, config = recognise(header(tmp_path, build("sd", **OF_A_FILE, decoder_ch=32).state_dict(), prefix))
+    family = AUTOENCODERS[name]
+    assert (name, family.channels(config), family.dims(config)) == ("comfyui vae", 4, 4)
+    assert family.decoded_shape(config, (2, 4, 5, 3)) == (2, 3, 40, 24)
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -37,7 +39,7 @@ def test_diffusers_names(tmp_path: Path, older: bool) -> None:
     theirs = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(32, 64, 128, 128),
+        block_out_channels=(128, 256, 512, 512),
         layers_per_block=2,
         latent_channels=16,
         use_quant_conv=False,
@@ -49,15 +51,19 @@ def test_diffusers_names(tmp_path: Path, older: bool) -> None:
         for new, old in renames:
             tensors = {name.replace(f".{new}.", f".{old}."): tensor for name, tensor in tensors.items()}
     name, part, config = recognise(header(tmp_path, tensors))
-    assert (name, config) == ("image vae", KLConfig(32, 32, 16, False))
     keys = AUTOENCODERS[name].keys(config, part)
-    assert {piece.name for pieces in keys.values() for piece in pieces} == set(tensors)
+    import comfy.sd
+
+    theirs = comfy.sd.VAE(sd=dict(tensors)).first_stage_model.state_dict()
+    assert set(keys) == set(theirs)
+    for key, (piece,) in keys.items():
+        assert torch.equal(theirs[key].float().flatten(), tensors[piece.name].flatten()), key
 
 
 REFUSED = {
     "no tensors of a VAE": {"blocks.0.weight": torch.zeros(8, 16)},
-    "lacks the tensor 'encoder.conv_in.weight'": {"decoder.conv_in.weight": torch.zeros(128, 16, 3, 3)},
-    "lacks the tensor encoder.conv_in.bias": {
+    "lacks the tensor encoder.conv_in.weight": {"decoder.conv_in.weight": torch.zeros(128, 16, 3, 3)},
+    "has tensors of other sizes than ComfyUI's VAE of this kind": {
         "decoder.conv_in.weight": torch.zeros(128, 16, 3, 3),
         "encoder.conv_in.weight": torch.zeros(32, 3, 3, 3),
     },

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_backend.worker.memory.rank_memory import OutOfMemory, asked_bytes, is_out_of_memory
+from parallel_backend.worker.memory.rank_memory import Memory, OutOfMemory, asked_bytes, is_out_of_memory
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
@@ -79,3 +79,17 @@ def test_a_real_allocation_says_how_much_was_asked_for():
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
     assert asked_bytes(caught.value) == 1 << 60
+
+
+@pytest.mark.parametrize(("free", "returned"), [(5 << 30, False), (3 << 30, True)])
+def test_what_torch_keeps_is_returned_where_it_is_a_good_part_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, free: int, returned: bool
+) -> None:
+    """By the numbers of a GPU of which 8 GB are in use and 1 GB is kept."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    Memory(torch.device("cuda", 0), 1).trim()
+    assert bool(emptied) is returned

@@ -20,7 +20,8 @@ DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("WanVAE", "comfy.ldm.wan.vae"): "a Wan 2.1 or Qwen-Image VAE",
         ("WanVAE", "comfy.ldm.wan.vae2_2"): "a Wan 2.2 VAE",
-        ("AutoencoderKL", "comfy.ldm.modules.diffusionmodules.model"): "a FLUX.2 or HunyuanVideo VAE",
+        ("AutoencodingEngine", "comfy.ldm.modules.diffusionmodules.model"): "an image VAE (FLUX.1, Stable Diffusion 3)",
+        ("AutoencoderKL", "comfy.ldm.modules.diffusionmodules.model"): "a Stable Diffusion, FLUX.2 or HunyuanVideo VAE",
         ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae_refiner"): "a HunyuanVideo 1.5 VAE",
         ("AutoencodingEngine", "comfy.ldm.hunyuan_video.vae"): "a HunyuanImage 2.1 VAE",
         ("VideoVAE", "comfy.ldm.lightricks.vae.causal_video_autoencoder"): "an LTX-Video VAE",
@@ -29,16 +30,21 @@ DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
 )
 """ComfyUI's class and where its decoder is defined -> its name in sentences: those whose code was tried over rows."""
 
+DIFFUSERS = "decoder.up_blocks.0.resnets.0.norm1.weight"
+"""By which ComfyUI knows a file with diffusers' names."""
+
 
 @dataclass(frozen=True)
 class Detected:
     """An autoencoder of ComfyUI's on the meta device.
 
-    `vae` is ComfyUI's own object around it, which knows how frames and pixels go together; `kind` its name in sentences.
+    `vae` is ComfyUI's own object around it, which knows how frames and pixels go together; `kind` its name in sentences;
+    `names` the file's names of tensors where ComfyUI has others, by ComfyUI's.
     """
 
     vae: Any
     kind: str
+    names: Mapping[str, str]
 
     @property
     def module(self) -> nn.Module:
@@ -76,7 +82,16 @@ def detect(checkpoint: Checkpoint) -> Detected:
     if hasattr(model, "pixel_mean"):
         compute_buffers(model)
     _buffers_to_parameters(model, checkpoint)
-    return Detected(vae, kind)
+    return Detected(vae, kind, _names(checkpoint))
+
+
+def _names(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """ComfyUI's names of tensors -> the file's, where it has diffusers'."""
+    from comfy.diffusers_convert import convert_vae_state_dict
+
+    if DIFFUSERS not in checkpoint.entries:
+        return {}
+    return dict(zip(convert_vae_state_dict(checkpoint.meta_tensors()), checkpoint.entries, strict=True))
 
 
 @contextmanager

@@ -34,6 +34,12 @@ OPTIONS = "transformer_options"
 SKIPPED = "skipped_blocks"
 """Blocks that are left out of a call, as [kind, number], go under this name among these options."""
 
+GUIDED = "attention_guides"
+"""Functions that change what attentions give (diffusion.GuideFunction) go under this name among these options."""
+
+SIDES = "cond_or_uncond"
+"""ComfyUI's name among these options of the sides in a call's batch, 0 for the positive one."""
+
 SIGMAS = ("sigmas", "sample_sigmas")
 """ComfyUI's names among these options of the sigmas of a call and of all steps."""
 

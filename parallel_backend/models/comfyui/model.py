@@ -21,7 +21,8 @@ from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
-from .conditioning import OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
+from .attention_guides import guided
+from .conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
 from .networks import Beside, patches_of
 from .text import ASKED, Texts
 
@@ -103,8 +104,11 @@ class ComfyModel:
             more["patches_replace"] = {"dit": {tuple(place): _left_out for place in more.pop(SKIPPED)}}
         if self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
-        if networks:
-            more |= patches_of(networks, self._spread.now.call)
+        patches = patches_of(networks, self._spread.now.call)
+        if GUIDED in more:
+            patches |= guided(more.pop(GUIDED), self._spread.now)
+        if patches:
+            more["patches"] = patches
         asked = given.pop(ASKED, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
             context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()

@@ -17,6 +17,7 @@ from ...weights.adapters import AdapterSet, Network
 from ..spread.arguments import positions_of
 from ..spread.call import Call
 from ..spread.declaration import Pictured
+from ..spread.placement import Placement
 from ..spread.stream import HERE, Stream
 from .importing import import_comfyui
 
@@ -26,6 +27,9 @@ Patches = dict[str, list[Callable[..., Any]]]
 SELF_ATTENTION = {"q": "self_attn_q_proj", "k": "self_attn_k_proj", "v": "self_attn_v_proj"}
 CROSS_ATTENTION = {"q": "cross_attn_q_proj"}
 """Which of LLLite's modules changes what an attention is given, as ComfyUI's node has it."""
+
+SPEAKERS = "x_ref_attn_map"
+"""ComfyUI's name among a call's options of how much each token attends to each speaker."""
 
 
 class Beside(Protocol):
@@ -61,17 +65,18 @@ class Networks:
             "AnimaLLLite": AnimaLLLite,
             "QwenDiffSynth": QwenDiffSynth,
             "ZImageControl": ZImageControl,
+            "InfiniteTalk": InfiniteTalk,
         }
         return kinds[network.kind](weights, inputs, network.values)
 
 
-def patches_of(networks: Sequence[Beside], call: Call) -> dict[str, Patches]:
-    """The transformer_options that make ComfyUI's model call networks, in their order."""
+def patches_of(networks: Sequence[Beside], call: Call) -> Patches:
+    """What makes ComfyUI's model call networks, in their order."""
     joined: Patches = {}
     for network in networks:
         for place, functions in network.patches(call).items():
             joined.setdefault(place, []).extend(functions)
-    return {"patches": joined}
+    return joined
 
 
 class AnimaLLLite:
@@ -185,6 +190,91 @@ class ZImageControl:
             return patch(args)
 
         return {"noise_refiner": [add], "double_block": [add]}
+
+
+class InfiniteTalk:
+    """Has a video's tokens attend to the speech of their frame, behind each of Wan's attentions to text; see ComfyUI's node.
+
+    Args:
+        inputs: `speech` `[1, frames, tokens, features]`; for two speakers their `places` in a frame too, `[2, tokens]`.
+        values: the strength.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], inputs: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        self._talk = importlib.import_module("comfy.ldm.wan.model_multitalk")
+        operations = importlib.import_module("comfy.ops").manual_cast
+        self._speech = inputs["speech"][0]
+        self._speakers = inputs["places"].bool() if "places" in inputs else None
+        self._strength = values["strength"]
+        count, width = 1 + max(int(name.partition(".")[0]) for name in weights), weights["0.norm_x.weight"].shape[0]
+        with torch.device("meta"):
+            blocks = [
+                self._talk.WanMultiTalkAttentionBlock(width, self._speech.shape[2], operations=operations)
+                for _ in range(count)
+            ]
+        self._blocks = nn.ModuleList(blocks)
+        self._blocks.load_state_dict(weights, assign=True)
+
+    def patches(self, call: Call) -> Patches:
+        """Called within blocks, with this rank's tokens: each run of one frame attends for itself."""
+
+        def tell_apart(args: Any) -> Any:
+            options = args["transformer_options"]
+            frames, height, width = options["grid_sizes"]
+            first = call.places.part(_placement(call, options), 0, height * width)
+            keys = args["k"][:, : first.counts[call.rank]].flatten(2)
+            whole = call.whole(Stream(keys, first, 1, call)).unflatten(2, args["k"].shape[2:])
+            options[SPEAKERS] = self._talk.get_attn_map_with_target(
+                args["q"], whole, (frames, height, width), ref_target_masks=self._speakers
+            )
+            return args["x"]
+
+        def add(args: Any) -> Any:
+            x, options = args["x"], args["transformer_options"]
+            block = self._blocks[options["block_index"]]
+            frames, counts = _frames(call, options)
+            speakers = self._by_speaker(options.pop(SPEAKERS, None), call, options)
+            begin, added = 0, []
+            for frame, given in zip(frames, block.norm_x(x).split(counts, dim=1), strict=True):
+                length = given.shape[1]
+                speech = self._speech[None, None, frame].to(x.dtype)
+                of_them = None
+                if speakers is not None:  # two more tokens, so that ComfyUI's code sees the extremes of the whole video
+                    of_them = torch.cat([speakers[0][:, begin : begin + length], speakers[1]], dim=1)
+                    given = torch.cat([given, given[:, :1].expand(-1, 2, -1)], dim=1)
+                out = block.audio_cross_attn(given, speech, (1, 1, given.shape[1]), of_them)
+                added.append(out[:, :length])
+                begin += length
+            return x + torch.cat(added, dim=1) * self._strength
+
+        return {"attn2_patch": [add]} | ({} if self._speakers is None else {"attn1_patch": [tell_apart]})
+
+    def _by_speaker(self, local: Tensor | None, call: Call, options: Any) -> tuple[Tensor, Tensor] | None:
+        """How much each token attends to each speaker, `[2, tokens]`, and the most and least of all tokens, `[2, 2]`."""
+        if local is None:
+            return None
+        placement = _placement(call, options)
+        count = placement.counts[call.rank]
+        whole = call.whole(Stream(local[:, :count].T[None].contiguous(), placement, 1, call))[0]
+        return local, torch.stack([whole.amax(0), whole.amin(0)], dim=1)
+
+
+def _placement(call: Call, options: Any) -> Placement:
+    """Where a video's tokens are."""
+    frames, height, width = options["grid_sizes"]
+    return call.places.of(frames * height * width, Pictured())
+
+
+def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
+    """The frames that this rank has tokens of, and how many of each."""
+    placement, (_, height, width) = _placement(call, options), options["grid_sizes"]
+
+    def find() -> tuple[list[int], list[int]]:
+        of_each = positions_of(placement, call.rank) // (height * width)
+        frames, counts = torch.unique_consecutive(of_each, return_counts=True)
+        return frames.tolist(), counts.tolist()
+
+    return call.places.once(("frames", placement), find)
 
 
 def _in_block(tensor: Tensor, call: Call) -> Tensor:

@@ -59,6 +59,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "HunyuanVideo15": HUNYUAN_VIDEO,
         "HunyuanVideo15_SR_Distilled": HUNYUAN_VIDEO,
         "HunyuanImage21": HUNYUAN_VIDEO,
+        "HunyuanImage21Refiner": HUNYUAN_VIDEO,
         "GenmoMochi": MOCHI,
         "LTXV": LTXV,
         "LTXAV": LTXAV,

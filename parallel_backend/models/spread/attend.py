@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ...attention.cache import KVCache
-from ...attention.kernels import Attend, choose_kernel, flash_fault
+from ...attention.kernels import choose_kernel
+from ...attention.packages import Attend, package_faults
 from ...attention.parallel import PatchAttention, WholeAttention
 from ...attention.replicated import of_all_keys
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
+from ...plan.plan import APPROXIMATE_ATTENTION
 from .call import Call
 from .declaration import Attention, Local, Merged, Spread
 from .placement import Placement, slots_of
@@ -138,7 +140,7 @@ class Attentions:
             )
         block = self.block
         attention = block.next() if block is not None else Local()
-        alone = self._mesh.sequence.size == 1 and self._caches is None
+        alone = self._mesh.sequence.size == 1 and self._caches is None and self._choice != APPROXIMATE_ATTENTION
         spread = isinstance(attention, Spread)
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
             assert block is not None
@@ -206,7 +208,7 @@ class Attentions:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers."""
 
         def choose() -> Attend:
-            return choose_kernel(self._choice, q.device, q.dtype, q.shape[3], flash_fault(q.device)).attend
+            return choose_kernel(self._choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
 
         return self._call.places.once(("kernel", q.dtype, q.shape[3]), choose)
 

@@ -157,7 +157,7 @@ class Holder:
             if oldest is None:
                 raise Refused(
                     f"weights streamed takes {gigabytes(kept)} of the computer's memory for each worker, and too little is "
-                    "free: close other programs, or use smaller weights (fp8, GGUF) or more machines"
+                    "free: close other programs, or use smaller weights (fp8, GGUF) or more machines."
                 )
             del self._held[oldest]
             self._memory.give_back()

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from ...attention.kernels import flash_fault
+from ...attention.packages import package_faults
 from ...identity import code_digest
 from ...models.comfyui.importing import FOLDER, comfyui_version
 from ...wire.messages import Facts
@@ -28,5 +28,5 @@ def own_facts(device: torch.device) -> Facts:
         diffusers=diffusers,
         code=code_digest(),
         comfyui=comfyui_version(os.environ.get(FOLDER, "")),
-        flash_fault=flash_fault(device),
+        kernel_faults=dict(package_faults(device)),
     )

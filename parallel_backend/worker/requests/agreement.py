@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from collections.abc import Mapping
 
 import msgspec
 
-from ...attention.kernels import flash_refusal
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ResolvedPlan
@@ -20,14 +20,14 @@ class Agreement:
     """What all ranks last agreed on.
 
     Args:
-        flash_fault: how flash-attn fails on this rank, empty where it does not.
+        refusals: why attention that a plan can ask for does not run on this rank, by its name.
     """
 
-    def __init__(self, world: World, files: ModelFiles, status: Status, flash_fault: str) -> None:
+    def __init__(self, world: World, files: ModelFiles, status: Status, refusals: Mapping[str, str]) -> None:
         self._world = world
         self._files = files
         self._status = status
-        self._flash_fault = flash_fault
+        self._refusals = refusals
         self._agreed: tuple[ResolvedPlan, ModelSpec] | None = None
 
     def problem(self, plan: ResolvedPlan, model: ModelSpec) -> str:
@@ -58,8 +58,8 @@ class Agreement:
 
     def _lack(self, plan: ResolvedPlan, model: ModelSpec) -> str:
         """What this rank would need and has not, as a sentence; empty if it has everything."""
-        if plan.stages and plan.attention == "flash" and self._flash_fault:  # work cut in space takes any kernel
-            return flash_refusal(self._flash_fault)
+        if plan.stages and plan.attention in self._refusals:  # work cut in space takes any kernel
+            return self._refusals[plan.attention]
         try:
             self._files.find(model)
         except Refused as refusal:

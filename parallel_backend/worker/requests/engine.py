@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...attention.kernels import flash_fault, warm_up_kernels
+from ...attention.kernels import kernel_refusals, warm_up_kernels
 from ...wire.frames import Frame
 from ...wire.messages import (
     RESIDUAL,
@@ -35,7 +35,7 @@ class Engine:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
         warm_up_kernels(rank.device)
-        self._agreement = Agreement(rank.world, rank.files, rank.status, flash_fault(rank.device))
+        self._agreement = Agreement(rank.world, rank.files, rank.status, kernel_refusals(rank.device))
 
     @torch.inference_mode()
     def carry_out(self, frame: Frame) -> None:

@@ -12,7 +12,7 @@ from ...diffusion import Value
 from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
-from ...models.comfyui.conditioning import in_dict
+from ...models.comfyui.conditioning import GUIDED, OPTIONS, in_dict
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
@@ -94,13 +94,17 @@ def _forward_piece(
 def _pieces(
     calls: int, tensors: Mapping[str, Tensor], groups: int, values: Sequence[Mapping[str, Value]]
 ) -> list[dict[str, Tensor]]:
-    """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group."""
+    """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group.
+
+    One whose attentions compare its rows stays whole.
+    """
     found = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
         for call in range(calls)
     ]
     batch = found[0]["x"].shape[0]
-    if calls > 1 or batch < groups:
+    compared = any(name.startswith(f"{OPTIONS}.{GUIDED}.") for name in values[0])
+    if calls > 1 or batch < groups or compared:
         return found
     return [
         {name: tensor if in_dict(name, values[0]) else tensor[rows] for name, tensor in found[0].items()}

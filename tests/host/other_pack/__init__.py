@@ -16,6 +16,7 @@ import comfy.samplers
 import folder_paths
 import node_helpers
 import torch
+from comfy.ldm.lumina.controlnet import ZImage_Control
 from comfy.model_patcher import PatcherInjection
 from comfy.patcher_extension import CallbacksMP
 from safetensors.torch import load_file
@@ -444,7 +445,7 @@ class PackPrompt:
                 given[name] = ("position", OBJECTS["MODEL_PATCH"](), [])
             elif name == "hooks":
                 given[name] = comfy.hooks.HookGroup()
-            elif name == "vace_strength":
+            elif name in ("vace_strength", "reference_latents_method"):
                 given[name] = tensor.tolist()
             elif name.startswith("vace_"):  # one for each control video
                 given[name] = list(tensor.unbind())
@@ -478,17 +479,76 @@ class PackNetwork:
     FUNCTION = "give"
 
     def give(self, blocks: int) -> tuple[Any]:
-        network = sys.modules[nodes.NODE_CLASS_MAPPINGS["ModelPatchLoader"].__module__].QwenImageBlockWiseControlNet
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(0)
-            model = network(blocks, operations=comfy.ops.manual_cast)
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn(parameter.shape) / max(parameter[0].numel(), 4) ** 0.5)
-        return (comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu")),)
+        network = _network("QwenImageBlockWiseControlNet")
+        return (_patcher(_drawn(lambda: network(blocks, operations=comfy.ops.manual_cast))),)
+
+
+class PackSpeech(PackNetwork):
+    """Gives InfiniteTalk's network with so many blocks, of which ComfyUI's loader makes forty, and some speech."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"blocks": ("INT",), "width": ("INT",)}}
+
+    RETURN_TYPES = ("MODEL_PATCH", "AUDIO_ENCODER_OUTPUT")
+
+    def give(self, blocks: int, width: int) -> tuple[Any, Any]:
+        network = _network("MultiTalkModelPatch")
+        sizes = {"intermediate_dim": 8, "in_dim": width, "out_dim": 24, "context_tokens": 4, "num_layers": blocks}
+        model = _drawn(lambda: network(**sizes, operations=comfy.ops.manual_cast))
+        generator = torch.Generator().manual_seed(0)
+        speech = [torch.randn(1, 24, 768, generator=generator) for _ in range(13)]
+        return _patcher(model), {"encoded_audio_all_layers": speech}
+
+
+class PackZImageNetwork(PackNetwork):
+    """Gives a network for Z-Image of so many blocks, with weights that nobody reads and that take no memory until then."""
+
+    def give(self, blocks: int) -> tuple[Any]:
+        model = ZImage_Control(n_control_layers=blocks, dtype=torch.bfloat16, operations=comfy.ops.manual_cast)
+        return (_patcher(model),)
+
+
+def _network(name: str) -> Any:
+    """One of the classes of ComfyUI's nodes for model patches."""
+    return getattr(sys.modules[nodes.NODE_CLASS_MAPPINGS["ModelPatchLoader"].__module__], name)
+
+
+def _drawn(make: Callable[[], Any]) -> Any:
+    """A network with random weights, always the same."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = make()
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) / max(parameter[0].numel(), 4) ** 0.5)
+    return model
+
+
+def _patcher(model: Any) -> Any:
+    return comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
+
+
+class PackChangedPatch:
+    """Changes a network itself."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model_patch": ("MODEL_PATCH",)}}
+
+    RETURN_TYPES = ("MODEL_PATCH",)
+    FUNCTION = "change"
+
+    def change(self, model_patch: Any) -> tuple[Any]:
+        model_patch = model_patch.clone()
+        model_patch.add_object_patch("pack", None)
+        return (model_patch,)
 
 
 NODE_CLASS_MAPPINGS = {
     "PackNetwork": PackNetwork,
+    "PackSpeech": PackSpeech,
+    "PackZImageNetwork": PackZImageNetwork,
+    "PackChangedPatch": PackChangedPatch,
     "PackModel": PackModel,
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,

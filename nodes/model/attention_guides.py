@@ -1,0 +1,51 @@
+"""ComfyUI's normalized attention guidance, which changes what attentions give: the workers do it behind theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ...parallel_backend.diffusion import GuideFunction, Value
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.comfyui.conditioning import GUIDED, OPTIONS, SIDES, flatten
+from ...parallel_backend.plan import ParallelPlan
+from .guides import known_function
+
+PLACE = "attn1_output_patch"
+"""Where such nodes put their functions among `patches`."""
+
+KNOWN = MappingProxyType({"nodes_nag": ("NAGuidance.execute.<locals>.nag_attention_output_patch",)})
+"""By module: functions that treat each token for itself, and compare the sides of a call."""
+
+
+def attention_guides(transformer_options: Mapping[str, Any]) -> list[GuideFunction]:
+    """Those functions, in order, if all at their place are known; else none."""
+    patches = transformer_options.get("patches") or {}
+    found = [known_function(function, KNOWN) for function in patches.get(PLACE, ())]
+    return [] if None in found else [guide for guide in found if guide is not None]
+
+
+def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
+    """They, and the sides that are in the call, as values that go with it."""
+    given: dict[str, Value] = {}
+    if guides := attention_guides(transformer_options):
+        told = [{"module": guide.module, "function": guide.function, "values": guide.values} for guide in guides]
+        flatten(f"{OPTIONS}.{GUIDED}", told, {}, given)
+        flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, given)
+    return given
+
+
+def refuse_split(wish: ParallelPlan, guides: list[GuideFunction]) -> None:
+    """Raise Refused where a plan cuts a call between the rows that are compared."""
+    if guides and (wish.cfg > 1 or wish.data > 1):
+        raise Refused(
+            f"{name_of(guides[0])} compares both prompts in every attention, so they cannot be computed apart, as cfg "
+            f"{max(1, wish.cfg)} and data {max(1, wish.data)} would: choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring "
+            "or pipefusion."
+        )
+
+
+def name_of(guide: GuideFunction) -> str:
+    """The node's."""
+    return guide.function.partition(".")[0]

@@ -1,0 +1,35 @@
+"""Functions of ComfyUI's nodes that change what attentions give, in a worker: each on this rank's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...diffusion import GuideFunction
+from ..spread.forward import Forward
+from .guides import guide_function
+
+PLACE = "attn1_output_patch"
+"""Where ComfyUI's models look for them among `patches`."""
+
+PICTURE = "img_slice"
+"""The option that says where the picture lies behind the text."""
+
+
+def guided(given: Sequence[Mapping[str, Any]], now: Forward) -> dict[str, list[Callable[..., Any]]]:
+    """The patches that do what such functions do; `given` are theirs, as the host tells them."""
+    return {PLACE: [_on_local_tokens(guide_function(GuideFunction(**guide)), now) for guide in given]}
+
+
+def _on_local_tokens(function: Any, now: Forward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
+    def guide(out: Tensor, options: Mapping[str, Any]) -> Tensor:
+        block = now.attentions.block
+        if block is not None and len(block.placements) == 1:  # text and picture in one stream, told in whole positions
+            (placement,) = block.placements.values()
+            text, _ = options[PICTURE]
+            options = {**options, PICTURE: [placement.before(now.call.rank, text), out.shape[1]]}
+        return function(out, options)  # type: ignore[no-any-return]
+
+    return guide

@@ -1,0 +1,128 @@
+"""One rank's decode at full size on a GPU that computes nothing, by the worker's own code."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.diffusion import ModelSpec
+from parallel_backend.vae import AUTOENCODERS, recognise
+from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.wire.messages import Decode
+from parallel_backend.worker.requests.autoencoding import Autoencoding
+
+from .dry_rank import Result, plan_of
+from .fake_gpu import DEVICE, FakeGpu
+from .full_size import CLIPS, write_header
+
+
+@dataclass
+class Part:
+    """An autoencoder without data."""
+
+    autoencoder: Any
+
+
+class DryDecoder:
+    """What a decode asks of a rank, without a host, weights or other ranks."""
+
+    def __init__(self, gpu: FakeGpu, part: Part, ranks: int) -> None:
+        self.device = DEVICE
+        self.meter = Meter()
+        self.link = self.status = self.world = self.holder = self
+        self.rank = self.step = 0
+        self._gpu = gpu
+        self._part = part
+        self._ranks = ranks
+        self._pixels = False
+
+    def everyone(self, name: str, _: str) -> Communicator:
+        """Of believed-in ranks."""
+        return Communicator(name, dist.group.WORLD if self._ranks > 1 else None, DEVICE, False, self.meter)
+
+    def watch(self, *_: object) -> None:
+        """Nobody looks on."""
+
+    def allowance(self, *_: object) -> None:
+        """As much as it likes."""
+
+    def hold(self, *_: object) -> Part:
+        """The autoencoder without data."""
+        return self._part
+
+    def start(self) -> float:
+        """The decode begins."""
+        self._gpu.begin()
+        return 0.0
+
+    def enter(self, _: str, step: int = 0) -> None:
+        """A piece is done."""
+        self.step = step
+
+    def mark(self) -> None:
+        """A layer is done: from the first one on, until there are pixels, nobody may wait."""
+        self._gpu.watch = not self._pixels
+
+    def cancelled(self, _: int) -> bool:
+        """Nobody has."""
+        return False
+
+    def agree(self, flag: bool) -> bool:
+        """All are of one opinion."""
+        return flag
+
+    def hand_over(self, _: object, pixels: Tensor) -> None:
+        """Pixels come to the host, which waits for them."""
+        self._pixels, self._gpu.watch = True, False
+        pixels.cpu()
+
+    def report(self, *_: object) -> None:
+        """The decode is over."""
+
+    def send(self, *_: object) -> None:
+        """To nobody."""
+
+
+def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
+    """The decode of the first rank; all ranks share the rows, whatever their plan.
+
+    Args:
+        name: of CLIPS.
+        ranks: of which there are so many.
+        whole: all frames, or a few.
+    """
+    clip, plan = CLIPS[name], plan_of(1, 0, {"ulysses": ranks})
+    shape = clip.latent if whole else clip.short
+    with tempfile.TemporaryDirectory() as folder:
+        family, _, config = recognise(read_header(write_header(Path(folder), name)))
+    autoencoder = AUTOENCODERS[family].build(config)
+    gpu = FakeGpu()
+    with gpu.running(0, plan.world_size), torch.inference_mode():
+        autoencoder.module.to(torch.bfloat16).to_empty(device=DEVICE)
+        gpu.keep()
+        dry = DryDecoder(gpu, Part(autoencoder), plan.world_size)
+        message = Decode(1, ModelSpec(family, name, 0, 0, "bfloat16"), plan, "comfyui", shared=True)
+        given: Mapping[str, Tensor] = {"latent": torch.zeros(shape, dtype=torch.bfloat16)}
+        Autoencoding(dry).carry_out(message, given)  # type: ignore[arg-type]
+        counts = gpu.begin()
+    needed = config.vae.memory_used_decode(shape, torch.bfloat16) / plan.world_size
+    return Result(
+        kernels=counts.kernels.total(),
+        collectives=counts.collectives.total(),
+        sent=sum(dry.meter.sent.values()),
+        peak=counts.peak,
+        formula=needed,
+        blocks={},
+        blocks_run=0,
+        waits=[f"{count} x {place}" for place, count in Counter(gpu.waits).items()],
+    )

@@ -1,0 +1,281 @@
+"""The first families on ComfyUI's own forward: every product of ranks, shared weights, batches, bf16, and stale patches.
+
+The oracle is ComfyUI's forward in one process. For stale patches that forward runs once a patch, with keys and values that
+this file keeps by PipeFusion's rule. FLUX.1 through workers and samplers: tests/engine/test_products.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.sharded import Sharded
+from tests.models.test_spread import CPU, TOLERANCE, Rank, plan_for, worst
+from tests.models.tiny_classes import CASES, SETTINGS, Case
+from tests.pipefusion_simulation import patch_rows
+from tests.ranks import run_in_turn
+from tests.selection import thorough
+from tests.tiny_models import draw
+
+pytestmark = thorough
+
+BEFORE: Mapping[str, Mapping[int, int]] = {
+    "flux, references": {55: 7},
+    "flux 2, zero-timestep reference": {62: 7},
+    "chroma": {42: 7},
+    "qwen-image": {42: 7},
+    "qwen-image, masked text": {42: 7},
+    "qwen-image-edit, zero-timestep references": {55: 7},
+    "qwen-image-edit, negative index": {55: 7},
+    "wan, text": {60: 0},
+    "wan, image": {60: 0},
+    "wan, reference frame": {80: 20},
+    "wan 2.2, a timestep a frame": {60: 0},
+    "vace, two controls": {60: 0},
+    "z-image": {64: 0, 96: 32},
+    "z-image, reference": {96: 32, 160: 96},
+}
+"""For the tokens of each attention with a picture, how many come before the picture's. Any other attention has none."""
+
+
+@torch.no_grad()
+def case_of(name: str) -> Case:
+    return CASES[name]()
+
+
+def answers(
+    case: Case, plans: Sequence[ResolvedPlan], hold: Any = lambda rank: None
+) -> dict[ResolvedPlan, list[list[Tensor]]]:
+    """The whole call's output on each rank that has one."""
+
+    def run(plan: ResolvedPlan) -> Any:
+        def on_rank(_: int) -> list[Tensor]:
+            rank = Rank(case, plan)
+            hold(rank)
+            out = rank.run()
+            return [] if out is None else [out]
+
+        return plan.world_size, on_rank
+
+    return dict(zip(plans, run_in_turn([run(plan) for plan in plans]), strict=True))
+
+
+def products(case: Case, *, stages: bool) -> list[ResolvedPlan]:
+    """All products of two, three and four ranks over ring, ulysses and, where the model has the blocks, pipefusion."""
+    most = blocks_of(case.model, case.declaration)[-1].unit + 1 if stages else 1
+    return [
+        plan_for(case, pipefusion=pipefusion, ring=ring, ulysses=ulysses, patches=1)
+        for pipefusion, ring, ulysses in itertools.product(range(1, most + 1), range(1, 5), range(1, 5))
+        if pipefusion * ring * ulysses in (2, 3, 4)
+    ]
+
+
+def share_weights(rank: Rank) -> None:
+    """Let every rank hold its part of each block."""
+    everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
+    values = {name: parameter.detach().clone() for name, parameter in rank.module.named_parameters()}
+    buffers = {name: buffer.clone() for name, buffer in rank.module.named_buffers()}
+    store = Sharded(rank.module, rank.blocks, everyone)
+    store.materialise(CPU)
+    for name, value in values.items():
+        run = store.run(name)
+        run.values.copy_(value.view(-1)[run.start : run.stop])
+    for name, buffer in buffers.items():
+        rank.module.get_buffer(name).copy_(buffer)
+    rank.hold(store)
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_every_product_gives_the_models_own_result(name: str) -> None:
+    case = case_of(name)
+    with torch.no_grad():
+        expected = case.stock()
+    for plan, outs in answers(case, products(case, stages=True)).items():
+        assert worst(outs, expected) <= TOLERANCE, plan.describe()
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_weights_shared_out_over_ranks_give_the_models_own_result(name: str) -> None:
+    case = case_of(name)
+    with torch.no_grad():
+        expected = case.stock()
+    for plan, outs in answers(case, products(case, stages=False), share_weights).items():
+        assert worst(outs, expected) <= TOLERANCE, plan.describe()
+
+
+def doubled(case: Case) -> Case:
+    """A batch of two: the second item differs in latent, time and all that it is given, but for a mask.
+
+    FLUX.2's guidance stays one for both: ComfyUI's forward takes no more where references have a time of zero.
+    """
+
+    def two(value: Tensor) -> Tensor:
+        other = -0.5 * value.flip(-1) if value.is_floating_point() else value
+        return torch.cat([value, other]) if value.shape[0] == 1 else value
+
+    time = torch.cat([case.timestep, 0.5 * case.timestep])
+    once = {"guidance"} if case.kind == "Flux2" else set()
+    given = {key: value if key in once else tree_map_only(Tensor, two, value) for key, value in case.arguments.items()}
+    return replace(case, x=two(case.x), timestep=time, arguments=given)
+
+
+@pytest.mark.parametrize("name", [name for name in BEFORE if not name.startswith("flux, ")])
+def test_a_batch_of_two_gives_the_models_own_result(name: str) -> None:
+    case = doubled(case_of(name))
+    with torch.no_grad():
+        expected = case.stock()
+    plans = [plan_for(case, ring=2, ulysses=2), plan_for(case, pipefusion=2, ring=2, patches=1)]
+    for plan, outs in answers(case, plans).items():
+        assert worst(outs, expected) <= TOLERANCE, plan.describe()
+
+
+def in_bf16(case: Case) -> Case:
+    """What ComfyUI makes of a call: all but the time in bf16."""
+
+    def cast(value: Tensor) -> Tensor:
+        return value.bfloat16() if value.is_floating_point() else value
+
+    return replace(case, x=cast(case.x), arguments=tree_map_only(Tensor, cast, dict(case.arguments)))
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank gives ComfyUI's bits, but for text that is left out instead of masked; several are no further from fp32."""
+    exact = case_of(name)
+    monkeypatch.setitem(SETTINGS, "dtype", torch.bfloat16)
+    case = in_bf16(case_of(name))
+    with torch.no_grad():
+        expected, stock = exact.stock(), case.stock()
+        alone = Rank(case, plan_for(case)).run()
+    assert alone is not None and stock.dtype == alone.dtype == torch.bfloat16
+    allowed = 1.5 * worst([[stock.float()]], expected)
+    if "attention_mask" not in case.arguments:
+        assert torch.equal(alone, stock)
+    plans = [plan_for(case, ring=2, ulysses=2), plan_for(case, pipefusion=2, ulysses=2, patches=1)]
+    for plan, outs in answers(case, plans).items():
+        ours = worst([[out.float() for out in each] for each in outs], expected)
+        print(f"{name}, {plan.degrees}: {ours:.5f}, ComfyUI {allowed / 1.5:.5f}")
+        assert ours <= allowed, plan.describe()
+
+
+@dataclass
+class Stale:
+    """PipeFusion's rule for ComfyUI's own forward: attention to the newest keys of all tokens, of which one patch's are new.
+
+    `tokens` are the picture's by patch; what comes before and behind them goes with the first. What a forward makes of
+    other tokens than the patch's is wrong, and nobody looks at it.
+    """
+
+    before: Mapping[int, int]
+    tokens: Sequence[Tensor]
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    patch: int | None = None
+    calls: int = 0
+
+    def __call__(
+        self, kernel: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, *more: Any, **others: Any
+    ) -> Tensor:
+        tokens = -2 if others.get("skip_reshape") else 1
+        length = k.shape[tokens]
+        if q.shape[tokens] == length and length in self.before:
+            self.calls += 1
+            if self.patch is None:
+                self.kept[self.calls] = k.clone(), v.clone()
+            else:
+                new = self._of(self.patch, length)
+                for old, now in zip(self.kept[self.calls], (k, v), strict=True):
+                    old.index_copy_(tokens, new, now.index_select(tokens, new))
+            k, v = self.kept[self.calls]
+        return kernel(q, k, v, heads, mask, *more, **others)  # type: ignore[no-any-return]
+
+    def _of(self, patch: int, length: int) -> Tensor:
+        start, count = self.before[length], sum(map(len, self.tokens))
+        own = self.tokens[patch] + start
+        return own if patch else torch.cat([torch.arange(start), own, torch.arange(start + count, length)])
+
+    def forward(self, case: Case, patch: int | None = None) -> Tensor:
+        """The whole call, which fills what is kept, or one in which a patch is new."""
+        self.patch, self.calls = patch, 0
+        out: Tensor = replace(case, options={"optimized_attention_override": self}).stock()
+        assert self.calls
+        return out
+
+
+def grid_of(case: Case) -> tuple[int, int, int]:
+    """Frames, rows and columns of tokens."""
+    step = 1 if case.kind == "Flux2" else 2
+    *_, height, width = case.x.shape
+    return math.prod(case.x.shape[2:-2]), math.ceil(height / step), math.ceil(width / step)
+
+
+def by_patch(case: Case, patches: int) -> tuple[list[Tensor], list[slice]]:
+    """For each patch of rows its tokens, and its rows of the latent."""
+    grid, step = grid_of(case), 1 if case.kind == "Flux2" else 2
+    places = torch.arange(math.prod(grid)).view(grid)
+    runs = patch_rows(grid[1], patches)
+    return (
+        [places[:, run.start : run.stop].flatten() for run in runs],
+        [slice(run.start * step, run.stop * step) for run in runs],
+    )
+
+
+@torch.no_grad()
+def simulated(steps: Sequence[Case], before: Mapping[int, int], patches: int) -> list[Tensor]:
+    """The first step whole, the others by patches that attend to what is there."""
+    tokens, rows = by_patch(steps[0], patches)
+    stale = Stale(before, tokens)
+    outs = [stale.forward(steps[0])]
+    for step in steps[1:]:
+        outs.append(torch.cat([stale.forward(step, patch)[..., run, :] for patch, run in enumerate(rows)], dim=-2))
+    return outs
+
+
+PATCHED = ({}, {"pipefusion": 2}, {"ring": 2, "ulysses": 2}, {"pipefusion": 2, "ring": 2})
+
+
+@pytest.mark.parametrize("patches", [2, 3])
+@pytest.mark.parametrize("name", BEFORE)
+def test_stale_patches_depend_on_their_number_alone(name: str, patches: int) -> None:
+    """A whole call and two by patches, of other latents and times, on one rank and on several."""
+    first = case_of(name)
+    times = (1.0, 0.8, 0.5)
+    steps = [
+        replace(
+            first, x=draw(*first.x.shape, seed=20 + number), timestep=tree_map(lambda t, by=by: by * t, first.timestep)
+        )
+        for number, by in enumerate(times)
+    ]
+    expected = simulated(steps, BEFORE[name], patches)
+    with torch.no_grad():
+        assert worst([[expected[-1]]], steps[-1].stock()) > 10 * TOLERANCE, "nothing was stale"
+    plans = [plan_for(first, patches=patches, **degrees) for degrees in PATCHED]
+
+    def run(plan: ResolvedPlan) -> Any:
+        def on_rank(_: int) -> list[Tensor]:
+            rank, outs = Rank(first, plan), []
+            for number, step in enumerate(steps):
+                rank.case = step
+                outs.append(rank.by_patch() if number else rank.run())
+            return [out for out in outs if out is not None]
+
+        return plan.world_size, on_rank
+
+    for plan, ranks in zip(plans, run_in_turn([run(plan) for plan in plans]), strict=True):
+        answered = [outs for outs in ranks if outs]
+        assert answered
+        for outs in answered:
+            for out, right in zip(outs, expected, strict=True):
+                assert worst([[out]], right) <= TOLERANCE, plan.describe()
