@@ -22,11 +22,13 @@ from torch import Tensor
 from ..diffusion import ModelSpec, Value
 from ..errors import Cancelled, Refused, WorkerFailed
 from ..gpus import visible_gpus
+from ..models import FAMILIES
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.devices import AUTOMATIC_AMONG
 from ..plan.measure import BlockTimes, Machine, cached, forget_all, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..plan.together import why, worth_together
+from ..vae import AUTOENCODERS
 from ..weights.adapters import NONE, AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
@@ -47,7 +49,7 @@ from ..wire.messages import (
 from . import diagnosis
 from .comparison import Comparison, MakeRoom, compare
 from .elsewhere import address_of, ask, device_names, is_elsewhere
-from .exchange import Answer, Exchange, IsCancelled, OnLoading
+from .exchange import Answer, Exchange, IsCancelled, OnLoading, Request
 from .group import Deadlines, WorkerGroup
 from .journal import Journal, RunRecord
 from .launcher import wants_kernels_early, worker_environment
@@ -475,7 +477,7 @@ class Backend:
             if self._closing.is_set():
                 raise Cancelled
             for last_try in (False, True):
-                group = self._group(message.plan, is_cancelled)
+                group = self._group(message.plan, self._imports(message), is_cancelled)
                 try:
                     return group.carry_out(replace(exchange, is_cancelled=is_cancelled))
                 except WorkerFailed as failure:
@@ -488,7 +490,7 @@ class Backend:
                         del self._groups[message.plan.devices]
             raise AssertionError("the last try returns or raises")
 
-    def _group(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> WorkerGroup:
+    def _group(self, plan: ResolvedPlan, imports: Sequence[str], is_cancelled: IsCancelled) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way.
 
         One that loads kernels late makes way too where the plan wants them early.
@@ -515,7 +517,13 @@ class Backend:
         self._starting = plan.devices
         try:
             group = WorkerGroup(
-                self._fork_server, plan.devices, next(self._generations), self.deadlines, looked_on, early
+                self._fork_server,
+                plan.devices,
+                next(self._generations),
+                self.deadlines,
+                looked_on,
+                early,
+                imports,
             )
         except WorkerFailed as failure:
             self._journal.failed(str(failure))
@@ -527,6 +535,14 @@ class Backend:
         if is_elsewhere(plan.devices[0]):
             self._elsewhere[address_of(plan.devices[0])] = plan.devices
         return group
+
+    def _imports(self, message: Request) -> list[str]:
+        """What takes seconds to import of the models in use, and of the one that a request is for."""
+        models = [spec for reference, spec in self._users if reference() is not None]
+        if model := getattr(message, "model", None):
+            models.append(model)
+        kinds = [FAMILIES.get(model.family) or AUTOENCODERS[model.family] for model in models]
+        return sorted({module for kind in kinds for module in kind.imports})
 
     def _fork_server(self) -> ForkServer:
         if self._server is None or not self._server.alive():

@@ -7,7 +7,7 @@ import enum
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from torch import Tensor
@@ -106,6 +106,7 @@ class WorkerGroup:
 
     Args:
         kernels_early: whether they load all kernels when they start; those elsewhere do as they were started.
+        imports: modules that are imported once for all of them.
 
     Raises:
         WorkerFailed: they did not come up.
@@ -121,6 +122,7 @@ class WorkerGroup:
         deadlines: Deadlines,
         is_cancelled: IsCancelled,
         kernels_early: bool = False,
+        imports: Sequence[str] = (),
     ) -> None:
         self.devices = devices
         self.kernels_early = kernels_early
@@ -141,7 +143,7 @@ class WorkerGroup:
         if is_elsewhere(devices[0]):
             self._connect(address_of(devices[0]), is_cancelled)
         else:
-            self._launch(server(), generation)
+            self._launch(server(), generation, imports)
         try:
             self._wait_until_ready(is_cancelled)
         except BaseException as error:
@@ -152,14 +154,14 @@ class WorkerGroup:
             raise
         self.state = State.READY
 
-    def _launch(self, server: ForkServer, generation: int) -> None:
+    def _launch(self, server: ForkServer, generation: int, imports: Sequence[str]) -> None:
         try:
             with contextlib.ExitStack() as undo:
                 directory = make_directory()
                 undo.callback(remove, directory)
                 self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
-                self._launched = launch(server, directory, self.devices, generation, self.kernels_early)
+                self._launched = launch(server, directory, self.devices, generation, self.kernels_early, imports)
                 undo.pop_all()
         except OSError as error:
             raise diagnosis.unstartable(error) from error

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,7 +113,12 @@ def socket_path(directory: Path) -> Path:
 
 
 def launch(
-    server: ForkServer, directory: Path, devices: tuple[str, ...], generation: int, kernels_early: bool
+    server: ForkServer,
+    directory: Path,
+    devices: tuple[str, ...],
+    generation: int,
+    kernels_early: bool,
+    imports: Sequence[str],
 ) -> Launched:
     """Start one process a device. They end when the returned death pipe closes, however our process ends.
 
@@ -137,7 +143,7 @@ def launch(
     ]
     death_read, death_write = os.pipe()
     try:
-        processes = server.start(generation, directory, environment, variables, death_read)
+        processes = server.start(generation, directory, environment, variables, imports, death_read)
     except BaseException:
         os.close(death_write)
         raise

@@ -106,12 +106,14 @@ class ForkServer:
         directory: Path,
         environment: Mapping[str, str],
         variables: Sequence[Mapping[str, str]],
+        imports: Sequence[str],
         death_pipe: int,
     ) -> list[Process]:
-        """Have a worker forked for each of `variables`. Raises OSError."""
+        """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
         processes = [Process(self) for _ in variables]
         self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
-        start = Start(group, str(directory), _in_bytes(environment), [_in_bytes(one) for one in variables])
+        in_bytes = [_in_bytes(one) for one in variables]
+        start = Start(group, str(directory), _in_bytes(environment), in_bytes, list(imports))
         send_start(self._socket, start, death_pipe)
         return processes
 

@@ -40,7 +40,9 @@ class Autoencoder(Protocol):
 
 
 class AutoencoderFamily(Protocol):
-    """A kind of autoencoder."""
+    """A kind of autoencoder. `imports` are the modules that it is made of and that take seconds to import."""
+
+    imports: tuple[str, ...]
 
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """Whether the tensors, names without prefix, are of this kind, possibly incomplete."""

@@ -49,6 +49,8 @@ class CogVideoXConfig:
 class CogVideoXFamily:
     """Reads CogVideoX autoencoder files, which have diffusers' tensor names, ComfyUI's too."""
 
+    imports: tuple[str, ...] = ("diffusers.models.autoencoders",)
+
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """By the causal convolutions and the norms conditioned by the latent, as ComfyUI does."""
         names = ("decoder.conv_in.conv.weight", "decoder.mid_block.resnets.0.norm1.norm_layer.weight")

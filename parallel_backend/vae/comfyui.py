@@ -37,6 +37,8 @@ the least, and have N times as much between them."""
 class ComfyFamily:
     """Reads whatever files ComfyUI's Load VAE reads, of the declared classes."""
 
+    imports: tuple[str, ...] = ()
+
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """By a decoder; which one is ComfyUI's to say."""
         return any(name.startswith("decoder.") for name in checkpoint.entries)

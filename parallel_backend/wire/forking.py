@@ -18,13 +18,14 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Fork one worker for each of `variables`, its environment being `environment` with these on top.
 
     Names and values are bytes, which need not be UTF-8. Beside it travels the read end of the group's death pipe. What
-    rank N prints goes to `log_path(directory, N)`.
+    rank N prints goes to `log_path(directory, N)`. `imports` are modules to import first, once for all.
     """
 
     group: int
     directory: str
     environment: dict[bytes, bytes]
     variables: list[dict[bytes, bytes]]
+    imports: list[str]
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

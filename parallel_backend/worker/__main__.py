@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import os
 import signal
 import sys
@@ -28,9 +27,6 @@ from .process.status import Status
 from .process.world import World
 from .requests.engine import Engine
 from .requests.rank import Rank
-
-IMPORTS = ("diffusers.models.transformers", "diffusers.models.autoencoders")
-"""What takes seconds to import, better spent before Ready than in a prompt; the fork server does it once for all."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,9 +73,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _join(environment: Environment, home: Home, status: Status) -> World:
-    status.enter("importing diffusers")
-    for module in IMPORTS:
-        importlib.import_module(module)
     status.enter("joining the other workers")
     return World(environment, home.store())
 

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,7 +28,7 @@ import torch
 
 from ..models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
 from ..wire.forking import Ended, Start, Started, log_path, receive_start
-from .__main__ import IMPORTS, main
+from .__main__ import main
 from .process.environment import DEATH_PIPE
 
 LEAVE_SECONDS = 5
@@ -76,6 +76,7 @@ class ForkLoop:
             return False
         start, death_pipe = received
         self._directories[start.group] = Path(start.directory)
+        import_once(start.imports)
         for rank, variables in enumerate(start.variables):
             if _closed(death_pipe):  # the group was given up meanwhile
                 self._tell(Ended(start.group, rank, -signal.SIGKILL))
@@ -169,6 +170,15 @@ def _device_touched() -> bool:
     return False
 
 
+def import_once(modules: Sequence[str]) -> None:
+    """Import modules for all workers that are forked from here on. One that fails does so in them again, and they can say so."""
+    if missing := [module for module in modules if module not in sys.modules]:
+        with _shared():
+            for module in missing:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
+
+
 def import_comfyui_early() -> None:
     """Import ComfyUI's models once for all workers, which otherwise takes each of them a second.
 
@@ -182,6 +192,18 @@ def import_comfyui_early() -> None:
         importlib.import_module("comfy.model_detection")
 
 
+@contextlib.contextmanager
+def _shared() -> Iterator[None]:
+    """What is imported in here stays shared with the workers; the garbage collector leaves it alone, here and in them."""
+    gc.disable()  # it would look through what is imported again and again: a sixth of the time
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def _other_comfyui(variables: Mapping[bytes, bytes]) -> bool:
     """Whether ComfyUI was imported here from another folder, or with another command line, than a worker is to have it."""
     names = (FOLDER.encode(), ARGUMENTS.encode())
@@ -190,12 +212,7 @@ def _other_comfyui(variables: Mapping[bytes, bytes]) -> bool:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # it would look through what is imported again and again: a sixth of the time
-    for module in IMPORTS:
-        importlib.import_module(module)
-    import_comfyui_early()
+    with _shared():
+        import_comfyui_early()
     sys.stdout.flush()
-    gc.collect()
-    gc.freeze()  # what is shared stays shared
-    gc.enable()
     ForkLoop(socket.socket(fileno=int(sys.argv[1]))).serve()

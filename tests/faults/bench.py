@@ -34,7 +34,6 @@ STEPS = 3
 
 PHASES = {
     "starting": 0,
-    "importing diffusers": 0,
     "joining the other workers": 0,
     "connecting the workers": 0,
     "loading the model": 0,

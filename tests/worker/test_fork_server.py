@@ -30,7 +30,8 @@ def switches():
     found = {name: repr(value) for name, value in vars(comfy.cli_args.args).items()}
     for module in (comfy.model_management, comfy.ops, attention):
         found |= {f"{module.__name__}.{name}": repr(value) for name, value in vars(module).items() if isinstance(value, plain)}
-    return found | {"attention": attention.optimized_attention.__name__, "early": "comfy" in before}
+    attended = attention.optimized_attention.__name__
+    return found | {"attention": attended, "early": "comfy" in before, "diffusers": "diffusers" in sys.modules}
 
 for early in (False, True):
     if early:
@@ -54,6 +55,13 @@ def test_workers_have_comfyuis_switches_as_a_process_of_their_own_has_them():
     assert (alone.pop("early"), forked.pop("early")) == (False, True), ran.stderr
     assert len(alone) > 100 and alone["fp32_unet"] == "True" and alone["attention"] == "attention_split"
     assert forked == alone
+    assert alone["diffusers"] is False, "it takes seconds, and none of ComfyUI's own models needs it"
+
+
+def test_a_module_that_cannot_be_imported_is_left_to_the_workers_to_tell(monkeypatch):
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    forkserver.import_once(["no.such.module", "wave"])
+    assert "wave" in sys.modules
 
 
 @pytest.mark.parametrize("name", [FOLDER, ARGUMENTS])

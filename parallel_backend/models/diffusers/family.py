@@ -41,6 +41,7 @@ class DiffusersFamily(ABC, Generic[C]):
     declaration: Declaration
     takes: frozenset[str] | None
     asks: frozenset[str] = frozenset()
+    imports: tuple[str, ...] = ("diffusers.models.transformers",)
 
     @abstractmethod
     def make(self, config: C) -> nn.Module:
