@@ -1,4 +1,4 @@
-"""Random adapter files for the tiny FLUX checkpoints, in the key names that trainers write."""
+"""Random adapter files for the tiny FLUX checkpoints of two heads, in the key names that trainers write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.tiny_flux import CHANNELS, TEXT_WIDTH
 
-HIDDEN = 512
+HIDDEN = 256
 RANK = 4
 
 BFL: Mapping[str, tuple[int, int]] = {

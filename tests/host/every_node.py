@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.host.conftest import NARROW_DEV
 from tests.host.graphs import Graph, ksampler_graph, node
 
 SEED = 5200
@@ -84,7 +85,7 @@ def inputs_of(info: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 def base_graph() -> Graph:
     """Two steps of a model with guidance and cfg, on a latent of 8 x 8."""
-    return copy.deepcopy(NODES) | ksampler_graph("tiny-dev", width=64, height=64, steps=2, cfg=2.0, seed=SEED)
+    return copy.deepcopy(NODES) | ksampler_graph(NARROW_DEV, width=64, height=64, steps=2, cfg=2.0, seed=SEED)
 
 
 def custom_graph() -> Graph:

@@ -95,7 +95,7 @@ def run_all(server: ComfyUI, graphs: dict[str, Graph]) -> dict[str, Run]:
 
 def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI, tmp_path: Path) -> None:
     models = comfyui.base_dir / "models"
-    save_xlabs(models / "controlnet" / FILES["control_net_name"])
+    save_xlabs(models / "controlnet" / FILES["control_net_name"], heads=2)
     save_adapter(models / "loras" / FILES["lora_name"], "lora-bfl")
     (models / "hypernetworks").mkdir(exist_ok=True)
     torch.save({"activation_func": "linear"}, models / "hypernetworks" / FILES["hypernetwork_name"])

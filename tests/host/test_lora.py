@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
-from tests.host.conftest import relative_error, saved_latent
+from tests.host.conftest import NARROW, relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, step_by_step, ways
 from tests.selection import product, thorough
 from tests.tiny_formats import save_fp8, save_gguf, save_scaled
@@ -39,12 +39,12 @@ def _files(comfyui: ComfyUI) -> None:
     for seed, scheme in enumerate(SCHEMES):
         save_adapter(folder / f"{scheme}.safetensors", scheme, seed)
     models = comfyui.base_dir / "models" / "diffusion_models"
-    save_fp8(models / "tiny-fp8.safetensors", torch.float8_e4m3fn, seed=4)
+    save_fp8(models / "tiny-fp8.safetensors", torch.float8_e4m3fn, heads=2, seed=4)
     fp8 = load_file(models / "tiny-fp8.safetensors")
     save_file({name: tensor.float() for name, tensor in fp8.items()}, models / "tiny-fp8-expanded.safetensors")
-    save_scaled(models / "tiny-scaled.safetensors", "marks", seed=4)
+    save_scaled(models / "tiny-scaled.safetensors", "marks", heads=2, seed=4)
     save_file(_expanded(load_file(models / "tiny-scaled.safetensors")), models / "tiny-scaled-expanded.safetensors")
-    save_gguf(models / "tiny-q4.gguf", models / "tiny-q4-expanded.safetensors", Type.Q4_K, seed=4)
+    save_gguf(models / "tiny-q4.gguf", models / "tiny-q4-expanded.safetensors", Type.Q4_K, heads=2, seed=4)
 
 
 def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def job(*adapters: tuple[str, float], model: str = "tiny-schnell", **settings: Any) -> Graph:
+def job(*adapters: tuple[str, float], model: str = NARROW, **settings: Any) -> Graph:
     """A small job with adapters stacked on the MODEL, the last one first in the graph."""
     graph = ksampler_graph(model, **{"width": 40, "height": 56, "steps": 2, "cfg": 2.0} | settings)
     for scheme, strength in adapters:
