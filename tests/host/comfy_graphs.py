@@ -39,7 +39,7 @@ LATENTS = {
 }
 
 PLANS: list[dict[str, Any]] = [
-    {"devices": "cpu:2"},
+    {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
     {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
     {"devices": "cpu:2", "ring": 2, "weights": "sharded"},
 ]

@@ -23,10 +23,10 @@ from tests.tiny_models import draw
 NAMES = ("flux2", "wan")
 
 PLANS: dict[str, dict[str, Any]] = {
-    "ulysses": {"devices": "cpu:2"},
+    "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
     "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-    "sharded": {"devices": "cpu:2", "weights": "sharded"},
-    "streamed": {"devices": "cpu:2", "weights": "streamed"},
+    "sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
+    "streamed": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "streamed"},
 }
 GGUF = (Type.Q8_0, Type.Q4_K)
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}

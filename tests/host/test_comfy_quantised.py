@@ -23,8 +23,8 @@ ROUNDED = ("int8", "int8_rows", "int8_convrot", "w4a4")
 """Formats whose layers round what they are given: the last bit of an input decides how, and the next layers more so."""
 
 PLANS: dict[str, dict[str, Any]] = {
-    "ulysses": {"devices": "cpu:2"},
-    "sharded": {"devices": "cpu:2", "weights": "sharded"},
+    "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
     "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
 }
 
