@@ -25,13 +25,13 @@ from tests.tiny_quantised import save_quantised
 NAME = "flux2"
 GGUF = f"{NAME}-inductor.gguf"
 VALUES = f"{NAME}-inductor-values.safetensors"
-ULYSSES = {"devices": "cpu:2"}
+ULYSSES = {"devices": "cpu:2", "cfg": 1, "ulysses": 2}
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses": ULYSSES,
     "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-    "sharded": {"devices": "cpu:2", "weights": "sharded"},
-    "streamed": {"devices": "cpu:2", "weights": "streamed"},
+    "sharded": ULYSSES | {"weights": "sharded"},
+    "streamed": ULYSSES | {"weights": "streamed"},
 }
 
 LatentOf = Callable[[Graph], Tensor]
