@@ -257,7 +257,7 @@ def table(mode: str, measured: Measured) -> tuple[str, ...]:
     processor = [statistics.median(seconds for _, seconds in runs) for runs in (measured.theirs, measured.ours)]
     medians, fastest = [statistics.median(runs) for runs in wall], [min(runs) for runs in wall]
     low, _, high = statistics.quantiles([ours / theirs for theirs, ours in zip(*wall, strict=True)], n=4)
-    ratio = medians[1] / medians[0]
+    ratios = medians[1] / medians[0], processor[1] / processor[0]
     sent = (measured.their_bytes, measured.our_bytes)
     names = (f"diffusers {_version()}, `ContextParallelConfig(ulysses_degree={RANKS})`", f"this pack, Ulysses {RANKS}")
     rows = [
@@ -266,7 +266,7 @@ def table(mode: str, measured: Measured) -> tuple[str, ...]:
     ]
     columns = (medians, fastest, processor, sent)
     rows.append("| ratio | " + " | ".join(f"{column[1] / column[0]:.3f}" for column in columns) + " |")
-    verdict = "met" if ratio < AIM else "**missed**"
+    verdict = "met" if max(ratios) < AIM else "**missed**"
     return (
         f"## {f'Blocks compiled by {mode}' if mode else 'Eager'}",
         "",
@@ -274,8 +274,8 @@ def table(mode: str, measured: Measured) -> tuple[str, ...]:
         "| --- | ---: | ---: | ---: | ---: |",
         *rows,
         "",
-        f"Half of the pairs of forwards of a round have a ratio of {low:.3f} to {high:.3f}. Aim: a ratio of the medians "
-        f"below {AIM}; {verdict} ({ratio:.3f}). The outputs differ by {measured.error:.1e} (relative L2).",
+        f"Half of the pairs of forwards of a round have a ratio of {low:.3f} to {high:.3f}. Aim: ratios of the medians below "
+        f"{AIM}, in seconds and in CPU seconds; {verdict} ({ratios[0]:.3f} and {ratios[1]:.3f}). The outputs differ by {measured.error:.1e} (relative L2).",
         "",
     )
 
@@ -293,7 +293,7 @@ def page(settings: Settings, measured: Sequence[Measured]) -> str:
             f"{settings.rounds} of each, eager and compiled, taking turns. diffusers' blocks are compiled by its "
             "`compile_repeated_blocks`, for this size; ours as TorchCompileModel asks for it, for all sizes. The machine "
             f"has {os.cpu_count()} cores; its load was {began:.1f} at the beginning and {ended:.1f} at the end, of which "
-            f"{RANKS} is this.",
+            f"{RANKS} is this. With more than its cores running, only the CPU seconds say something.",
             "",
             *(line for mode, each in zip(MODES, measured, strict=True) for line in table(mode, each)),
         )

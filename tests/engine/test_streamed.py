@@ -77,7 +77,7 @@ def test_blocks_whose_weights_come_and_go_can_be_compiled(
         assert relative_error(run(job, plan, compiler=compiler), expected) <= TOLERANCE
         assert run.answer is not None
         assert run.answer.frame.message.uncompiled == ()
-        assert bool(run.answer.reports[0].sent.get("weights")), "some come and go"
+        assert run.answer.reports[0].sent.get("weights"), "some come and go"
 
 
 def test_where_all_fits_nothing_is_copied_twice(run: Runner, job: Job) -> None:
