@@ -275,7 +275,8 @@ def table(mode: str, measured: Measured) -> tuple[str, ...]:
         *rows,
         "",
         f"Half of the pairs of forwards of a round have a ratio of {low:.3f} to {high:.3f}. Aim: ratios of the medians below "
-        f"{AIM}, in seconds and in CPU seconds; {verdict} ({ratios[0]:.3f} and {ratios[1]:.3f}). The outputs differ by {measured.error:.1e} (relative L2).",
+        f"{AIM}, in seconds and in CPU seconds; {verdict} ({ratios[0]:.3f} and {ratios[1]:.3f}). "
+        f"The outputs differ by {measured.error:.1e} (relative L2).",
         "",
     )
 
