@@ -66,15 +66,18 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
 
 
 @thorough
-@pytest.mark.parametrize("weights", ["streamed", "sharded"])
+@pytest.mark.parametrize(
+    ("weights", "compiler"), [("streamed", "aot_eager"), ("sharded", "aot_eager"), ("streamed", "inductor")]
+)
 def test_blocks_whose_weights_come_and_go_can_be_compiled(
-    run: Runner, job: Job, expected: torch.Tensor, weights: str
+    run: Runner, job: Job, expected: torch.Tensor, weights: str, compiler: str
 ) -> None:
     plan = cpu_plan(ulysses=2, blocks=BLOCKS, weights=weights, memory_limit=0.05)
     for _ in range(2):
-        assert relative_error(run(job, plan, compiler="aot_eager"), expected) <= TOLERANCE
+        assert relative_error(run(job, plan, compiler=compiler), expected) <= TOLERANCE
         assert run.answer is not None
         assert run.answer.frame.message.uncompiled == ()
+        assert run.answer.reports[0].sent.get("weights"), "some come and go"
 
 
 def test_where_all_fits_nothing_is_copied_twice(run: Runner, job: Job) -> None:

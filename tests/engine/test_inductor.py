@@ -1,0 +1,86 @@
+"""Blocks compiled by inductor in real workers: what a second start finds, and a machine without a C++ compiler.
+
+Each test has a cache of its own, which is empty at first. That the result is ComfyUI's is shown with it; more plans and
+kinds of file are in `host/test_inductor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
+from tests.pipefusion_simulation import simulate
+from tests.plans import cpu_plan
+from tests.selection import thorough
+
+STEPS, BLOCKS = 2, 3
+PLAN = cpu_plan(ulysses=2, blocks=BLOCKS)
+GRAPHS, KERNELS = "fxgraph", ".so"
+"""Where torch keeps what it has made of a graph, and what a compiled kernel's name ends with."""
+
+pytestmark = thorough
+
+
+@pytest.fixture
+def cache(run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which workers keep what they compile; they start anew before the test and behind it."""
+    run.end_workers()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    yield tmp_path
+    run.end_workers()
+
+
+@pytest.fixture(scope="module")
+def job(models: dict[int, Path]) -> Job:
+    return Job(models[4], sigmas(STEPS))
+
+
+@pytest.fixture(scope="module")
+def expected(job: Job) -> torch.Tensor:
+    """The job by ComfyUI's own model and sampler."""
+    positive, negative = job.prompts
+    return simulate(
+        job.tensors, noise=job.noise, sigmas=job.sigmas.clone(), cfg=job.cfg, sampler=job.sampler, seed=job.seed,
+        positive=positive, negative=negative, references=(), patches=1, warmup_steps=1,
+    )  # fmt: skip
+
+
+def files(folder: Path) -> set[str]:
+    """All that is in a cache."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def uncompiled(run: Runner) -> tuple[str, ...]:
+    """What the last run said of kinds that are not compiled."""
+    assert run.answer is not None
+    said: tuple[str, ...] = run.answer.frame.message.uncompiled
+    return said
+
+
+def test_workers_that_start_anew_compile_nothing(run: Runner, job: Job, expected: torch.Tensor, cache: Path) -> None:
+    first = run(job, PLAN, compiler="inductor")
+    assert relative_error(first, expected) <= TOLERANCE
+    kept = files(cache)
+    assert any(name.startswith(GRAPHS) for name in kept)
+    assert any(name.endswith(KERNELS) for name in kept)
+    run.end_workers()
+    assert torch.equal(run(job, PLAN, compiler="inductor"), first)
+    assert uncompiled(run) == ()
+    assert files(cache) == kept
+
+
+def test_without_a_compiler_the_blocks_run_as_they_are_which_is_said_once(
+    run: Runner, job: Job, expected: torch.Tensor, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert relative_error(run(job, PLAN, compiler="inductor"), expected) <= TOLERANCE
+    double, single = uncompiled(run)
+    assert double.startswith("DoubleStreamBlock is not compiled: ")
+    assert single.startswith("SingleStreamBlock is not compiled: ")
+    run(job, PLAN, compiler="inductor")
+    assert uncompiled(run) == ()
+    assert not any(name.endswith(KERNELS) for name in files(cache))
