@@ -123,18 +123,35 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Weighs:
+    """What weighs attention between two kinds of tokens of a stream, in an object of ComfyUI's own.
+
+    `of(value)` makes of it `[tokens, 2]`: the logarithm of each token's weight, 0 for those of the one kind, and 1 for
+    those, 0 for the others. A `Spread` attention that is `weighed` takes it as its mask.
+    """
+
+    stream: str
+    of: Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
 class Same:
     """The same on all ranks: modulation, text that is only attended to, numbers."""
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Same
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order."""
+    """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order.
+
+    If `weighed`, it may be given the rows of a `Weighs` of this rank's tokens as a mask; other masks are ComfyUI's for whole
+    streams and not heeded.
+    """
 
     streams: tuple[str, ...]
+    weighed: bool = False
 
 
 @dataclass(frozen=True)
