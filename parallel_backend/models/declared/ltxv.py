@@ -45,5 +45,6 @@ LTXV = Declaration(
     heads_of=lambda model: (model.num_attention_heads, model.attention_head_dim),
     text_width=_text_width,
     joint_text=False,
+    masked=True,
     patch_size=lambda model: model.patchifier.patch_size,
 )
