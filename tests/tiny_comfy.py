@@ -156,12 +156,42 @@ def _anima(operations: Any) -> Any:
     )  # fmt: skip
 
 
+def _wide_auraflow(operations: Any) -> Any:
+    from comfy.ldm.aura.mmdit import MMDiT
+
+    return MMDiT(n_layers=2, n_double_layers=1, max_seq=64, **_settings(operations, "meta"))
+
+
+def _wide_boogu(operations: Any) -> Any:
+    from comfy.ldm.boogu.model import BooguTransformer2DModel
+
+    return BooguTransformer2DModel(
+        num_layers=1, num_double_stream_layers=1, num_refiner_layers=1, **_settings(operations, "meta")
+    )
+
+
+def _wide_ideogram(operations: Any) -> Any:
+    from comfy.ldm.ideogram4.model import Ideogram4Transformer2DModel
+
+    return Ideogram4Transformer2DModel(num_layers=2, **_settings(operations, "meta"))
+
+
+def _wide_mage_flow(operations: Any) -> Any:
+    from comfy.ldm.mage_flow.model import MageFlowTransformer2DModel
+
+    return MageFlowTransformer2DModel(num_layers=2, **_settings(operations, "meta"))
+
+
 WIDE: Mapping[str, Callable[..., Any]] = {
     "wide_qwen": _wide_qwen,
     "wide_z_image": _wide_z_image,
     "wide_radiance": _wide_radiance,
     "wide_chroma": _wide_chroma,
     "anima": _anima,  # whose text adapter alone is wide
+    "wide_auraflow": _wide_auraflow,
+    "wide_boogu": _wide_boogu,
+    "wide_ideogram": _wide_ideogram,
+    "wide_mage_flow": _wide_mage_flow,
 }
 
 
@@ -184,6 +214,30 @@ def _longcat(_: Any, operations: Any) -> Any:
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
         guidance_embed=False, txt_ids_dims=[1, 2], **_settings(operations),
     )  # fmt: skip
+
+
+def _ovis(_: Any, operations: Any) -> Any:
+    from comfy.ldm.flux.model import Flux
+
+    return Flux(
+        in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=2048, hidden_size=HEADS * 128, mlp_ratio=4.0,
+        num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
+        guidance_embed=False, txt_ids_dims=[1, 2], yak_mlp=True, txt_norm=True, **_settings(operations),
+    )  # fmt: skip
+
+
+def _lens(_: Any, operations: Any) -> Any:
+    from comfy.ldm.lens.model import LensTransformer2DModel
+
+    return LensTransformer2DModel(num_layers=3, num_attention_heads=HEADS, **_settings(operations))
+
+
+def _joyimage(_: Any, operations: Any) -> Any:
+    from comfy.ldm.joyimage.model import JoyImageTransformer3DModel
+
+    return JoyImageTransformer3DModel(
+        hidden_size=HEADS * 128, num_attention_heads=HEADS, num_layers=3, theta=10000, **_settings(operations)
+    )
 
 
 def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
@@ -293,6 +347,12 @@ TINY: Mapping[str, Tiny] = {
     "s2v": Tiny(_over_wan("WanModel_S2V"), (16, 3, 8, 10), 4096),
     "dancer": Tiny(_over_wan("WanDancerModel", "model_wandancer", in_dim=36), (16, 3, 8, 12), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
+    "flow_rvs": Tiny(
+        _wan(), (16, 3, 8, 10), 4096, metadata={"config": json.dumps({"transformer": {"model_type": "flow_rvs"}})}
+    ),
+    "ovis": Tiny(_ovis, (16, 9, 14), 2048),
+    "lens": Tiny(_lens, (128, 5, 7), 4 * 2880),
+    "joyimage": Tiny(_joyimage, (16, 1, 9, 14), 4096),
     "longcat": Tiny(_longcat, (16, 9, 14), 3584),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
     "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.host.graphs import Graph, insert_after, node
 from tests.selection import thorough
 from tests.tiny_comfy import TINY, save_tiny
 from tests.tiny_models import draw
+from tests.vae.comfy_vaes import save_comfy_vae
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-3
@@ -121,6 +123,25 @@ def masked(graph: Graph, width: int, height: int, frames: int, of: str = "latent
         "frames": node("ImageBatch", image1=["first", 0], image2=["others", 0]),
         "mask": node("ImageToMask", image=["frames", 0], channel="red"),
     }
+
+
+def with_guides(server: ComfyUI, graph: Graph, video: str, **last: Any) -> Graph:
+    """With pictures as LTXVAddGuide's guides at the beginning and the end of a video latent, the last one as it is told."""
+    save_comfy_vae(server.base_dir / "models" / "vae" / "guides-vae.safetensors", "ltx2")
+    graph = copy.deepcopy(graph) | {
+        "vae": node("VAELoader", vae_name="guides-vae.safetensors"),
+        "red": node("EmptyImage", width=64, height=64, batch_size=1, color=0xC04020),
+        "blue": node("EmptyImage", width=64, height=64, batch_size=1, color=0x2040C0),
+    }
+    for other in graph.values():
+        other["inputs"] |= {key: ["end", 2] for key, value in other["inputs"].items() if value == [video, 0]}
+    sides = {side: graph["sampler"]["inputs"][side] for side in TOKENS}
+    graph["sampler"]["inputs"] |= {"positive": ["end", 0], "negative": ["end", 1]}
+    first = {**sides, "latent": [video, 0], "image": ["red", 0], "frame_idx": 0, "strength": 1.0}
+    second = {"positive": ["begin", 0], "negative": ["begin", 1], "latent": ["begin", 2], "image": ["blue", 0]}
+    graph["begin"] = node("LTXVAddGuide", vae=["vae", 0], **first)
+    graph["end"] = node("LTXVAddGuide", vae=["vae", 0], **second | {"frame_idx": -1, "strength": 1.0} | last)
+    return graph
 
 
 def with_tensors(server: ComfyUI, graph: Graph, name: str, tensors: Mapping[str, Tensor]) -> Graph:

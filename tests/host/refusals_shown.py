@@ -287,6 +287,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "computed": {
         "parallel_backend/host/diagnosis.py": ("… failed…: … …",),
         "parallel_backend/host/numbers.py": ("…: the model's output holds … values",),
+        "parallel_backend/models/comfyui/comfy_family.py": ("the conditioning's attention_mask is",),
         "parallel_backend/models/spread/arguments.py": (
             "… of the model's … … with a parallel",
             "…weighs tokens, or differs inside a",

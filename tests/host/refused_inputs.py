@@ -351,6 +351,9 @@ def computed(server: ComfyUI) -> Refusals:
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}
     said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
     yield spread(with_tensors(server, graph, "refused-weighed", weighed)), said
+    longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
+    said = "the conditioning's attention_mask is for 9 tokens and its text has 7: encode the prompt again, or remove"
+    yield spread(with_tensors(server, graph, "refused-longer", longer)), said
     save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # of 340 MB each
     save_file({"cond": draw(1, 7, 3584, seed=7)}, server.input_dir / "refused-large.safetensors")
     graph = graph_of("wan") | {"latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}

@@ -17,9 +17,11 @@ from tests.host.comfy_graphs import (
     save_families,
     save_latent,
     spread,
+    with_guides,
 )
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import UNKNOWN_WRAPPER, Graph, insert_after_model, node, queue_logged, step_by_step, ways
+from tests.host.test_comfy_wide import MATTERS
 from tests.host.test_families import refused
 from tests.selection import thorough
 
@@ -113,6 +115,35 @@ def test_first_frame_by_a_mask(plan: dict[str, Any], comfyui: ComfyUI, stock: An
     expected = stock(graph)
     assert relative_error(stock(plain)[0], expected[0]) > DIFFERENT
     assert_same(comfyui, spread(graph, **plan), expected)
+
+
+GUIDES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "weak": {"strength": 0.7},
+    "masked": {"attention_mask": ["half", 0]},
+    "strong": {"strength": 1.5, "attention_mask": ["half", 0]},
+}
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides(guide: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """LTX-2's: strength and mask of a guide weigh attention between its tokens and the video's."""
+    graph = guided("ltxav", comfyui, guide)
+    expected = stock(graph)
+    if guide != "whole":
+        assert relative_error(stock(guided("ltxav", comfyui, "whole"))[0], expected[0]) > MATTERS
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+def guided(name: str, server: ComfyUI, guide: str) -> Graph:
+    half = {
+        "none": node("SolidMask", value=0.0, width=128, height=160),
+        "some": node("SolidMask", value=0.6, width=64, height=160),
+        "half": node("MaskComposite", destination=["none", 0], source=["some", 0], x=0, y=0, operation="add"),
+    }
+    return with_guides(server, sound_graph(name, steps=2) | half, "video", **GUIDES[guide])
 
 
 def packed(video: str, sound: str) -> Any:

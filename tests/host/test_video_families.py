@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.comfy_oracle import comfy_on_path
-from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, save_latent, spread
+from tests.host.comfy_graphs import PLANS, TOKENS, TOLERANCE, graph_of, save_latent, spread, with_guides
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node, step_by_step
 from tests.selection import thorough
@@ -131,6 +131,15 @@ def test_image_to_video(latent_of: Callable[[Graph], Tensor]) -> None:
     stock = latent_of(graph)
     assert relative_error(latent_of(video("ltxv")), stock) > 0.01
     assert relative_error(latent_of(spread(graph)), stock) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("strength", [1.0, 0.7])
+def test_guides(comfyui: ComfyUI, strength: float, plan: dict[str, Any], latent_of: Callable[[Graph], Tensor]) -> None:
+    """LTX-Video's: one of less strength weighs attention between its tokens and the video's."""
+    graph = with_guides(comfyui, video("ltxv"), "latent", strength=strength)
+    assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE
 
 
 def test_meanflow(comfyui: ComfyUI, latent_of: Callable[[Graph], Tensor]) -> None:

@@ -31,7 +31,7 @@ from tests.models.tiny_classes import CASES as CLASSES
 from tests.models.tiny_classes import Case, packed
 from tests.models.tiny_images import IMAGES
 from tests.models.tiny_sound import SOUND_CASES
-from tests.models.tiny_videos import GUIDE, VIDEO_CASES
+from tests.models.tiny_videos import VIDEO_CASES
 from tests.models.tiny_wan import WAN_CASES
 from tests.plans import cpu_plan
 from tests.ranks import run_in_turn, run_ranks
@@ -312,15 +312,6 @@ def test_a_mask_of_attention_is_refused(case: Any) -> None:
     rank = run_alone(found, found.declaration)
     with refused("^attn_mask of the model's DoubleStreamBlock is not supported"):
         rank.run(attention_mask=torch.zeros(2, 42, 42))
-
-
-@pytest.mark.parametrize("weighed", [{"strength": 0.5}, {"pixel_mask": torch.full((1, 1, 1, 5, 4), 0.5)}])
-def test_a_guide_that_is_attended_to_otherwise_is_refused(weighed: dict[str, Any], case: Any) -> None:
-    """LTX-Video's guides have a mask of all tokens then."""
-    found, _ = case("ltxv, guide")
-    rank = run_alone(found, found.declaration)
-    with refused("^self_attention_mask of the model's .* is not supported with a parallel MODEL: "):
-        rank.run(guide_attention_entries=[GUIDE | weighed])
 
 
 def test_a_text_mask_that_weighs_tokens_is_refused(case: Any) -> None:

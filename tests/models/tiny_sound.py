@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH, Case, case, text
+from tests.models.tiny_videos import WEIGHED, guide_of
 from tests.tiny_models import draw
 
 # isort: split
@@ -76,5 +77,6 @@ SOUND_CASES: Mapping[str, Callable[[], Case]] = {
     "ltx-2": lambda: _ltxav({}, torch.tensor([0.6])),
     "ltx-2, video alone": lambda: _ltxav({}, torch.tensor([0.6]), sound=0),
     "ltx-2, a timestep a frame": lambda: _ltxav({}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1))),
+    "ltx-2, weighed guide": lambda: _ltxav(guide_of(**WEIGHED), (_by_token(4), torch.tensor([[[0.6]]])), frames=4),
     "ltx-2.3": lambda: _ltxav({}, torch.tensor([0.6]), **TWO_POINT_THREE),
 }

@@ -48,15 +48,22 @@ def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **setting
     return case("LTXV", model, x, {**prompt, **given}, timestep)
 
 
-GUIDE = {"pre_filter_count": 20, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 4]}
-"""What Add Guide says of a guide that is attended to like the video."""
+WEIGHED = {"strength": 1.5, "pixel_mask": torch.linspace(-1, 2, 20).clamp(0, 1).view(1, 1, 1, 5, 4)}
+"""Of a guide that is attended to more or less than the video, and in places not at all."""
 
 
-def _ltxv_keyframe() -> Case:
-    """The last of four frames is a guide's."""
-    positions = torch.rand(1, 3, 20, 2, generator=torch.Generator().manual_seed(4)) * 8
-    given = {"keyframe_idxs": positions, "denoise_mask": torch.ones(1, 1, 4, 5, 4), "guide_attention_entries": [GUIDE]}
-    return _ltxv(given, torch.linspace(0.1, 0.9, 80).view(1, 80, 1), frames=4)
+def guide_of(**weighed: Any) -> dict[str, Any]:
+    """The last of four frames as a guide's, as Add Guide says it; if it is not weighed, it is attended to like the video."""
+    entry = {"pre_filter_count": 20, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 4]} | weighed
+    return {
+        "keyframe_idxs": torch.rand(1, 3, 20, 2, generator=torch.Generator().manual_seed(4)) * 8,
+        "denoise_mask": torch.ones(1, 1, 4, 5, 4),
+        "guide_attention_entries": [entry],
+    }
+
+
+def _ltxv_keyframe(**weighed: Any) -> Case:
+    return _ltxv(guide_of(**weighed), torch.linspace(0.1, 0.9, 80).view(1, 80, 1), frames=4)
 
 
 def _kandinsky(given: Mapping[str, Any]) -> Case:
@@ -153,6 +160,7 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
         {"attention_mask": MASK}, torch.linspace(0, 0.9, 60).view(1, 60, 1), causal_temporal_positioning=True
     ),
     "ltxv, guide": _ltxv_keyframe,
+    "ltxv, weighed guide": lambda: _ltxv_keyframe(**WEIGHED),
     "ltxv 2, modulated text": lambda: _ltxv(
         {}, torch.tensor([0.6]), cross_attention_adaln=True, rope_type="split", use_middle_indices_grid=True
     ),

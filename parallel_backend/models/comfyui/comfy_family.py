@@ -190,6 +190,12 @@ class ComfyFamily:
                 f"the conditioning's text is {found} and {config.kind} takes [batch, tokens, {widths}]: use the text encoder "
                 "that belongs to this model."
             )
+        mask = conditioning.get("attention_mask") if config.declaration.masked else None
+        if mask is not None and mask.ndim == 2 and mask.shape[1] not in (1, text.shape[1]):
+            raise Refused(
+                f"the conditioning's attention_mask is for {mask.shape[1]} tokens and its text has {text.shape[1]}: encode the "
+                "prompt again, or remove the node that changes one of them."
+            )
         pooled = conditioning.get("y")
         if pooled is not None and pooled.shape[-1] < config.pooled_width:
             raise Refused(

@@ -17,7 +17,9 @@ from ..spread.declaration import (
     Pictured,
     Same,
     Spread,
+    Weighs,
 )
+from .ltxv import of_guides
 
 
 def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
@@ -64,8 +66,16 @@ LTXAV = Declaration(
                 "a_cross_gate_timestep": Same(),
                 "v_prompt_timestep": Same(),
                 "a_prompt_timestep": Same(),
+                "self_attention_mask": Weighs("vx", of_guides),
             },
-            attentions=(Spread(("vx",)), Local(), Local("ax"), Local("ax"), Local("ax"), Merged("ax", keys="vx")),
+            attentions=(
+                Spread(("vx",), weighed=True),
+                Local(),
+                Local("ax"),
+                Local("ax"),
+                Local("ax"),
+                Merged("ax", keys="vx"),
+            ),
             returns=("vx", "ax"),
         ),
     ),

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
+import torch
+from torch import Tensor
+
+from ..spread.arguments import MASKED
+from ..spread.declaration import Along, ByFrame, Declaration, Group, Local, Pictured, Same, Spread, Weighs
 
 
 def _text_width(model: Any) -> int:
     """What the text is projected from, or what it is projected to where that is done before it comes here."""
     width: int = model.inner_dim if model.caption_proj_before_connector else model.caption_channels
     return width
+
+
+def of_guides(mask: Any) -> Tensor:
+    """ComfyUI's GuideAttentionMask, which weighs attention between guides, the last tokens, and the video."""
+    logarithms = mask.noisy_mask.flatten().clamp(min=MASKED)
+    video = torch.arange(len(logarithms), device=logarithms.device) < mask.guide_start
+    return torch.stack((logarithms, video.to(logarithms)), dim=1)
 
 
 LTXV = Declaration(
@@ -24,8 +35,9 @@ LTXV = Declaration(
                 "timestep": ByFrame("x", dims=3),
                 "pe": Along(("x",), dim=1),
                 "prompt_timestep": Same(),
+                "self_attention_mask": Weighs("x", of_guides),
             },
-            attentions=(Spread(("x",)), Local()),
+            attentions=(Spread(("x",), weighed=True), Local()),
             returns=("x",),
         ),
     ),
@@ -33,5 +45,6 @@ LTXV = Declaration(
     heads_of=lambda model: (model.num_attention_heads, model.attention_head_dim),
     text_width=_text_width,
     joint_text=False,
+    masked=True,
     patch_size=lambda model: model.patchifier.patch_size,
 )

@@ -27,6 +27,7 @@ from .declaration import (
     StreamKind,
     TextLength,
     TextMask,
+    Weighs,
 )
 from .placement import Placement
 from .stream import Stream
@@ -174,6 +175,9 @@ class Arguments:
             case Known(stream, take):
                 places, length = positions_of(placements[stream], call.rank), placements[stream].length
                 return value if len(places) == length else take(value, places, length)
+            case Weighs(stream, of):
+                weights = of(value)
+                return weights.index_select(0, sent_to(positions_of(placements[stream], call.rank), weights.device))
             case TextMask():
                 return None
             case TextLength(stream):

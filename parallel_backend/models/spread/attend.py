@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...attention.cache import KVCache
 from ...attention.kernels import choose_kernel
@@ -43,6 +43,20 @@ class Operands:
             shared = q.shape[1] // k.shape[1]
             return cls(q, *(x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (k, v)))
         return cls(*(x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v)))
+
+    def weighed(self, weights: Tensor) -> Operands:
+        """With channels whose product adds its logarithm to each score between a token that is weighed and one that is not.
+
+        So no kernel and no exchange has to know of weights. `weights` is as `declaration.Weighs` has it; kernels divide by the
+        root of the width, which grows to a multiple of 8.
+        """
+        width = self.q.shape[3]
+        wide = (width + 2 + 7) // 8 * 8
+        q, k, v = (nn.functional.pad(x, (0, wide - width)) for x in (self.q * (wide / width) ** 0.5, self.k, self.v))
+        logarithms, plain = weights.to(q).unbind(1)
+        q[..., width], k[..., width] = plain * wide**0.5, logarithms
+        q[..., width + 1], k[..., width + 1] = logarithms, plain * wide**0.5
+        return Operands(q, k, v)
 
 
 @dataclass
@@ -146,14 +160,16 @@ class Attentions:
             assert block is not None
             out = self._merged(block, attention, Operands.of(q, k, v, heads, skip_reshape))
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
-        if not spread or (alone and not self._masked(attention)):
+        weights = mask if isinstance(attention, Spread) and attention.weighed else None
+        if not spread or (alone and weights is None and not self._masked(attention)):
             return kernel(
                 q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
                 skip_output_reshape=skip_output_reshape, **others,
             )  # fmt: skip
         assert block is not None and isinstance(attention, Spread)
         given = Operands.of(q, k, v, heads, skip_reshape)
-        out = self._spread(block, attention, given)
+        width = given.v.shape[3]
+        out = self._spread(block, attention, given if weights is None else given.weighed(weights))[..., :width]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def _masked(self, attention: Attention) -> bool:

@@ -123,18 +123,35 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Weighs:
+    """What weighs attention between two kinds of tokens of a stream, in an object of ComfyUI's own.
+
+    `of(value)` makes of it `[tokens, 2]`: the logarithm of each token's weight, 0 for those of the one kind, and 1 for
+    those, 0 for the others. A `Spread` attention that is `weighed` takes it as its mask.
+    """
+
+    stream: str
+    of: Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
 class Same:
     """The same on all ranks: modulation, text that is only attended to, numbers."""
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Same
+Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order."""
+    """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order.
+
+    If `weighed`, it may be given the rows of a `Weighs` of this rank's tokens as a mask; other masks are ComfyUI's for whole
+    streams and not heeded.
+    """
 
     streams: tuple[str, ...]
+    weighed: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,7 +204,8 @@ class Declaration:
     stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives the
     attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width` the least of
     pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that are one token,
-    `refused` the conditioning that has no place in it and how to get rid of that, and `sigmas` says whether a model reads
+    `refused` the conditioning that has no place in it and how to get rid of that; `masked` says that the text may have an
+    attention_mask, which must then be as long, and `sigmas` says whether a model reads
     the sigmas of the call and of the whole run. `embeddings` make tokens of the picture on every stage: behind them a model
     may lay text before the picture. `between` are modules that add something to tokens between blocks, each on the stage
     that has them then; their attentions are to keys that every rank has. `compute` makes what no file has and the class
@@ -211,6 +229,7 @@ class Declaration:
     units: Callable[[Any], Sequence[Sequence[str]]] | None = None
     patch_size: Callable[[Any], int | Sequence[int]] = lambda model: model.patch_size
     refused: Mapping[str, str] = field(default_factory=dict)
+    masked: bool = False
     embeddings: tuple[Group, ...] = ()
     between: tuple[Group, ...] = ()
     positions: tuple[str, ...] = ()
