@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 from parallel_backend.layout import cut, length  # noqa: E402
 from parallel_backend.plan.cost import Job, cost  # noqa: E402
 from parallel_backend.plan.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
-from parallel_backend.plan.known_models import model_shape  # noqa: E402
+from parallel_backend.plan.known_models import known_model  # noqa: E402
 from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
 from parallel_backend.plan.profiles import Device, ModelShape, Profile  # noqa: E402
 
@@ -150,8 +150,8 @@ def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
 def measurements() -> list[Measurement]:
     """What was published, with the constants in profiles.py."""
     h100, a100, l40, l20 = profile("h100"), profile("a100"), profile("l40"), profile("l20")
-    dev, schnell = model_shape("flux-dev"), model_shape("flux-schnell")
-    cog, cog15 = model_shape("cogvideox-5b"), model_shape("cogvideox1.5-5b")
+    dev, schnell = known_model("flux-dev").shape, known_model("flux-schnell").shape
+    cog, cog15 = known_model("cogvideox-5b").shape, known_model("cogvideox1.5-5b").shape
     flux_job = Job(dev.image_tokens(1024, 1024), 512, steps=28)
     schnell_job = Job(schnell.image_tokens(1024, 1024), 256, steps=4)
     small, large = cog.image_tokens(720, 480, 49), cog15.image_tokens(1360, 768, 161)
@@ -265,7 +265,11 @@ def measurements() -> list[Measurement]:
 
 def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) -> Iterator[Measurement]:
     """Series of videos, in which attention is most of the work."""
-    cog, hunyuan, wan = model_shape("cogvideox-5b"), model_shape("hunyuan-video"), model_shape("wan2.2-14b")
+    cog, hunyuan, wan = (
+        known_model("cogvideox-5b").shape,
+        known_model("hunyuan-video").shape,
+        known_model("wan2.2-14b").shape,
+    )
     small = Job(cog.image_tokens(720, 480, 49), 226, two_sided=True, steps=50)
     yield Measurement(
         "CogVideoX-5b 720x480, 49 frames, A100 NVLink, eager (s a step)",
