@@ -18,18 +18,31 @@ sys.path.insert(0, str(ROOT))
 from parallel_backend.layout import cut, length  # noqa: E402
 from parallel_backend.plan.cost import Job, cost  # noqa: E402
 from parallel_backend.plan.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
-from parallel_backend.plan.known_models import model_shape  # noqa: E402
+from parallel_backend.plan.known_models import known_model  # noqa: E402
 from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
 from parallel_backend.plan.profiles import Device, ModelShape, Profile  # noqa: E402
 
 PAGE = ROOT / "docs" / "plan-predictions.md"
 FLUX_PAGE = "xDiT docs/performance/flux.md"
 COG_PAGE = "xDiT docs/performance/cogvideo.md"
+HUNYUAN_PAGE = "xDiT docs/performance/hunyuanvideo.md"
+TORCHAO_PAGE = "diffusers-torchao README.md, CogVideoX benchmarks, bf16"
 
 # Seconds of text encoders and VAE in the published times: assumed for H100, fitted on one- and two-GPU rows otherwise.
 FIXED_H100 = 0.10
 FIXED_A100 = 0.46
 FIXED_COG15 = 88.3
+FIXED_COG_H100 = 8.6
+FIXED_COG_A100 = 44.3
+FIXED_HUNYUAN = 56.3
+
+# The same of Wan at 720p: SGLang's log on one H100 (sglang PR 15163) has 11 s of decoding and 3 s of the text encoder. An
+# A100 is taken to need twice that, and 480p the part that its pixels are.
+FIXED_WAN_H100 = 14.0
+FIXED_WAN_A100 = 28.0
+
+# FLOP/s of flash-attn 2 on an H100, as measured at FLUX's shape. flash-attn 3 is as fast as cuDNN's, which the profile has.
+FLASH2_H100 = 329e12
 
 # Bytes/s through a PCIe port of the machine with 12 L40 that CogVideoX-5b ran on (fitted on its two-GPU rows).
 PORT_12_L40 = 19.1e9
@@ -39,10 +52,15 @@ CACHED_L40 = 1.4e12
 
 
 NOTES = (
-    "- H100: matmul rate from one GPU compiled (attention at 3/4 of it), collective latency from Ulysses 2, a hop's idle "
-    "time from Ring 2, both compiled; memory passes from one GPU eager; host time an operation from Ulysses 2 and Ring 2 "
-    "eager together.",
-    "- A100: matmul rate and fixed seconds from one and two GPUs; all else from H100. Its eager rows fit nothing.",
+    "- H100: matmul rate from one GPU compiled, collective latency from Ulysses 2, a hop's idle time from Ring 2, both "
+    "compiled; memory passes from one GPU eager; host time an operation from Ulysses 2 and Ring 2 eager together. All of "
+    "FLUX.1-dev. Attention fits nothing: 329 TFLOP/s by flash-attn 2 and 631 by cuDNN are measurements of the kernels, and "
+    "flash-attn 3 is taken to be as fast as cuDNN's.",
+    "- A100: matmul rate and fixed seconds from one and two GPUs of FLUX, attention from one GPU of Wan 2.2 at 720p; all else "
+    "from H100. Its eager rows of FLUX fit nothing.",
+    "- L20: the L40's data sheet and fitted rates, in the proportion of the two cards' matmul.",
+    "- Videos: CogVideoX's fixed seconds are those of its eager row, HunyuanVideo's of its one-GPU row at 1280x720 on H100 (for "
+    "L20 too, which needs more), Wan's are read off a published log. Nothing else is fitted on these rows.",
     "- L40: matmul and attention rates from the one-GPU CogVideoX rows, fixed seconds from CFG 2 of 1.5. The two series ran "
     "on machines of 8 and of 12 GPUs: each has a port speed of its own, from its Ulysses 2; overlap from Ring 2 of both. "
     "Memory speed for FLUX (its features fit into the cache) from its one-GPU row.",
@@ -52,7 +70,13 @@ NOTES = (
     "with eager host time in compiled code too, missed the compiled H100 rows by +92 % (Ulysses 2 x Ring 2), +23 % "
     "(Ulysses 4) and +97 % (Ring 4); a second, with one port speed for both L40 machines and xDiT's merge of partial "
     "attentions counted as Python operations (it is TorchScript), missed Ring 4 eager by +27 % and 1.5's Ulysses 4 by "
-    "-24 %. The port tree was chosen knowing that Ulysses 4 is slow on L40.",
+    "-24 %. The port tree was chosen knowing that Ulysses 4 is slow on L40. Until videos were added, attention was taken to "
+    "run at 3/4 of the matmul rate, which FLUX cannot tell from other rates and videos can: it missed the compiled Wan by "
+    "+53 % on H100 and +32 % on B200, and HunyuanVideo on 8 H100 by -25 %.",
+    "- Not compared, as their settings are not known: Wan on RTX 4090 (the text encoder runs on the CPU, weights come and go, "
+    "links unknown), H20 (no rate of it is known but these rows), CogVideoX1.5 on L20 and H20 (charts without figures), "
+    "HunyuanVideo under ParaAttention (its rows skip steps with a cache), Wan 2.2 I2V on 8 H100 (one plan, TF32 switched on and "
+    "off). Compiled CogVideoX and HunyuanVideo on several GPUs are published nowhere that was found.",
     "- The choice among 8 L40 is nearly a tie in the model: Ulysses 4 x CFG 2, published 28 % slower than the best, is "
     "predicted 2 % behind the plan chosen. That target is met by luck as much as by the model.",
 )
@@ -93,7 +117,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A published series. `fixed` are the seconds that do not depend on the plan (text encoders, VAE)."""
+    """A published series. `fixed` are the seconds that do not depend on the plan (text encoders, VAE).
+
+    `fixed_as` is the fitted value that they are, where they are fitted.
+    """
 
     title: str
     source: str
@@ -103,6 +130,7 @@ class Measurement:
     runs: int
     fixed: float
     rows: tuple[Row, ...]
+    fixed_as: str = ""
 
     def predict(self, row: Row) -> float:
         """Seconds for the whole of what was measured."""
@@ -121,18 +149,19 @@ def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
 
 def measurements() -> list[Measurement]:
     """What was published, with the constants in profiles.py."""
-    h100, a100, l40 = profile("h100"), profile("a100"), profile("l40")
-    dev, schnell = model_shape("flux-dev"), model_shape("flux-schnell")
-    cog, cog15 = model_shape("cogvideox-5b"), model_shape("cogvideox1.5-5b")
+    h100, a100, l40, l20 = profile("h100"), profile("a100"), profile("l40"), profile("l20")
+    dev, schnell = known_model("flux-dev").shape, known_model("flux-schnell").shape
+    cog, cog15 = known_model("cogvideox-5b").shape, known_model("cogvideox1.5-5b").shape
     flux_job = Job(dev.image_tokens(1024, 1024), 512, steps=28)
     schnell_job = Job(schnell.image_tokens(1024, 1024), 256, steps=4)
     small, large = cog.image_tokens(720, 480, 49), cog15.image_tokens(1360, 768, 161)
     two = ("one", "u2", "r2", "c2")
+    with_flash2 = replace(h100, device=replace(h100.device, attention=FLASH2_H100))
     return [
         Measurement(
             "FLUX.1-dev 1024 px, 28 steps, H100, torch.compile (s)",
             f"{FLUX_PAGE}, table",
-            replace(h100, software=XDIT_COMPILED),
+            replace(with_flash2, software=XDIT_COMPILED),
             dev,
             flux_job,
             28,
@@ -142,7 +171,7 @@ def measurements() -> list[Measurement]:
         Measurement(
             "FLUX.1-dev 1024 px, 28 steps, H100, eager (s)",
             f"{FLUX_PAGE}, table",
-            replace(h100, software=XDIT_EAGER),
+            replace(with_flash2, software=XDIT_EAGER),
             dev,
             flux_job,
             28,
@@ -230,7 +259,118 @@ def measurements() -> list[Measurement]:
             FIXED_A100,
             rows(("one",), one=18.36, p2=11.03, p4=7.05, p8=5.53, u4p4=4.78),
         ),
+        *_videos(h100, with_flash2, a100, l20),
     ]
+
+
+def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) -> Iterator[Measurement]:
+    """Series of videos, in which attention is most of the work."""
+    cog, hunyuan, wan = (
+        known_model("cogvideox-5b").shape,
+        known_model("hunyuan-video").shape,
+        known_model("wan2.2-14b").shape,
+    )
+    small = Job(cog.image_tokens(720, 480, 49), 226, two_sided=True, steps=50)
+    yield Measurement(
+        "CogVideoX-5b 720x480, 49 frames, A100 NVLink, eager (s a step)",
+        f"{COG_PAGE}, chart cogvideo-a100-5b.png",
+        replace(a100, software=XDIT_EAGER),
+        cog,
+        small,
+        1,
+        0.0,
+        rows((), one=4.07, u2=2.38, r2=2.44, c2=2.12, u2c2=1.27, r2c2=1.27),
+    )
+    for name, machine, fixed, in_eager, in_compiled in (
+        ("H100", with_flash2, FIXED_COG_H100, 112.398, 87.455),
+        ("A100", a100, FIXED_COG_A100, 243.312, 212.022),
+    ):
+        for way, software, seconds in (("eager", XDIT_EAGER, in_eager), ("torch.compile", XDIT_COMPILED, in_compiled)):
+            yield Measurement(
+                f"CogVideoX-5b 720x480, 49 frames, 50 steps, {name}, {way} (s)",
+                TORCHAO_PAGE,
+                replace(machine, software=software),
+                cog,
+                small,
+                50,
+                fixed,
+                rows(("one",) * (way == "eager"), one=seconds),
+                f"cog {name.lower()} fixed",
+            )
+    for size, title, fitted, h100_times, l20_times in (
+        (
+            (1280, 720),
+            "HunyuanVideo 1280x720",
+            ("one",),
+            {"one": 1904.08, "u2": 925.04, "u4": 514.08, "u8": 337.58},
+            {"one": 6043.88, "u2": 3271.44, "u4": 2080.05},
+        ),
+        (
+            (960, 960),
+            "HunyuanVideo 960x960",
+            (),
+            {"one": 1735.01, "u2": 934.09, "u3": 645.45, "u6": 367.02},
+            {"one": 6039.08, "u2": 3260.62, "u3": 2284.74},
+        ),
+    ):
+        job = Job(hunyuan.image_tokens(*size, 129), hunyuan.text, steps=50)
+        for name, machine, times in (("H100", with_flash2, h100_times), ("L20 PCIe", l20, l20_times)):
+            yield Measurement(
+                f"{title}, 129 frames, 50 steps, {name}, eager (s)",
+                f"{HUNYUAN_PAGE}; flash-attn 2",
+                replace(machine, software=XDIT_EAGER),
+                hunyuan,
+                job,
+                50,
+                FIXED_HUNYUAN,
+                rows(fitted if name == "H100" else (), **times),
+                "hunyuan fixed",
+            )
+    large, less = (
+        Job(wan.image_tokens(*size, 81), wan.text, two_sided=True, steps=40) for size in ((1280, 720), (832, 480))
+    )
+    part = less.image_tokens / large.image_tokens
+    for title, machine, job, fixed, fitted, times in (
+        ("720p, H100", h100, large, FIXED_WAN_H100, (), {"one": 1041.5, "u4": 288.7, "u8": 155.1}),
+        ("480p, H100", h100, less, part * FIXED_WAN_H100, (), {"one": 326.9, "u4": 91.7, "u8": 51.5}),
+        ("720p, A100", a100, large, FIXED_WAN_A100, ("one",), {"one": 2735.7, "u4": 725.3, "u8": 386.7}),
+        ("480p, A100", a100, less, part * FIXED_WAN_A100, (), {"one": 785.7, "u4": 215.2, "u8": 119.9}),
+    ):
+        yield Measurement(
+            f"Wan 2.2 T2V A14B {title} NVLink, 81 frames, 40 steps, eager (s)",
+            "Wan2.2 README.md, assets/comp_effic.png; flash-attn 3 on H100",
+            replace(machine, software=XDIT_EAGER),
+            wan,
+            job,
+            40,
+            fixed,
+            rows(fitted, **times),
+        )
+    for name, machine, fixed, times in (
+        ("H100", with_flash2, FIXED_WAN_H100, {"one": 1837.9, "u2": 945.1, "u4": 497.0, "u8": 287.9}),
+        ("A100", a100, FIXED_WAN_A100, {"one": 3342.6, "u2": 1722.0, "u4": 886.1, "u8": 469.9}),
+    ):
+        yield Measurement(
+            f"Wan 2.1 T2V 14B 720p, {name} NVLink, 81 frames, 50 steps, eager (s)",
+            "Wan2.1 README.md, assets/comp_effic.png; flash-attn 2 taken, which its requirements name",
+            replace(machine, software=XDIT_EAGER),
+            replace(wan, name="wan2.1-14b"),
+            replace(large, steps=50),
+            50,
+            fixed,
+            rows((), **times),
+        )
+    for name, machine, seconds in (("H100", h100, 206.07), ("B200", profile("b200"), 105.10)):
+        yield Measurement(
+            f"Wan 2.2 T2V A14B 720p, {name} NVLink, 81 frames, 40 steps, torch.compile, the denoise alone (s)",
+            "SGLang, sglang PR 28304, compile mode default, preset wan-t2v of its bench_diffusion_denoise.py",
+            replace(machine, software=XDIT_COMPILED),
+            wan,
+            large,
+            40,
+            0.0,
+            rows((), u2c2=seconds),
+        )
 
 
 def _with_ports(machine: Profile, bandwidth: float) -> Profile:
@@ -244,25 +384,23 @@ Values = dict[str, float]
 
 def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
     """The measurements with other constants."""
-    compiled, eager, fast, fast_eager, long, short, piped = found
+    compiled, eager, fast, fast_eager, long, short, piped, *videos = found
 
     def h100(base: Measurement) -> Measurement:
-        device = replace(
-            base.machine.device,
-            matmul=values["h100 matmul"],
-            attention=0.75 * values["h100 matmul"],
-            launch=values["launch"],
-        )
+        device = replace(base.machine.device, matmul=values["h100 matmul"], launch=values["launch"])
         return replace(base, machine=_machine(base.machine, values, device))
 
     def a100(base: Measurement) -> Measurement:
-        device = replace(
-            base.machine.device,
-            matmul=values["a100 matmul"],
-            attention=0.75 * values["a100 matmul"],
-            launch=values["launch"],
-        )
-        return replace(base, machine=_machine(base.machine, values, device), fixed=values["a100 fixed"])
+        rates = {"matmul": values["a100 matmul"], "attention": values["a100 attention"], "launch": values["launch"]}
+        return replace(base, machine=_machine(base.machine, values, replace(base.machine.device, **rates)))
+
+    def flux_on_a100(base: Measurement) -> Measurement:
+        return replace(a100(base), fixed=values["a100 fixed"])
+
+    def video(base: Measurement) -> Measurement:
+        card = {"h100": h100, "a100": a100}.get(base.machine.name)
+        fitted = base if card is None else card(base)
+        return replace(fitted, fixed=values[base.fixed_as]) if base.fixed_as else fitted
 
     def l40(base: Measurement, port: str) -> Measurement:
         rates = {"matmul": values["l40 matmul"], "attention": values["l40 attention"], "launch": values["launch"]}
@@ -273,7 +411,8 @@ def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
         return replace(base, machine=machine, fixed=values["cog fixed"] if base.fixed > 1 else base.fixed)
 
     cogs = [l40(long, "8 l40 port"), l40(short, "12 l40 port")]
-    return [h100(compiled), h100(eager), a100(fast), a100(fast_eager), *cogs, l40(piped, "8 l40 port")]
+    pictures = [h100(compiled), h100(eager), flux_on_a100(fast), flux_on_a100(fast_eager)]
+    return [*pictures, *cogs, l40(piped, "8 l40 port"), *map(video, videos)]
 
 
 def _machine(base: Profile, values: Values, device: Device) -> Profile:
@@ -295,6 +434,7 @@ def fit() -> Values:
         "passes": 100,
         "launch": 3e-5,
         "a100 matmul": 2e14,
+        "a100 attention": 2e14,
         "a100 fixed": 0.4,
         "l40 matmul": 1.4e14,
         "l40 attention": 1.4e14,
@@ -303,9 +443,14 @@ def fit() -> Values:
         "12 l40 port": 2e10,
         "l40 cached": 1e12,
         "l40 overlap": 0.5,
+        "cog h100 fixed": 10,
+        "cog a100 fixed": 40,
+        "hunyuan fixed": 50,
     }
 
-    def error(series: int, name: str) -> Callable[[], float]:
+    def error(series: int | str, name: str) -> Callable[[], float]:
+        if isinstance(series, str):
+            (series,) = (number for number, each in enumerate(found) if series in each.title)
         (row,) = (row for row in found[series].rows if row.name == name)
 
         def relative() -> float:
@@ -324,6 +469,7 @@ def fit() -> Values:
         ("passes", 8, 500, error(1, "1 GPU")),
         ("launch", 1e-6, 1e-4, both((1, "ulysses 2"), (1, "ring 2"))),
         ("a100 matmul", 5e13, 1e15, error(2, "1 GPU")),
+        ("a100 attention", 5e13, 1e15, error("2.2 T2V A14B 720p, A100", "1 GPU")),
         ("a100 fixed", 0, 1.2, error(2, "ulysses 2")),
         ("l40 attention", 5e13, 1e15, error(4, "1 GPU")),
         ("l40 matmul", 5e13, 1e15, error(5, "1 GPU")),
@@ -332,6 +478,9 @@ def fit() -> Values:
         ("12 l40 port", 1e9, 1e11, error(5, "ulysses 2")),
         ("l40 cached", 1e11, 5e12, error(6, "1 GPU")),
         ("l40 overlap", 0, 1, both((4, "ring 2"), (5, "ring 2"))),
+        ("cog h100 fixed", 0, 200, error("CogVideoX-5b 720x480, 49 frames, 50 steps, H100, eager", "1 GPU")),
+        ("cog a100 fixed", 0, 200, error("CogVideoX-5b 720x480, 49 frames, 50 steps, A100, eager", "1 GPU")),
+        ("hunyuan fixed", 0, 500, error("1280x720, 129 frames, 50 steps, H100", "1 GPU")),
     ]
     for _ in range(8):
         for name, low, high, target in targets:

@@ -1,9 +1,10 @@
 """Cards one can buy, how they are usually linked, and the software on them.
 
-Figures marked "fitted" come from the one- and two-GPU rows of xDiT's published measurements
-(`benchmarks/plan_predictions.py --fit` finds them again). The others are data sheets (dense bf16 with fp32 sums, memory
-speed) times the part of it that the fitted cards reach: 0.55 for H100's kind, 0.9 for GeForce, less where the card's power
-limits it (A6000, L4, L40S).
+Figures marked "fitted" come from one- and two-GPU rows of published measurements (`benchmarks/plan_predictions.py --fit`
+finds them again). The others are data sheets (dense bf16 with fp32 sums, memory speed) times the part of it that the fitted
+cards reach: 0.55 for H100's kind, 0.9 for GeForce, less where the card's power limits it (A6000, L4, L40S). Attention is that
+of the kernel that workers take: on H100's kind cuDNN's, measured on an H100 at FLUX's shape (631 TFLOP/s of 989; flash-attn
+2 reaches 329 there).
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ def _card(matmul: float, attention: float, bandwidth: float, memory: float) -> D
     return Device(matmul * TERA, attention * TERA, bandwidth * TERA, memory * GIGA, LAUNCH)
 
 
-H100 = _card(matmul=546, attention=409, bandwidth=2.8, memory=80)  # fitted
-A100 = _card(matmul=213, attention=160, bandwidth=1.7, memory=80)  # fitted
+H100 = _card(matmul=594, attention=631, bandwidth=2.8, memory=80)  # fitted, but for the attention
+A100 = _card(matmul=194, attention=236, bandwidth=1.7, memory=80)  # fitted
 L40 = _card(matmul=166, attention=150, bandwidth=0.7, memory=48)  # fitted
 H200 = replace(H100, bandwidth=4.0 * TERA, memory=141 * GIGA)
-B200 = _card(matmul=1240, attention=930, bandwidth=6.7, memory=180)
+B200 = _card(matmul=1240, attention=1430, bandwidth=6.7, memory=180)
 L40S = _card(matmul=217, attention=195, bandwidth=0.73, memory=48)
+L20 = _card(matmul=109, attention=99, bandwidth=0.7, memory=48)
 L4 = _card(matmul=60, attention=56, bandwidth=0.25, memory=24)
 A6000 = _card(matmul=108, attention=100, bandwidth=0.65, memory=48)
 RTX_3090 = _card(matmul=64, attention=60, bandwidth=0.79, memory=24)
@@ -95,6 +97,7 @@ def _profiles() -> dict[str, Profile]:
         pcie("5090", RTX_5090, HOST_COPY5),
         pcie("a6000", A6000),
         pcie("l4", L4),
+        pcie("l20", L20),
         pcie("l40", L40),
         pcie("l40s", L40S),
         nvlink("a100", A100, NVLINK3),

@@ -190,11 +190,6 @@ def known_model(name: str) -> KnownModel:
     return known[name]
 
 
-def model_shape(name: str) -> ModelShape:
-    """A model's shape by name. Raises Refused for an unknown one."""
-    return known_model(name).shape
-
-
 def model_names() -> list[str]:
     """Names that `known_model` knows."""
     return list(_models())

@@ -13,7 +13,6 @@ from typing import Protocol, TypeVar
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .known_machines import EAGER, PCIE_OVERLAP
 from .profiles import Device, Level, Profile
@@ -30,6 +29,9 @@ FASTER_THAN_PCIE = 6e10
 KERNEL_BYTES = 0.3e9
 """Device memory that a worker which is up takes later, besides the model: kernels, loaded when they are first used, the
 workspaces of cuBLAS and cuDNN, and what the allocator cannot use for its cuts."""
+
+HEAD_DIM = 128
+"""Features of a head of nearly every model."""
 
 FLOAT = 4
 """Bytes of the elements sent."""
@@ -81,24 +83,32 @@ class Ranks(Protocol):
         """Every rank's `[1, n, 1]`, joined along dim 1."""
 
 
-def measure(device: torch.device, ranks: Ranks, connection: float, kinds: Sequence[str]) -> Machine:
+def measure(
+    device: torch.device,
+    ranks: Ranks,
+    connection: float,
+    kinds: Sequence[str],
+    attend: Callable[[Tensor, Tensor, Tensor], object],
+) -> Machine:
     """Measure this machine. A collective: all ranks call it, and all get the same.
 
     Args:
+        attend: the attention kernel that models run on here; it takes q, k and v, `[batch, tokens, heads, HEAD_DIM]` in bf16
+            on GPUs and in fp32 on CPUs.
         connection: bytes that each connection of this rank's communicators took.
         kinds: the names of the ranks' devices.
     """
     gpu = device.type == "cuda"
     side, tokens, dtype = (4096, 4096, torch.bfloat16) if gpu else (256, 256, torch.float32)
     matrix = torch.randn(side, side, device=device, dtype=dtype)
-    heads = torch.randn(1, 8, tokens, 64, device=device, dtype=dtype)
+    heads = torch.randn(1, tokens, 8, HEAD_DIM, device=device, dtype=dtype)
     large = torch.zeros(1 << (26 if gpu else 22), device=device)
     host = torch.zeros(large.shape, pin_memory=gpu)
     small = torch.zeros(1, device=device)
     bandwidth, latency = _link(device, ranks)
     rates = {
         "matmul": 2 * side**3 / _seconds(lambda: matrix @ matrix, device),
-        "attention": 4 * heads.shape[1] * tokens**2 * 64 / _seconds(lambda: _attend(heads), device),
+        "attention": 4 * heads.shape[2] * tokens**2 * HEAD_DIM / _seconds(lambda: attend(heads, heads, heads), device),
         "bandwidth": 2 * large.nbytes / _seconds(lambda: large.add_(1), device),
         "link_bandwidth": bandwidth,
         "host_bandwidth": large.nbytes / _seconds(lambda: large.copy_(host, non_blocking=True), device),
@@ -176,10 +186,6 @@ def measured_profile(machine: Machine, memory: float, gpus: bool, paces: tuple[f
         software=EAGER,
         paces=paces,
     )
-
-
-def _attend(heads: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(heads, heads, heads)
 
 
 def _of_all(value: float, device: torch.device, ranks: Ranks) -> list[float]:

@@ -1,12 +1,14 @@
 """Reading byte ranges of files into memory, in bounded chunks; ranks of one machine read what they share only once.
 
 All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one chunk at
-most, and sends it to those ranks of its machine that want it too. Between rounds all agree on whether the user has cancelled.
+most. Those ranks of its machine that want it too get it from that rank, or read it after it, when the system has it in its page
+cache: whichever is faster here, as the first rounds show. Between rounds all agree on whether the user has cancelled.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +24,9 @@ from ..errors import Cancelled, Refused
 
 CHUNK_BYTES = 16 * 2**20
 """Bytes read at a time, so that the host memory used while loading stays small: three chunks at most."""
+
+TRIALS = 2
+"""Rounds that each way of sharing is tried for."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,14 @@ class Chunk:
         """Its length."""
         return self.stop - self.start
 
+    def read_by(self, again: bool) -> tuple[int, ...]:
+        """The ranks that read it from the file: all that want it, or the reader alone."""
+        return self.ranks if again else (self.reader,)
+
+
+Turn = list[Chunk]
+"""The chunks of a round, one a reader."""
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -74,35 +87,80 @@ class Watch:
     read: Callable[[int], None]
 
 
-def read_wanted(files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch) -> None:
+def read_wanted(
+    files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch, again: bool | None = None
+) -> None:
     """Read what this rank wants. A collective of all ranks, each with its own wants of the same files.
+
+    Args:
+        again: whether ranks read again what a rank of their machine has read, or get it sent; None: what is faster.
 
     Raises:
         Refused: a file ends early or cannot be read.
         Cancelled: `watch.is_cancelled` said so, on all ranks alike.
     """
     everyone = neighbours.everyone
-    chunks = _chunks(_wants_of_all(wants, everyone), neighbours.machines)
-    total, done = sum(chunk.nbytes for chunk in chunks), 0
-    mine = _ByFile(wants)
-    with _Reader(files, (chunk for chunk in chunks if chunk.reader == everyone.rank)) as reader:
-        for turn in _rounds(chunks, everyone.size):
-            if watch.is_cancelled():
-                raise Cancelled
-            for chunk in turn:
-                if chunk.reader == everyone.rank:
-                    data = reader.next()
-                    watch.read(chunk.nbytes)
-                    for rank in chunk.ranks:
-                        if rank != everyone.rank:
-                            everyone.send(data, rank, "loading")
-                    mine.put(chunk, data)
-            for chunk in turn:
-                if chunk.reader != everyone.rank and everyone.rank in chunk.ranks:
-                    mine.put(chunk, everyone.receive((chunk.nbytes,), torch.uint8, chunk.reader))
-            everyone.finish_sending()
-            done += sum(chunk.nbytes for chunk in turn)
-            watch.progress(done, total)
+    turns = list(_rounds(_chunks(_wants_of_all(wants, everyone), neighbours.machines), everyone.size))
+    sharing = [turn for turn in turns if _shared(turn)]
+    reading = _Reading(files, _ByFile(wants), everyone, watch, sum(chunk.nbytes for turn in turns for chunk in turn))
+    if again is None:
+        trials = sharing[: 2 * TRIALS]
+        turns = [turn for turn in turns if not any(turn is tried for tried in trials)]
+        sent, read_again = ([reading.seconds_a_byte(turn, way) for turn in trials[way::2]] for way in (False, True))
+        again = min(read_again, default=0.0) < min(sent, default=0.0)
+    reading.read(turns, again)
+
+
+@dataclass
+class _Reading:
+    """What has been read so far of what all ranks want."""
+
+    files: Sequence[Path]
+    mine: _ByFile
+    everyone: Communicator
+    watch: Watch
+    total: int
+    done: int = 0
+
+    def seconds_a_byte(self, turn: Turn, again: bool) -> float:
+        """What a round took, the same on all ranks: of the slowest, by the bytes that others than the reader want."""
+        start = time.perf_counter()
+        self.read([turn], again)
+        taken = torch.tensor([[[time.perf_counter() - start]]], dtype=torch.float64)
+        return float(self.everyone.gather(taken, [1] * self.everyone.size).max()) / _shared(turn)
+
+    def read(self, turns: Sequence[Turn], again: bool) -> None:
+        """Read rounds. A chunk's other ranks get it sent, or read it `again`, each its own chunk first."""
+        rank = self.everyone.rank
+        orders = [sorted(turn, key=lambda chunk: chunk.reader != rank) for turn in turns]
+        chunks = (chunk for order in orders for chunk in order if rank in chunk.read_by(again))
+        with _Reader(self.files, chunks) as reader:
+            for order in orders:
+                if self.watch.is_cancelled():
+                    raise Cancelled
+                for chunk in order:
+                    if rank in chunk.read_by(again):
+                        self._put_and_send(chunk, reader.next(), again)
+                for chunk in order:
+                    if rank in chunk.ranks and rank not in chunk.read_by(again):
+                        received = self.everyone.receive((chunk.nbytes,), torch.uint8, chunk.reader)
+                        self.mine.put(chunk, received)
+                self.everyone.finish_sending()
+                self.done += sum(chunk.nbytes for chunk in order)
+                self.watch.progress(self.done, self.total)
+
+    def _put_and_send(self, chunk: Chunk, data: Tensor, again: bool) -> None:
+        if chunk.reader == self.everyone.rank:
+            self.watch.read(chunk.nbytes)
+        for rank in chunk.ranks:
+            if rank not in chunk.read_by(again):
+                self.everyone.send(data, rank, "loading")
+        self.mine.put(chunk, data)
+
+
+def _shared(turn: Turn) -> int:
+    """Bytes of a round that others than their reader want, each as often as it is wanted."""
+    return sum(chunk.nbytes * (len(chunk.ranks) - 1) for chunk in turn)
 
 
 class _ByFile:
@@ -238,7 +296,7 @@ def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
         yield held
 
 
-def _rounds(chunks: Sequence[Chunk], ranks: int) -> Iterator[list[Chunk]]:
+def _rounds(chunks: Sequence[Chunk], ranks: int) -> Iterator[Turn]:
     by_reader = [[chunk for chunk in chunks if chunk.reader == rank] for rank in range(ranks)]
     for turn in zip_longest(*by_reader):
         yield [chunk for chunk in turn if chunk is not None]

@@ -12,11 +12,11 @@ from parallel_backend.errors import Refused
 from parallel_backend.host.planner import SLACK, Planner, Question
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job, connections, cost, rows_connections
-from parallel_backend.plan.known_models import model_shape
+from parallel_backend.plan.known_models import known_model
 from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from tests.plans import MEASURED, cpu_plan
 
-FLUX = model_shape("flux-dev")
+FLUX = known_model("flux-dev").shape
 JOB = Job(image_tokens=4096, text_tokens=512)
 TOTAL = 25.3e9
 """Bytes of a card of 24 GB."""

@@ -12,7 +12,7 @@ import torch
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.plan.known_models import model_names, model_shape
+from parallel_backend.plan.known_models import known_model, model_names
 from tests.comfy_oracle import comfy_on_path
 
 
@@ -123,7 +123,7 @@ def test_sizes_are_those_of_comfyuis_class(name: str) -> None:
     kind, make, channels, dims = MODELS[name]
     module, declaration = make(), DECLARATIONS[kind]
     built = plan_shape(name, module, declaration, blocks_of(module, declaration), channels, dims)
-    ours = model_shape(name)
+    ours = known_model(name).shape
     of_the_job = {"pixels": ours.pixels, "latent_frames": ours.latent_frames, "text": ours.text, "guided": ours.guided}
     expected = replace(built, **of_the_job)
     if (

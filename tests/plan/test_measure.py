@@ -7,17 +7,30 @@ from pathlib import Path
 import msgspec
 import torch
 
+from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.plan.measure import BlockTimes, Machine, cached, machine_key, measure, measured_profile
+from parallel_backend.plan.measure import (
+    HEAD_DIM,
+    BlockTimes,
+    Machine,
+    cached,
+    machine_key,
+    measure,
+    measured_profile,
+)
 from tests.plans import MEASURED, cpu_plan
 from tests.ranks import run_ranks
 
+CPU = torch.device("cpu")
+
 
 def test_all_ranks_get_the_same_measurements() -> None:
+    attend = choose_kernel("auto", CPU, torch.float32, HEAD_DIM).attend
+
     def on(rank: int) -> bytes:
-        mesh = build_mesh(cpu_plan(ulysses=3), torch.device("cpu"), Meter())
-        return msgspec.json.encode(measure(torch.device("cpu"), mesh.ulysses, rank, ["a CPU"] * 3))
+        mesh = build_mesh(cpu_plan(ulysses=3), CPU, Meter())
+        return msgspec.json.encode(measure(CPU, mesh.ulysses, rank, ["a CPU"] * 3, attend))
 
     answers = run_ranks(3, on)
     assert len(set(answers)) == 1

@@ -9,12 +9,12 @@ import pytest
 
 from parallel_backend.plan.cost import Job, cost, needs
 from parallel_backend.plan.known_machines import profile
-from parallel_backend.plan.known_models import model_shape
+from parallel_backend.plan.known_models import known_model
 from parallel_backend.plan.measure import BlockTimes
 from parallel_backend.plan.shares import paces_by, share_by
 from tests.plans import cpu_plan
 
-FLUX = model_shape("flux-dev")
+FLUX = known_model("flux-dev").shape
 JOB = Job(image_tokens=4096, text_tokens=512)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -13,12 +14,15 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily, load_buffers
 from parallel_backend.models.family import Stage
+from parallel_backend.weights import reading
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.loader import load_weights, wanted
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.weights.reading import CHUNK_BYTES, Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.store import Whole
 from tests.comfy_oracle import comfy_on_path
+from tests.ranks import run_ranks
+from tests.selection import thorough
 from tests.tiny_flux import flux_tensors, save_flux
 
 comfy_on_path()
@@ -85,6 +89,38 @@ def test_a_large_tensor_is_read_in_bounded_pieces(tmp_path: Path) -> None:
     found, counted = read(read_header(tmp_path / "x.safetensors"), {"big": slice(0, len(big))})
     assert counted == [CHUNK_BYTES, 4000]
     assert torch.equal(found["big"], big)
+
+
+@pytest.mark.parametrize("again", [None, pytest.param(True, marks=thorough), pytest.param(False, marks=thorough)])
+def test_ranks_that_want_the_same_bytes_get_them_from_one_reader_or_read_them_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool | None
+) -> None:
+    """On two machines: ranks 0 to 2 of one want all or the end, 3 of the other the beginning."""
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1000)
+    file = tmp_path / "bytes"
+    whole = torch.randint(256, (20_500,), dtype=torch.uint8)
+    file.write_bytes(whole.numpy().tobytes())
+    parts = [(0, 20_500), (0, 20_500), (9_700, 20_500), (0, 5_500)]
+
+    def on(rank: int) -> tuple[bool, int, int]:
+        (start, stop), counted, meter = parts[rank], [], Meter()
+        found = torch.zeros(stop - start, dtype=torch.uint8)
+
+        def put(offset: int, data: Tensor) -> None:
+            found[offset : offset + len(data)] = data
+
+        everyone = Communicator("loading", dist.group.WORLD, torch.device("cpu"), False, meter)
+        watch = Watch(lambda: False, lambda *_: None, counted.append)
+        read_wanted([file], [Want(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1)), watch, again)
+        return torch.equal(found, whole[start:stop]), sum(counted), meter.sent["loading"]
+
+    right, counted, sent = zip(*run_ranks(4, on), strict=True)
+    assert all(right)
+    assert (sum(counted[:3]), counted[3]) == (20_500, 5_500)
+    shared = 20_500 + 10_800
+    assert sum(sent) == {True: 0, False: shared}.get(again, sum(sent))
+    if again is None:
+        assert 0 < sum(sent) <= shared
 
 
 @pytest.mark.parametrize("guidance", [False, True])

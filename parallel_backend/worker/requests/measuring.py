@@ -10,6 +10,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ...attention.kernels import choose_kernel
+from ...attention.packages import package_faults
 from ...comm.meter import Meter
 from ...diffusion import Value
 from ...mesh import build_mesh
@@ -18,7 +20,7 @@ from ...models.family import Family, Stage
 from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
 from ...plan.cost import connections
-from ...plan.measure import BlockTimes, device_kind, measure
+from ...plan.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.checkpoint import read_header
 from ...weights.holding import Replicated
 from ...weights.layers import materialise
@@ -43,7 +45,10 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
     kinds = rank.world.gather(device_kind(str(rank.device)))
-    machine = measure(rank.device, mesh.ulysses, rank.mesh_bytes / max(1, connections(message.plan)), kinds)
+    dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
+    kernel = choose_kernel("auto", rank.device, dtype, HEAD_DIM, package_faults(rank.device))
+    per_connection = rank.mesh_bytes / max(1, connections(message.plan))
+    machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
     if mesh.reports:
         rank.link.send(MachineMeasured(message.request, machine))
 
