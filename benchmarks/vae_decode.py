@@ -60,8 +60,8 @@ def subjects() -> list[Subject]:
 @torch.inference_mode()
 def decode(subject: Subject, axis: Communicator) -> None:
     """Decode once; the first rank gets all pixels."""
-    for piece in subject.autoencoder.decode(slab_of(subject.latent, axis), subject.schedule, lambda layers=1: None):
-        piece.whole()
+    latent = slab_of(subject.latent, axis)
+    subject.autoencoder.decode(latent, subject.schedule, lambda layers=1: None, lambda piece: piece.whole())
 
 
 def axis_of(group: dist.ProcessGroup | None, meter: Meter) -> Communicator:
