@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.errors import Refused
+from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.models.comfyui.autoencoder import noise_scale, with_noise
 from parallel_backend.vae import recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.row_tensor import RowTensor
-from parallel_backend.vae.rows import slab_of
+from parallel_backend.vae.rows import Slab, slab_of
 from parallel_backend.weights.checkpoint import read_header
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
@@ -123,6 +123,46 @@ def test_peak_falls_with_the_ranks(name: str) -> None:
 
     rows = height // 2
     assert peak(2) <= peak(1) / 2 * (rows + 2) / rows  # and a latent's row on either side, the narrowest there are
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wan", *(pytest.param(name, marks=thorough) for name in ("wan22", "hunyuan", "hunyuan15", "ltx", "ltx095"))],
+)
+def test_frames_come_while_the_rest_is_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clip of twice the frames takes no more memory. Whoever ends a decode after its first frames spoils no other."""
+    module, kind = build(name), KINDS[name]
+    for limit in ("MIN_CHUNK_SIZE", "MAX_CHUNK_SIZE"):  # LTX-Video's, which makes small clips at once
+        monkeypatch.setattr(sys.modules[type(module).__module__], limit, 1 << 16, raising=False)
+    ours, layers = ComfyAutoencoder(module, kind.scale), 0
+    come: list[tuple[int, Tensor]] = []
+
+    def clip(frames: int) -> Tensor:
+        return torch.randn(*kind.latent[:2], frames, *kind.latent[3:], generator=torch.Generator().manual_seed(frames))
+
+    def peak(frames: int) -> int:
+        slab = slab_of(clip(frames), _axis(1))
+        return peak_bytes(lambda: ours.decode(slab, "", lambda: None, lambda piece: None))
+
+    def mark() -> None:
+        nonlocal layers
+        layers += 1
+
+    def end(_: Slab) -> None:
+        raise Cancelled
+
+    with torch.inference_mode():
+        growth = peak(9) - peak(5)
+        slab = slab_of(mixed(module, clip(9)), _axis(1))
+        with pytest.raises(Cancelled):
+            ours.decode(slab, "", lambda: None, end)
+        ours.decode(slab, "", mark, lambda piece: come.append((layers, piece.whole())))
+        torch.manual_seed(SEED)
+        theirs = module.decode(clip(9))  # type: ignore[operator]
+    assert torch.equal(torch.cat([piece for _, piece in come], 2), theirs)
+    done = [count for count, _ in come]
+    assert len(set(done)) > 3 and done[0] < layers / 2
+    assert growth < theirs[:, :, : 4 * kind.frames].nbytes / 4
 
 
 def test_what_draws_random_numbers_is_refused() -> None:
