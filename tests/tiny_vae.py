@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.rows import Slab
 
 SMALL = (32, 32, 64, 64)
 REAL = (128, 256, 256, 512)
@@ -40,3 +42,10 @@ def random_weights(module: nn.Module, seed: int) -> dict[str, Tensor]:
         else:
             tensors[name] = 0.2 * noise + (1.0 if name.endswith("weight") else 0.0)
     return tensors
+
+
+def decoded(autoencoder: Autoencoder, latent: Slab, schedule: str = "") -> Tensor:
+    """A picture, or all frames of a clip, whole on the first rank and nothing on the others. A collective."""
+    pieces: list[Tensor] = []
+    autoencoder.decode(latent, schedule, lambda layers=1: None, lambda piece: pieces.append(piece.whole()))
+    return torch.cat(pieces, dim=2)

@@ -23,16 +23,20 @@ class Mark(Protocol):
         """So many layers, such as convolutions, are done."""
 
 
+Give = Callable[[Slab], None]
+"""Told a picture, or the next frames of a clip."""
+
+
 class Autoencoder(Protocol):
     """A loaded autoencoder on one rank. `scale` is the number of pixel rows of a row of the latent."""
 
     module: nn.Module
     scale: int
 
-    def decode(self, latent: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
-        """One item of a batch, `[1, channels, (frames,) rows, width]`, decoded piece by piece along its frames.
+    def decode(self, latent: Slab, schedule: str, mark: Mark, give: Give) -> None:
+        """Decode one item of a batch, `[1, channels, (frames,) rows, width]`, and give its frames as they come. A collective.
 
-        Every piece is a collective.
+        What `mark` and `give` raise ends it.
         """
 
     def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:

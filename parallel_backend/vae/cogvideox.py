@@ -19,7 +19,7 @@ from ..errors import Refused
 from ..layout import cut
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
-from .autoencoder import SCHEDULES, Mark, whole_tensors
+from .autoencoder import SCHEDULES, Give, Mark, whole_tensors
 from .conv import CausalConvolution, doubled, halved, twice
 from .norm import PARTS, affine, group_norm
 from .rows import Slab
@@ -118,9 +118,10 @@ class CogVideoXAutoencoder:
                 layers_per_block=config.layers,
             )
 
-    def decode(self, latent: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+    def decode(self, latent: Slab, schedule: str, mark: Mark, give: Give) -> None:
         """The frames of a clip in order, batch by batch."""
-        return Clip(self.module, schedule, mark).decode(latent)
+        for frames in Clip(self.module, schedule, mark).decode(latent):
+            give(frames)
 
     def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
         """The latent frames of a clip in order, batch by batch."""

@@ -14,23 +14,18 @@ from ..comm.communicator import Communicator
 from ..models.comfyui.autoencoder import Detected, detect, noise_scale
 from ..weights.checkpoint import Checkpoint
 from ..weights.keymap import KeyMap
-from .autoencoder import Mark, whole_tensors
+from . import frames
+from .autoencoder import Give, Mark, whole_tensors
 from .row_neighbours import attend
 from .row_tensor import RowTensor
 from .rows import Slab, slab_of
 from .tiles import decoded_shape, has_tiles, in_tiles
 
-FRAMES = 8
-"""Frames of a clip that are gathered and sent at a time."""
-
 ATTENTION = "optimized_attention"
 """Where ComfyUI's attention blocks keep the function that they call."""
 
-SHAPE = "decode_output_shape"
-"""What autoencoders have that write pixels into a buffer that they are given, LTX-Video's."""
-
 CHUNK = "get_max_chunk_size"
-"""What the code of these asks for the bytes it decodes at a time: by the memory of a rank's own device, so ranks agree on
+"""What LTX-Video's code asks for the bytes it decodes at a time: by the memory of a rank's own device, so ranks agree on
 the least, and have N times as much between them."""
 
 
@@ -84,25 +79,38 @@ class ComfyAutoencoder:
         self.module = module
         self.scale = scale
 
-    def decode(self, latent: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
-        """The whole clip is decoded, each rank keeping its rows, and handed out some frames at a time.
+    def decode(self, latent: Slab, schedule: str, mark: Mark, give: Give) -> None:
+        """Each rank keeps its rows of the few frames that are on their way.
 
         Noise that ComfyUI mixes into a latent is in it already.
         """
-        return _pieces(self._run("decode", latent, mark))
+        pieces = frames.Pieces(give)
+        if self._in_turns(latent):
+            pieces.add(in_tiles(self.module, "decode", latent, mark))
+        else:
+            frames.decode(
+                self.module,
+                lambda **options: self._run("decode", latent, mark, **options),
+                lambda made: pieces.add(_rows(made, latent.axis)),
+                latent.values.dim(),
+            )
+        pieces.flush()
 
     def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
         """The means, in one piece."""
-        yield self._run("encode", pixels, mark)
+        if self._in_turns(pixels):
+            yield in_tiles(self.module, "encode", pixels, mark)
+        else:
+            yield _rows(self._run("encode", pixels, mark), pixels.axis)
 
-    def _run(self, method: str, given: Slab, mark: Mark) -> Slab:
+    def _in_turns(self, given: Slab) -> bool:
+        """Whether ranks take turns at whole tiles."""
+        return given.axis.size > 1 and has_tiles(self.module)
+
+    def _run(self, method: str, given: Slab, mark: Mark, **options: Any) -> Any:
+        """What ComfyUI's method returns of the rows of all ranks, or of a tensor on one."""
         alone = given.axis.size == 1
-        if not alone and has_tiles(self.module):
-            return in_tiles(self.module, method, given, mark)
         values = given.values if alone else RowTensor.of(given)
-        options = {}
-        if method == "decode" and hasattr(self.module, SHAPE):
-            options["output_buffer"] = _buffer(self.module.decode_output_shape(values.shape), values)  # type: ignore[operator]
         with ExitStack() as undo:
 
             def replace(owner: Any, name: str, value: Any) -> None:
@@ -120,31 +128,15 @@ class ComfyAutoencoder:
             if not alone and hasattr(code, CHUNK):
                 size = _smallest(getattr(code, CHUNK)(given.values.device), given.axis)
                 replace(code, CHUNK, lambda _: given.axis.size * size)
-            out: Any = getattr(self.module, method)(values, **options)
-        return Slab(out.local, out.runs, out.axis) if isinstance(out, RowTensor) else slab_of(out, given.axis)
+            return getattr(self.module, method)(values, **options)
 
 
-def _buffer(shape: Sequence[int], latent: Tensor) -> Tensor:
-    """Where pixels of a shape are written to, each rank's rows on its device."""
-    if not isinstance(latent, RowTensor):
-        return latent.new_empty(shape)
-    times = shape[latent.along] // latent.shape[latent.along]
-    runs = tuple(slice(run.start * times, run.stop * times) for run in latent.runs)
-    mine = runs[latent.axis.rank]
-    rows = latent.local.new_empty((*shape[: latent.along], mine.stop - mine.start, *shape[latent.along + 1 :]))
-    return latent.like(rows, runs)
+def _rows(made: Tensor, axis: Communicator) -> Slab:
+    """This rank's rows of what ComfyUI's code made."""
+    return Slab(made.local, made.runs, made.axis) if isinstance(made, RowTensor) else slab_of(made, axis)
 
 
 def _smallest(number: int, axis: Communicator) -> int:
     """Of all ranks' numbers. A collective."""
     numbers = axis.gather(torch.tensor([[[number]]], device=axis.device), [1] * axis.size)
     return int(numbers.min())
-
-
-def _pieces(clip: Slab) -> Iterator[Slab]:
-    values: Tensor = clip.values
-    if values.dim() == 4:
-        yield clip
-        return
-    for part in values.split(FRAMES, dim=2):
-        yield clip.with_values(part)

@@ -44,7 +44,6 @@ class DryDecoder:
         self._gpu = gpu
         self._part = part
         self._ranks = ranks
-        self._pixels = False
 
     def everyone(self, name: str, _: str) -> Communicator:
         """Of believed-in ranks."""
@@ -70,8 +69,8 @@ class DryDecoder:
         self.step = step
 
     def mark(self) -> None:
-        """A layer is done: from the first one on, until there are pixels, nobody may wait."""
-        self._gpu.watch = not self._pixels
+        """A layer is done: from the first one on nobody may wait, but for pixels."""
+        self._gpu.watch = True
 
     def cancelled(self, _: int) -> bool:
         """Nobody has."""
@@ -83,7 +82,7 @@ class DryDecoder:
 
     def hand_over(self, _: object, pixels: Tensor) -> None:
         """Pixels come to the host, which waits for them."""
-        self._pixels, self._gpu.watch = True, False
+        self._gpu.watch = False
         pixels.cpu()
 
     def report(self, *_: object) -> None:

@@ -44,8 +44,8 @@ LIMITS = {
 DECODES = {
     "FLUX.2's VAE, one rank": (159, 0, 1.8),
     "FLUX.2's VAE, 4 ranks": (2441, 70, 0.45),
-    "Wan 2.1's VAE, one rank": (1249, 0, 8.3),
-    "Wan 2.1's VAE, 4 ranks": (2342, 129, 2.1),
+    "Wan 2.1's VAE, one rank": (1248, 0, 8.3),
+    "Wan 2.1's VAE, 4 ranks": (2040, 128, 2.1),
 }
 """Kernels and collectives of a decode of a picture, or of nine frames, and the GB that tensors take at its peak."""
 

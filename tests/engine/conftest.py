@@ -16,6 +16,7 @@ from torch import Tensor
 
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt, Value
 from parallel_backend.host import Backend
+from parallel_backend.host.backend import OnPixels
 from parallel_backend.host.exchange import Answer
 from parallel_backend.models.comfyui.conditioning import flatten
 from parallel_backend.models.comfyui.importing import FOLDER
@@ -108,11 +109,13 @@ class Runner:
         self.answer = self.backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
         return self.answer.frame.tensors["result"]
 
-    def decode(self, path: Path, latent: Tensor, wish: ParallelPlan, working: int) -> None:
-        """Decode a clip with one of ComfyUI's VAEs."""
+    def decode(
+        self, path: Path, latent: Tensor, wish: ParallelPlan, working: int = 0, on_pixels: OnPixels = lambda *_: None
+    ) -> None:
+        """Decode clips with one of ComfyUI's VAEs."""
         spec = spec_of("comfyui vae", path)
         self.answer = self.backend.decode(
-            spec, wish, "", latent, lambda *_: None, lambda done, total: None, lambda: False, working
+            spec, wish, "", latent, on_pixels, lambda done, total: None, lambda: False, working
         )
 
     def __call__(

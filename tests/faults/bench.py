@@ -154,9 +154,15 @@ class Bench:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    def decode(self, workers: int, is_cancelled: Callable[[], bool] = lambda: False, latent: Tensor = LATENT) -> Tensor:
-        """A latent's picture."""
-        pieces: list[Tensor] = []
+    def decode(
+        self,
+        workers: int,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        latent: Tensor = LATENT,
+        pieces: list[Tensor] | None = None,
+    ) -> Tensor:
+        """A latent's frames, `[3, frames, height, width]`; those that have come are in `pieces` at any time."""
+        pieces = [] if pieces is None else pieces
         self.backend.decode(
             self.vae,
             ParallelPlan(devices=f"cpu:{workers}"),
@@ -166,7 +172,7 @@ class Bench:
             lambda done, total: None,
             is_cancelled,
         )
-        return torch.cat(pieces)
+        return torch.cat(pieces, dim=1)
 
     def assert_result(self, case: Case, is_cancelled: Callable[[], bool]) -> None:
         """Do what the case is about; its result, if there is one, is as before."""

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.errors import Refused
+from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.models.comfyui.autoencoder import noise_scale, with_noise
 from parallel_backend.vae import recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.row_tensor import RowTensor
-from parallel_backend.vae.rows import slab_of
+from parallel_backend.vae.rows import Slab, slab_of
 from parallel_backend.weights.checkpoint import read_header
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.selection import thorough
+from tests.tiny_vae import decoded
 from tests.vae.comfy_vaes import KINDS, NOISE_INSIDE, build, inputs, save_comfy_vae
 
 CPU = torch.device("cpu")
@@ -67,9 +68,9 @@ def over_ranks(ranks: int) -> Results:
             before = gathered[0]
             with torch.inference_mode():  # as in a worker
                 latent = mixed(modules[name], latent)
-                decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda: None)]
+                clip = decoded(ours, slab_of(latent, axis))
                 (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, kind.scale), "", lambda: None)]
-            results[name] = torch.cat(decoded, 2), encoded, gathered[0] - before
+            results[name] = clip, encoded, gathered[0] - before
         return results
 
     return run_ranks(ranks, work)[0]
@@ -87,8 +88,8 @@ def oracle(name: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", KINDS)
 def test_equals_comfyuis(name: str, ranks: int) -> None:
     """Uneven rows, and of six ranks some without any."""
-    decoded, encoded, gathers = over_ranks(ranks)[name]
-    for ours, theirs in zip((decoded, encoded), oracle(name), strict=True):
+    clip, encoded, gathers = over_ranks(ranks)[name]
+    for ours, theirs in zip((clip, encoded), oracle(name), strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
     assert gathers == GATHERS.get(name, 0)
@@ -99,9 +100,9 @@ def test_one_rank_gives_the_same_bits(name: str) -> None:
     ours, (latent, pixels) = ComfyAutoencoder(build(name), KINDS[name].scale), inputs(name)
     with torch.inference_mode():
         latent = mixed(ours.module, latent)
-        decoded = [piece.whole() for piece in ours.decode(slab_of(latent, _axis(1)), "", lambda: None)]
+        clip = decoded(ours, slab_of(latent, _axis(1)))
         (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, _axis(1), KINDS[name].scale), "", lambda: None)]
-    assert torch.equal(torch.cat(decoded, 2), oracle(name)[0])
+    assert torch.equal(clip, oracle(name)[0])
     assert torch.equal(encoded, oracle(name)[1])
 
 
@@ -116,12 +117,52 @@ def test_peak_falls_with_the_ranks(name: str) -> None:
             ours = ComfyAutoencoder(module, KINDS[name].scale)
             slab = slab_of(latent, _axis(ranks))
             with torch.inference_mode():
-                return peak_bytes(lambda: [None for _ in ours.decode(slab, "", lambda: None)])
+                return peak_bytes(lambda: ours.decode(slab, "", lambda: None, lambda piece: None))
 
         return max(run_ranks(ranks, work))
 
     rows = height // 2
     assert peak(2) <= peak(1) / 2 * (rows + 2) / rows  # and a latent's row on either side, the narrowest there are
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wan", *(pytest.param(name, marks=thorough) for name in ("wan22", "hunyuan", "hunyuan15", "ltx", "ltx095"))],
+)
+def test_frames_come_while_the_rest_is_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clip of twice the frames takes no more memory. Whoever ends a decode after its first frames spoils no other."""
+    module, kind = build(name), KINDS[name]
+    for limit in ("MIN_CHUNK_SIZE", "MAX_CHUNK_SIZE"):  # LTX-Video's, which makes small clips at once
+        monkeypatch.setattr(sys.modules[type(module).__module__], limit, 1 << 16, raising=False)
+    ours, layers = ComfyAutoencoder(module, kind.scale), 0
+    come: list[tuple[int, Tensor]] = []
+
+    def clip(frames: int) -> Tensor:
+        return torch.randn(*kind.latent[:2], frames, *kind.latent[3:], generator=torch.Generator().manual_seed(frames))
+
+    def peak(frames: int) -> int:
+        slab = slab_of(clip(frames), _axis(1))
+        return peak_bytes(lambda: ours.decode(slab, "", lambda: None, lambda piece: None))
+
+    def mark() -> None:
+        nonlocal layers
+        layers += 1
+
+    def end(_: Slab) -> None:
+        raise Cancelled
+
+    with torch.inference_mode():
+        growth = peak(9) - peak(5)
+        slab = slab_of(mixed(module, clip(9)), _axis(1))
+        with pytest.raises(Cancelled):
+            ours.decode(slab, "", lambda: None, end)
+        ours.decode(slab, "", mark, lambda piece: come.append((layers, piece.whole())))
+        torch.manual_seed(SEED)
+        theirs = module.decode(clip(9))  # type: ignore[operator]
+    assert torch.equal(torch.cat([piece for _, piece in come], 2), theirs)
+    done = [count for count, _ in come]
+    assert len(set(done)) > 3 and done[0] < layers / 2
+    assert growth < theirs[:, :, : 4 * kind.frames].nbytes / 4
 
 
 def test_what_draws_random_numbers_is_refused() -> None:
@@ -149,7 +190,7 @@ def test_ltx_in_small_pieces(name: str, frames: int) -> None:
         module.decoder.conv_out.register_forward_hook(count)  # type: ignore[union-attr, operator]
         with torch.inference_mode():
             slab = slab_of(mixed(module, latent), _axis(3))
-            return torch.cat([piece.whole() for piece in ours.decode(slab, "", lambda: None)], 2), pieces[0]
+            return decoded(ours, slab), pieces[0]
 
     ours, pieces = run_ranks(3, work)[0]
     assert (pieces > 1) == (frames > 1)

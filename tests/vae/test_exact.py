@@ -17,7 +17,7 @@ from parallel_backend.vae.rows import slab_of
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
 from tests.selection import product
-from tests.tiny_vae import SMALL, cogvideox_vae_tensors
+from tests.tiny_vae import SMALL, cogvideox_vae_tensors, decoded
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
@@ -40,14 +40,12 @@ def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixe
         torch.set_grad_enabled(False)
         axis = Communicator("space", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
 
-        def joined(pieces: list[Tensor]) -> Tensor:
-            return torch.cat(pieces, 2)
+        def encoded(x: Tensor) -> Tensor:
+            pieces = autoencoder.encode(slab_of(x, axis, autoencoder.scale), schedule, lambda: None)
+            return torch.cat([piece.whole() for piece in pieces], 2)
 
-        def nothing() -> None: ...
-
-        decoded = [autoencoder.decode(slab_of(z, axis), schedule, nothing) for z in latents]
-        encoded = [autoencoder.encode(slab_of(x, axis, autoencoder.scale), schedule, nothing) for x in pixels]
-        return tuple([joined([piece.whole() for piece in pieces]) for pieces in part] for part in (decoded, encoded))
+        clips = [decoded(autoencoder, slab_of(z, axis), schedule) for z in latents]
+        return clips, [encoded(x) for x in pixels]
 
     return run_ranks(ranks, work)[0]
 

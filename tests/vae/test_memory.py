@@ -15,7 +15,7 @@ from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
 from parallel_backend.vae.rows import slab_of
 from tests.allocations import peak_bytes
 from tests.ranks import run_in_turn, run_ranks
-from tests.tiny_vae import SMALL, random_weights
+from tests.tiny_vae import SMALL, decoded, random_weights
 
 CPU = torch.device("cpu")
 CASES = {
@@ -35,7 +35,7 @@ def test_peak_falls_as_1_over_n(case: str) -> None:
             torch.set_grad_enabled(False)
             axis = Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
             slab = slab_of(latent, axis)
-            return peak_bytes(lambda: [None for _ in autoencoder.decode(slab, schedule, lambda: None)])
+            return peak_bytes(lambda: autoencoder.decode(slab, schedule, lambda: None, lambda piece: None))
 
         return ranks, work
 
@@ -56,13 +56,12 @@ def test_bf16_is_no_further_from_fp32_than_diffusers_is() -> None:
     theirs.load_state_dict(weights)
     latent = torch.randn(1, 16, 3, 4, 5, generator=torch.Generator().manual_seed(1))
 
-    def decoded(rank: int) -> Tensor:
+    def work(rank: int) -> Tensor:
         axis = Communicator("rows", dist.group.WORLD, CPU, False, Meter())
         ours.module.bfloat16()
-        pieces = ours.decode(slab_of(latent.bfloat16(), axis), "original", lambda: None)
-        return torch.cat([piece.whole() for piece in pieces], dim=2).float()
+        return decoded(ours, slab_of(latent.bfloat16(), axis), "original").float()
 
     with torch.no_grad():
         exact = theirs.decode(latent).sample
         error = (theirs.bfloat16().decode(latent.bfloat16()).sample.float() - exact).norm()
-        assert (run_ranks(2, decoded)[0] - exact).norm() <= 1.5 * error
+        assert (run_ranks(2, work)[0] - exact).norm() <= 1.5 * error

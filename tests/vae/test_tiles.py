@@ -23,7 +23,7 @@ from parallel_backend.weights.store import Whole
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
 from tests.selection import thorough
-from tests.tiny_vae import random_weights
+from tests.tiny_vae import decoded, random_weights
 
 CPU = torch.device("cpu")
 SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1, "tile_size": 64, "tile_overlap_min": 16}
@@ -80,9 +80,9 @@ def test_equals_comfyuis_bit_for_bit(ranks: int) -> None:
         for name in CLIPS:
             latent, pixels = inputs(name)
             with torch.inference_mode():
-                decoded = [piece.whole() for piece in ours.decode(slab_of(latent, axis), "", lambda layers=1: None)]
+                clip = decoded(ours, slab_of(latent, axis))
                 (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, 16), "", lambda layers=1: None)]
-            results.append((torch.cat(decoded, 2), encoded))
+            results.append((clip, encoded))
         return results, computed[0]
 
     by_rank = run_ranks(ranks, work)

@@ -11,8 +11,8 @@ from ...comm.communicator import Communicator
 from ...diffusion import ModelSpec
 from ...errors import Cancelled
 from ...vae import AUTOENCODERS, Autoencoder, recognise
-from ...vae.autoencoder import Mark
-from ...vae.rows import slab_of
+from ...vae.autoencoder import Give, Mark
+from ...vae.rows import Slab, slab_of
 from ...weights.checkpoint import read_header
 from ...weights.loader import load_weights
 from ...weights.reading import Neighbours, Watch
@@ -90,19 +90,27 @@ class Autoencoding:
         self._rank.status.enter("decoding")
         mark = self._beat(message.request)
         for item in range(latent.shape[0]):
-            start = 0
             slab = slab_of(latent[item : item + 1].to(self._rank.device), axis)
-            for piece in autoencoder.decode(slab, message.schedule, mark):
-                pixels = piece.whole()[0]
-                if axis.rank == 0:
-                    dtype = str(pixels.dtype).removeprefix("torch.")
-                    answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
-                    if message.shared:
-                        self._rank.link.hand_over(answer, pixels)
-                    else:
-                        self._rank.link.send(answer, {"pixels": pixels})
-                start += pixels.shape[1]  # an image has one piece, and nothing starts after it
-                self._next(message.request, "decoding")
+            autoencoder.decode(slab, message.schedule, mark, self._sender(message, item))
+
+    def _sender(self, message: Decode, item: int) -> Give:
+        """What sends an item's pieces in order, each a collective."""
+        start = 0
+
+        def send(piece: Slab) -> None:
+            nonlocal start
+            pixels = piece.whole()[0]
+            if piece.axis.rank == 0:
+                dtype = str(pixels.dtype).removeprefix("torch.")
+                answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
+                if message.shared:
+                    self._rank.link.hand_over(answer, pixels)
+                else:
+                    self._rank.link.send(answer, {"pixels": pixels})
+            start += pixels.shape[1]  # an image has one piece, and nothing starts after it
+            self._next(message.request, "decoding")
+
+        return send
 
     def _encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder, axis: Communicator) -> Tensor:
         """The latent's means on the first rank, nothing on the others. A collective.

@@ -1,0 +1,46 @@
+"""A worker dies, or the user cancels, while the frames of a clip come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.errors import Cancelled, WorkerFailed
+from tests.faults.bench import AFTERWARDS, BOUND, ERROR
+from tests.selection import thorough
+
+CLIP = torch.linspace(-1, 1, 16 * 33 * 4 * 4).view(1, 16, 33, 4, 4)
+FIRST, PIECES = 9, 16
+"""Frames that come first, and how many times frames come."""
+
+
+@thorough
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_after_the_first_frames_is_one_error(bench, rank):
+    """These have come: the rank is held up before it decodes the next ones."""
+    whole, pieces = bench.decode(2, latent=CLIP), list[Tensor]()
+    bench.fault.arm(f"rank={rank},phase=decoding,step=1,kind=kill")
+    said = rf"^Worker {rank} of 2 \(cpu\) was killed by SIGKILL while decoding, step 1\. "
+    with pytest.raises(WorkerFailed, match=said) as failure:
+        bench.decode(2, latent=CLIP, pieces=pieces)
+    seconds = bench.fault.seconds()
+    assert AFTERWARDS in str(failure.value)
+    assert [piece.shape[1] for piece in pieces] == [FIRST]
+    assert torch.equal(pieces[0], whole[:, :FIRST])
+    bench.assert_recovered(2)
+    bench.held("a worker was killed by SIGKILL", ERROR, seconds, BOUND)
+
+
+@thorough
+def test_cancel_after_the_first_frames(bench):
+    """The workers do not get as far as the last ones."""
+    whole, pieces = bench.decode(2, latent=CLIP), list[Tensor]()
+    assert whole.shape[1] == 129
+    bench.fault.arm(f"rank=0,phase=decoding,step={PIECES},kind=late")
+    with pytest.raises(Cancelled):
+        bench.decode(2, lambda: bool(pieces), CLIP, pieces)
+    assert not bench.fault.struck()
+    bench.fault.disarm()
+    assert [piece.shape[1] for piece in pieces] == [FIRST]
+    assert torch.equal(bench.decode(2, latent=CLIP), whole)
