@@ -145,9 +145,9 @@ def forget_all(folder: Path | None = None) -> None:
 
 
 def machine_key(devices: Sequence[str]) -> str:
-    """What a measurement depends on: the devices and their models in rank order, and the versions of torch and CUDA."""
+    """What a measurement depends on: the devices and their models in rank order, torch, CUDA, and the heads measured."""
     names = [device_kind(name) for name in devices]
-    return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda)])
+    return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda), f"heads of {HEAD_DIM}"])
 
 
 def device_kind(device: str) -> str:
