@@ -20,7 +20,6 @@ from tests.host.comfy_graphs import (
     save_latent,
     spread,
     with_reference,
-    with_tensors,
 )
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, insert_after
@@ -39,7 +38,7 @@ def job(name: str) -> Graph:
     graph = graph_of(name, steps=2)
     for side, tokens in TOKENS.items():
         if TINY[name].extra(tokens):
-            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-{side}-beside.safetensors")
+            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-beside-{side}.safetensors")
     return graph
 
 
@@ -54,10 +53,13 @@ class Given:
 
     def graph(self, server: ComfyUI) -> Graph:
         """The family's job with it."""
-        graph = job(self.name)
-        if self.tensors:
-            label = "-".join((self.name, *self.tensors))
-            graph = with_tensors(server, graph, label, self.tensors)
+        graph = graph_of(self.name, steps=2)
+        for side, tokens in TOKENS.items():
+            tensors = {**TINY[self.name].extra(tokens), **self.tensors}
+            if tensors:
+                file = "-".join((self.name, *self.tensors, f"{side}.safetensors"))
+                save_file(tensors, server.input_dir / file)
+                graph = insert_after(graph, side, "PackPrompt", "conditioning", file=file)
         if self.reference:
             for side in ("positive", "negative"):
                 graph = with_reference(graph, "person", side)
@@ -71,7 +73,7 @@ def save_with_prompts(server: ComfyUI, name: str) -> None:
     save_latent(server, name, 1, *TINY[name].latent)
     for side, tokens in TOKENS.items():
         if beside := dict(TINY[name].extra(tokens)):
-            save_file(beside, server.input_dir / f"{name}-{side}-beside.safetensors")
+            save_file(beside, server.input_dir / f"{name}-beside-{side}.safetensors")
 
 
 def save_with_loras(server: ComfyUI, layers: Layers) -> None:

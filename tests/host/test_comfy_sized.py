@@ -12,14 +12,11 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf
-from tests.host.conftest import latents, relative_error
-from tests.host.graphs import insert_after
+from tests.host.conftest import latents
 from tests.host.more_families import Given, Layers, assert_given, assert_lora, assert_same, job, save_with_loras
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -102,13 +99,3 @@ def test_the_picture_to_edit(split: str, sized: ComfyUI, latent_of: LatentOf) ->
     """HiDream-E1's."""
     edited = Given("hidream", {"concat_latent_image": draw(1, 16, 10, 14, seed=51)})
     assert_given(sized, latent_of, edited, split, DIFFERENT)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-def test_masked_text(split: str, sized: ComfyUI, latent_of: LatentOf) -> None:
-    """Lumina's, on one side."""
-    save_file({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sized.input_dir / "five-of-seven.safetensors")
-    plain = job("lumina")
-    graph = insert_after(plain, "positive", "PackPrompt", "conditioning", file="five-of-seven.safetensors")
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert_same(latent_of, "lumina", split, graph)
