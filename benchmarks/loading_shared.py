@@ -28,7 +28,7 @@ WAYS = {"sent": False, "read again": True, "the faster one": None}
 ROUNDS = 3
 
 
-def seconds(ranks: int, file: Path, cold: bool) -> dict[str, tuple[float, float]]:
+def seconds(ranks: int, file: Path, cold: bool) -> dict[str, tuple[float, int]]:
     """Of each way the shortest time, and the most bytes that all ranks together had from the disk."""
 
     def on(rank: int) -> dict[str, list[tuple[float, int]]]:

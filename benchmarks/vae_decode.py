@@ -17,7 +17,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
 from parallel_backend.vae.comfyui import ComfyAutoencoder
-from parallel_backend.vae.rows import slab_of
+from parallel_backend.vae.rows import Slab, slab_of
 from scripts.comfyui import REPO
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
@@ -61,7 +61,11 @@ def subjects() -> list[Subject]:
 def decode(subject: Subject, axis: Communicator) -> None:
     """Decode once; the first rank gets all pixels."""
     latent = slab_of(subject.latent, axis)
-    subject.autoencoder.decode(latent, subject.schedule, lambda layers=1: None, lambda piece: piece.whole())
+
+    def give(piece: Slab) -> None:
+        piece.whole()
+
+    subject.autoencoder.decode(latent, subject.schedule, lambda layers=1: None, give)
 
 
 def axis_of(group: dist.ProcessGroup | None, meter: Meter) -> Communicator:

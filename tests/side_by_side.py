@@ -34,6 +34,8 @@ FILES = {
                 "test_comfy_families",
                 "test_comfy_files",
                 "test_comfy_images",
+                "test_comfy_more_images",
+                "test_comfy_more_videos",
                 "test_comfy_products",
                 "test_comfy_quantised",
                 "test_comfy_refusals",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,20 @@ class Tiny:
     """One family: how its model is made, and what it is given.
 
     `latent` is the shape of one batch item's latent without the batch; `text` the width of the text, `extra` what else a
-    prompt holds, by the keys of a CONDITIONING; `metadata` what the file says of itself.
+    prompt of so many tokens holds, by the keys of a CONDITIONING; `metadata` what the file says of itself. A model on the
+    meta device, which is of a width that ComfyUI takes for granted, is written in fp8.
     """
 
     make: Callable[[Any, Any], Any]
     latent: tuple[int, ...]
     text: int
-    extra: Callable[[], Mapping[str, Any]] = field(default=dict)
+    extra: Callable[[int], Mapping[str, Any]] = lambda tokens: {}
     pooled: int = 0
     metadata: dict[str, str] | None = None
 
     def prompt(self, tokens: int, seed: int) -> list[list[Any]]:
         """A CONDITIONING of random text."""
-        options: dict[str, Any] = dict(self.extra())
+        options: dict[str, Any] = dict(self.extra(tokens))
         if self.pooled:
             options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
         return [[draw(1, tokens, self.text, seed=seed), options]]
@@ -54,8 +55,11 @@ def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
     import comfy.ops
 
     model = TINY[name].make(torch, comfy.ops.disable_weight_init)
-    randomise(model, seed=len(name) if seed is None else seed)
+    seed = len(name) if seed is None else seed
     path = folder / f"{name}.safetensors"
+    if next(model.parameters()).is_meta:
+        return save_fp8(path, model, seed)
+    randomise(model, seed)
     save_file({key: tensor.contiguous() for key, tensor in model.state_dict().items()}, path, TINY[name].metadata)
     return path
 
@@ -115,14 +119,19 @@ def _wide_qwen(operations: Any, blocks: int = 1) -> Any:
 
 
 def _wide_radiance(operations: Any) -> Any:
+    sizes = {"hidden_dim": 5120, "n_layers": 5, "out_dim": 3072}
+    return _radiance(24, sizes, _settings(operations, "meta"))
+
+
+def _radiance(heads: int, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Any:
     from comfy.ldm.chroma_radiance.model import ChromaRadiance
 
     return ChromaRadiance(
-        in_channels=3, out_channels=3, context_in_dim=64, hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=1,
-        depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=16, qkv_bias=True, in_dim=64, out_dim=3072,
-        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, nerf_hidden_size=64, nerf_mlp_ratio=4, nerf_depth=4,
-        nerf_max_freqs=8, nerf_tile_size=512, nerf_final_head_type="conv", nerf_embedder_dtype=torch.float32, use_x0=False,
-        use_sequential_txt_ids=False, **_settings(operations, "meta"),
+        in_channels=3, out_channels=3, context_in_dim=64, hidden_size=heads * 128, mlp_ratio=4.0, num_heads=heads, depth=1,
+        depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=16, qkv_bias=True, in_dim=64, txt_ids_dims=[],
+        vec_in_dim=None, nerf_hidden_size=64, nerf_mlp_ratio=4, nerf_depth=4, nerf_max_freqs=8, nerf_tile_size=512,
+        nerf_final_head_type="conv", nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=False,
+        **sizes, **settings,
     )  # fmt: skip
 
 
@@ -264,11 +273,83 @@ def _vace(_: Any, operations: Any) -> Any:
 def _over_wan(kind: str, module: str = "model", **sizes: Any) -> Callable[[Any, Any], Any]:
     def make(_: Any, operations: Any) -> Any:
         return getattr(import_module(f"comfy.ldm.wan.{module}"), kind)(
-            dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=2, cross_attn_norm=True,
-            **sizes, **_settings(operations),
+            dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, cross_attn_norm=True,
+            **{"num_layers": 2} | sizes, **_settings(operations),
         )  # fmt: skip
 
     return make
+
+
+def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
+    def make(_: Any, operations: Any) -> Any:
+        from comfy.ldm.hunyuan_video.model import HunyuanVideo
+
+        video = {
+            "vec_in_dim": 768, "context_in_dim": 4096, "patch_size": [1, 2, 2], "axes_dim": [16, 56, 56],
+            "out_channels": 16, "guidance_embed": True, "byt5": False,
+        }  # fmt: skip
+        return HunyuanVideo(
+            in_channels=channels, hidden_size=HEADS * 128, mlp_ratio=4.0, num_heads=HEADS, depth=2, depth_single_blocks=2,
+            theta=256, qkv_bias=True, meanflow=False, use_cond_type_embedding=False, vision_in_dim=None,
+            meanflow_sum=False, **video | sizes, **_settings(operations),
+        )  # fmt: skip
+
+    return make
+
+
+HUNYUAN_IMAGE: Mapping[str, Any] = {
+    "vec_in_dim": None, "context_in_dim": 3584, "patch_size": [1, 1], "axes_dim": [64, 64], "out_channels": 64,
+    "guidance_embed": False, "byt5": True,
+}  # fmt: skip
+
+
+def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
+    """Of ten blocks and sixteen heads, which ComfyUI takes those of an unknown width to have."""
+
+    def make(_: Any, operations: Any) -> Any:
+        from comfy.ldm.cosmos.predict2 import MiniTrainDIT
+
+        return MiniTrainDIT(
+            max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
+            patch_temporal=1, model_channels=256, pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30,
+            use_adaln_lora=True, adaln_lora_dim=256, **_settings(operations),
+        )  # fmt: skip
+
+    return make
+
+
+def _kandinsky(_: Any, operations: Any) -> Any:
+    from comfy.ldm.kandinsky5.model import Kandinsky5
+
+    return Kandinsky5(
+        time_dim=64, model_dim=HEADS * 64, ff_dim=256, num_text_blocks=1, num_visual_blocks=3, **_settings(operations)
+    )
+
+
+def _kandinsky_image(_: Any, operations: Any) -> Any:
+    from comfy.ldm.kandinsky5.model import Kandinsky5
+
+    return Kandinsky5(
+        time_dim=64, model_dim=2560, ff_dim=256, visual_embed_dim=64, num_text_blocks=1, num_visual_blocks=2,
+        axes_dims=(32, 48, 48), rope_scale_factor=(1.0, 1.0, 1.0), **_settings(operations, "meta"),
+    )  # fmt: skip
+
+
+def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callable[[Any, Any], Any]:
+    def make(_: Any, operations: Any) -> Any:
+        from comfy.ldm.lumina.model import NextDiT
+
+        return NextDiT(
+            patch_size=2, in_channels=16, dim=width, n_layers=2, cap_feat_dim=2304, qk_norm=True, **sizes,
+            **_settings(operations, device),
+        )  # fmt: skip
+
+    return make
+
+
+def _speech(tokens: int) -> Mapping[str, Any]:
+    """What HuMo takes beside every text: sound of three frames."""
+    return {"audio_embed": draw(1, 3, 8, 5, 1280, seed=tokens)}
 
 
 def _krea2(_: Any, operations: Any) -> Any:
@@ -313,6 +394,52 @@ def _minimax(_: Any, operations: Any) -> Any:
     return model
 
 
+HIDREAM: dict[str, Any] = {
+    "attention_head_dim": 32,
+    "num_attention_heads": HEADS,
+    "axes_dims_rope": [16, 8, 8],
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "llama_layers": [0, 2, 1, 2],
+}
+MOCHI: dict[str, Any] = {
+    "hidden_size_x": HEADS * 32,
+    "hidden_size_y": 48,
+    "depth": 3,
+    "num_heads": HEADS,
+    "mlp_ratio_x": 128.0,  # its class insists on the width inside its feed-forward layers
+    "mlp_ratio_y": 2.0,
+}
+LUMINA: dict[str, Any] = {
+    "n_heads": HEADS,
+    "n_kv_heads": 1,
+    "axes_dims": [32, 32, 32],
+    "axes_lens": [300, 512, 512],
+    "rope_theta": 10000.0,
+    "ffn_dim_multiplier": 1.0,
+}
+WIDE_LUMINA = LUMINA | {"n_heads": 24, "n_kv_heads": 8, "ffn_dim_multiplier": 4.0}
+RADIANCE: dict[str, Any] = {"hidden_dim": 64, "n_layers": 1, "out_dim": HEADS * 128}
+"""Sizes that ComfyUI takes for granted: a file says others, and host/test_comfy_sized.py has a ComfyUI that reads them."""
+
+
+def _hidream(_: Any, operations: Any) -> Any:
+    from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
+
+    return HiDreamImageTransformer2DModel(
+        patch_size=2, in_channels=16, caption_channels=[4096, 4096], **HIDREAM, **_settings(operations)
+    )
+
+
+def _mochi(_: Any, operations: Any) -> Any:
+    from comfy.ldm.genmo.joint_model.asymm_models_joint import AsymmDiTJoint
+
+    return AsymmDiTJoint(
+        patch_size=2, in_channels=12, learn_sigma=False, qk_norm=True, qkv_bias=False, posenc_preserve_area=True,
+        timestep_scale=1000.0, use_t5=True, **MOCHI, **_settings(operations),
+    )  # fmt: skip
+
+
 LTXAV = {
     "num_attention_heads": 32,
     "attention_head_dim": 4,
@@ -354,6 +481,47 @@ TINY: Mapping[str, Tiny] = {
     "lens": Tiny(_lens, (128, 5, 7), 4 * 2880),
     "joyimage": Tiny(_joyimage, (16, 1, 9, 14), 4096),
     "longcat": Tiny(_longcat, (16, 9, 14), 3584),
+    "hunyuan": Tiny(_hunyuan(), (16, 3, 8, 10), 4096, pooled=768),
+    "hunyuan_i2v": Tiny(_hunyuan(33), (16, 3, 8, 10), 4096, pooled=768),
+    "skyreels": Tiny(_hunyuan(32), (16, 3, 8, 10), 4096, pooled=768),
+    "hunyuan_image": Tiny(_hunyuan(64, **HUNYUAN_IMAGE), (64, 9, 7), 3584),
+    "cosmos": Tiny(_cosmos(16), (16, 1, 8, 10), 1024),
+    "cosmos_i2v": Tiny(_cosmos(17), (16, 3, 8, 10), 1024),
+    "hidream": Tiny(
+        _hidream,
+        (16, 10, 14),
+        4096,
+        lambda tokens: {"conditioning_llama3": draw(1, 3, tokens, 4096, seed=tokens)},
+        pooled=2048,
+        metadata={"sizes": json.dumps(HIDREAM)},
+    ),
+    "mochi": Tiny(
+        _mochi,
+        (12, 3, 8, 10),
+        4096,
+        lambda tokens: {"attention_mask": (torch.arange(tokens) < tokens - 2).long()[None]},
+        metadata={"sizes": json.dumps(MOCHI)},
+    ),
+    "camera": Tiny(
+        _over_wan("CameraWanModel", model_type="camera", in_dim=32, in_dim_control_adapter=24), (16, 3, 8, 10), 4096
+    ),
+    "camera22": Tiny(
+        _over_wan("CameraWanModel", model_type="camera_2.2", in_dim=36, in_dim_control_adapter=24), (16, 3, 8, 10), 4096
+    ),
+    "humo": Tiny(_over_wan("HumoWanModel"), (16, 3, 8, 10), 4096, _speech),
+    "humo_17b": Tiny(_over_wan("HumoWanModel", in_dim=36), (16, 3, 8, 10), 4096, _speech),
+    "animate": Tiny(_over_wan("AnimateWanModel", "model_animate", in_dim=36, num_layers=5), (16, 3, 8, 10), 4096),
+    "kandinsky": Tiny(_kandinsky, (16, 3, 8, 10), 3584, pooled=768),
+    "kandinsky_image": Tiny(_kandinsky_image, (16, 10, 14), 3584, pooled=768),
+    "lumina": Tiny(_lumina(HEADS * 96, LUMINA), (16, 9, 14), 2304, metadata={"sizes": json.dumps(LUMINA)}),
+    "wide_lumina": Tiny(_lumina(2304, WIDE_LUMINA, "meta"), (16, 9, 14), 2304),
+    "radiance": Tiny(
+        lambda _, operations: _radiance(HEADS, RADIANCE, _settings(operations)),
+        (3, 80, 112),
+        64,
+        metadata={"sizes": json.dumps(RADIANCE)},
+    ),
+    "wide_radiance": Tiny(lambda _, operations: _wide_radiance(operations), (3, 80, 112), 64),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
     "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),
 }

@@ -47,6 +47,15 @@ PLANS: list[dict[str, Any]] = [
 ]
 SOME_PLANS = [PLANS[0], *(pytest.param(plan, marks=thorough) for plan in PLANS[1:])]
 
+EVERY_SPLIT: Mapping[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
+    "ring 3": {"devices": "cpu:3", "ring": 3},
+    "ulysses 2, ring 2": {"devices": "cpu:4", "ulysses": 2, "ring": 2},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "pipefusion 2": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+    "sharded": {"devices": "cpu:2", "weights": "sharded"},
+}
+
 LatentOf = Callable[[Graph], Tensor]
 
 
@@ -55,9 +64,8 @@ def save_families(server: ComfyUI, *names: str) -> None:
     for name in names:
         save_tiny(server.base_dir / "models" / "diffusion_models", name)
         for side, tokens in TOKENS.items():
-            save_file(
-                {"cond": draw(1, tokens, TINY[name].text, seed=tokens)}, server.input_dir / f"{name}-{side}.safetensors"
-            )
+            [(cond, options)] = TINY[name].prompt(tokens, seed=tokens)
+            save_file({"cond": cond, **options}, server.input_dir / f"{name}-{side}.safetensors")
 
 
 def save_latent(server: ComfyUI, name: str, *shape: int) -> None:
@@ -79,7 +87,7 @@ def graph_of(name: str, **settings: Any) -> Graph:
     return {
         "model": node("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default"),
         **{side: node("LoadConditioning", conditioning=f"{name}-{side}.safetensors") for side in TOKENS},
-        "latent": LATENTS[name],
+        "latent": LATENTS.get(name) or node("LoadLatent", latent=f"{name}.latent"),
         "sampler": node(
             "KSampler",
             model=["model", 0],

@@ -93,13 +93,18 @@ def faulty_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyC
 
 @pytest.fixture(scope="session")
 def latent_of(comfyui: ComfyUI) -> Callable[[Graph], Tensor]:
+    """As `latents`."""
+    return latents(comfyui)
+
+
+def latents(server: ComfyUI) -> Callable[[Graph], Tensor]:
     """Runs a graph and returns the latent its node "save" saved (fp64); the same graph is run only once."""
     done: dict[str, Tensor] = {}
 
     def latent(graph: Graph) -> Tensor:
         key = repr(graph)
         if key not in done:
-            done[key] = saved_latent(comfyui, comfyui.queue(graph, timeout=300).check())
+            done[key] = saved_latent(server, server.queue(graph, timeout=300).check())
         return done[key]
 
     return latent

@@ -291,6 +291,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/spread/arguments.py": (
             "… of the model's … … with a parallel",
             "…weighs tokens, or differs inside a",
+            "…has … parts for … of the latent, which",
         ),
         "parallel_backend/models/spread/places.py": ("the model makes … tokens where the picture",),
         "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),

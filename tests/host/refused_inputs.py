@@ -354,6 +354,13 @@ def computed(server: ComfyUI) -> Refusals:
     longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
     said = "the conditioning's attention_mask is for 9 tokens and its text has 7: encode the prompt again, or remove"
     yield spread(with_tensors(server, graph, "refused-longer", longer)), said
+    save_families(server, "humo")
+    save_latent(server, "humo", 1, 16, 3, 8, 10)
+    sound = {"audio_embed": draw(1, 5, 8, 5, 1280, seed=29)}  # of five frames
+    said = (
+        ".* audio of the model's WanAttentionBlockAudio has 5 parts for 3 of the latent, which is not supported with a"
+    )
+    yield spread(with_tensors(server, graph_of("humo"), "refused-sound", sound), ring=2), said
     save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # of 340 MB each
     save_file({"cond": draw(1, 7, 3584, seed=7)}, server.input_dir / "refused-large.safetensors")
     graph = graph_of("wan") | {"latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}

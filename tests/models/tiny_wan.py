@@ -33,9 +33,11 @@ def _scail(kind: str, given: Mapping[str, Any]) -> Case:
     return case(kind, model, draw(1, 20, 3, 8, 12, seed=1), {"context": text(), **poses, **given})
 
 
-def _humo(references: bool) -> Case:
+def _humo(references: bool, sound: bool = True) -> Case:
     model = HumoWanModel(in_dim=16, **SIZES | SETTINGS)
-    given: dict[str, Any] = {"context": text(), "audio_embed": draw(1, 3, 8, 5, 1280, seed=4)}
+    given: dict[str, Any] = {"context": text()}
+    if sound:
+        given["audio_embed"] = draw(1, 3, 8, 5, 1280, seed=4)
     if references:
         given["reference_latent"] = draw(1, 16, 1, 6, 10, seed=5)
     return case("WAN21_HuMo", model, draw(1, 16, 3, 6, 10, seed=1), given)
@@ -87,6 +89,7 @@ WAN_CASES: Mapping[str, Callable[[], Case]] = {
     ),
     "humo": lambda: _humo(references=False),
     "humo, reference": lambda: _humo(references=True),
+    "humo, no sound": lambda: _humo(references=True, sound=False),
     "wan s2v": lambda: _s2v({}),
     "wan s2v, reference and motion": lambda: _s2v(
         {

@@ -15,7 +15,7 @@ FRAMES = Pictured(last, parts=1, behind=behind(*BEHIND, "reference_latent"))
 
 
 def _with_sound(block: nn.Module) -> Sequence[Attention]:
-    return *attentions(block), Local()
+    return *attentions(block), Local("audio")
 
 
 WAN_HUMO = replace(
@@ -24,7 +24,7 @@ WAN_HUMO = replace(
         replace(
             BLOCKS,
             streams={"x": FRAMES},
-            arguments={**BLOCKS.arguments, "audio": ByPart("x", each=16)},
+            arguments={**BLOCKS.arguments, "audio": ByPart("x", each=16, whole=True)},
             attentions=_with_sound,
         ),
     ),

@@ -170,8 +170,8 @@ class Arguments:
                 return _before(positions_of(placements[stream], call.rank), value)
             case ByFrame(stream, dims):
                 return value if value.ndim < dims else _by_frame(value, placements[stream], call)
-            case ByPart(stream, each):
-                return _by_part(value, each, self._group.streams[stream], placements[stream], call)
+            case ByPart(stream, each, whole):
+                return self._by_part(name, value, each, whole, self._group.streams[stream], placements[stream], call)
             case Known(stream, take):
                 places, length = positions_of(placements[stream], call.rank), placements[stream].length
                 return value if len(places) == length else take(value, places, length)
@@ -186,6 +186,25 @@ class Arguments:
                 if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
                     raise self._refused(name, "differs from GPU to GPU, which is not supported")
                 return value
+
+    def _by_part(
+        self, name: str, value: Any, each: int, whole: bool, kind: StreamKind, placement: Placement, call: Call
+    ) -> Tensor:
+        """For each run of tokens of this rank the values of its part."""
+        positions = positions_of(placement, call.rank)
+        if positions.numel() == placement.length:
+            return value  # type: ignore[no-any-return]
+        part, run = call.places.part_of(kind)
+        given, expected = value.shape[1] // each, (placement.length if whole else call.places.tokens) // part
+        if given != expected:  # the block would share them out among the tokens, wherever a part of a frame ends
+            raise self._refused(name, f"has {given} parts for {expected} of the latent, which is not supported")
+
+        def parts() -> Tensor:
+            own = positions[positions < given * part]
+            return sent_to(torch.div(own[::run], part, rounding_mode="floor"), value.device)
+
+        chosen = call.places.once(("parts", placement, kind, given), parts)
+        return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)
 
     def _refused(self, name: str, reason: str) -> Refused:
         return Refused(
@@ -231,18 +250,3 @@ def _by_frame(value: Tensor, placement: Placement, call: Call) -> Tensor:
         return sent_to(each_frame, value.device)
 
     return value.index_select(1, call.places.once(("frames", placement, frames), rows))
-
-
-def _by_part(value: Tensor, each: int, kind: StreamKind, placement: Placement, call: Call) -> Tensor:
-    """For each run of tokens of this rank the values of its part."""
-    positions = positions_of(placement, call.rank)
-    if positions.numel() == placement.length:
-        return value
-    part, run = call.places.part_of(kind)
-
-    def parts() -> Tensor:
-        own = positions[positions < value.shape[1] // each * part]
-        return sent_to(torch.div(own[::run], part, rounding_mode="floor"), value.device)
-
-    chosen = call.places.once(("parts", placement, kind, value.shape[1] // each), parts)
-    return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +63,8 @@ class Operands:
 class BlockCall:
     """What the attentions of the running block need to know.
 
-    `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `done` counts the
-    calls of attention that have come.
+    `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `absent` are the
+    arguments that it is not given; `done` counts the calls of attention that have come.
     """
 
     number: int
@@ -72,6 +72,7 @@ class BlockCall:
     name: str
     attentions: Sequence[Attention]
     placements: dict[str, Placement]
+    absent: Collection[str]
     done: int = 0
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class BlockCall:
 
     def _empty(self, attention: Attention) -> bool:
         of = "" if isinstance(attention, Spread) else attention.of
-        return bool(of) and self.placements[of].length == 0
+        return of in self.absent or (of in self.placements and self.placements[of].length == 0)
 
     def next(self) -> Attention:
         """The attention that is due. Raises Refused if none is."""

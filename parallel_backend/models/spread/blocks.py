@@ -190,9 +190,9 @@ class _Through:
         }
         local = self._arguments.local(values, streams, now.call)
         placements = {name: stream.placement for name, stream in streams.items()}
-        expected = BlockCall(
-            block.number, now.turn(block.number), type(block.module).__name__, self._attentions, placements
-        )
+        absent = {name for name in block.group.arguments if values.get(name) is None}
+        name = type(block.module).__name__
+        expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent)
         now.attentions.block = expected
         with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:

@@ -85,11 +85,12 @@ class ByPart:
     """A tensor `[batch, parts, ...]`, of the parts of a stream's first frames: for each run of tokens that of its part.
 
     There are `each` values a part. The stream's kind says how many parts a frame has. A block that tells from the tensor how
-    many parts it has takes runs as well, which are equally long.
+    many parts it has takes runs as well, which are equally long. `whole`: the parts are all of the stream's, references too.
     """
 
     stream: str
     each: int = 1
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Local:
-    """Attention of this rank's queries to keys that every rank has; it does not come where the stream `of` is empty."""
+    """Attention of this rank's queries to keys that every rank has.
+
+    It does not come where the stream `of` is empty, or nothing is given as the argument `of`.
+    """
 
     of: str = ""
 

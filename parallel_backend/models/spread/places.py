@@ -62,6 +62,11 @@ class Places:
 
         return self.once((length, kind, None if kept is None else tuple(kept.tolist()), behind), find)
 
+    @property
+    def tokens(self) -> int:
+        """Those of the picture."""
+        return self._picture.tokens
+
     def part_of(self, kind: StreamKind) -> tuple[int, int]:
         """How many tokens a part of a frame has, and a run that is not cut."""
         if not isinstance(kind, Pictured) or not kind.parts:

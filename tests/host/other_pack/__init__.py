@@ -445,7 +445,7 @@ class PackPrompt:
                 given[name] = ("position", OBJECTS["MODEL_PATCH"](), [])
             elif name == "hooks":
                 given[name] = comfy.hooks.HookGroup()
-            elif name in ("vace_strength", "reference_latents_method"):
+            elif name in ("vace_strength", "reference_latents_method", "guiding_frame_index"):
                 given[name] = tensor.tolist()
             elif name.startswith("vace_"):  # one for each control video
                 given[name] = list(tensor.unbind())
