@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
-from tests.host.conftest import relative_error
+from tests.host.conftest import NARROW, NARROW_DEV, relative_error
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel, step_by_step
 from tests.selection import product, thorough
 from tests.tiny_flux import save_flux
@@ -34,6 +34,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "sharded": {"ulysses": 2, "weights": "sharded"},
 }
 FULL = ("full-bf16", "full-fp8", "full-scaled")
+PLAIN: dict[str, Any] = {"heads": 2, "seed": 3}
+"""NARROW's weights, before they are quantised."""
+
 GGUF_TYPES = (Type.Q8_0, Type.Q4_0, Type.Q5_K, Type.Q4_K, Type.Q6_K, Type.F16)
 
 
@@ -41,29 +44,29 @@ GGUF_TYPES = (Type.Q8_0, Type.Q4_0, Type.Q5_K, Type.Q4_K, Type.Q6_K, Type.F16)
 def _files(comfyui: ComfyUI) -> None:
     models = comfyui.base_dir / "models"
     folder = models / "diffusion_models"
-    save_fp8(folder / "e4m3fn.safetensors", torch.float8_e4m3fn)
-    save_fp8(folder / "e5m2.safetensors", torch.float8_e5m2, guidance=True)
-    save_scaled(folder / "scaled-old.safetensors", "old")
-    save_scaled(folder / "scaled-marks.safetensors", "marks", guidance=True)
-    save_scaled(folder / "scaled-metadata.safetensors", "metadata", torch.float8_e5m2)
+    save_fp8(folder / "e4m3fn.safetensors", torch.float8_e4m3fn, **PLAIN)
+    save_fp8(folder / "e5m2.safetensors", torch.float8_e5m2, **PLAIN, guidance=True)
+    save_scaled(folder / "scaled-old.safetensors", "old", **PLAIN)
+    save_scaled(folder / "scaled-marks.safetensors", "marks", **PLAIN, guidance=True)
+    save_scaled(folder / "scaled-metadata.safetensors", "metadata", torch.float8_e5m2, **PLAIN)
     for kind in GGUF_TYPES:
-        save_gguf(folder / f"{kind.name}.gguf", folder / f"{kind.name}-values.safetensors", kind)
-    save_diffusers(folder / "diffusers-shards", folder / "diffusers-single.safetensors")
+        save_gguf(folder / f"{kind.name}.gguf", folder / f"{kind.name}-values.safetensors", kind, **PLAIN)
+    save_diffusers(folder / "diffusers-shards", folder / "diffusers-single.safetensors", shard="4MB", heads=2)
     (models / "diffusers").mkdir(exist_ok=True)
     save_diffusers(
-        models / "diffusers" / "pipeline" / "transformer", folder / "pipeline.safetensors", shard="1GB", seed=1
+        models / "diffusers" / "pipeline" / "transformer", folder / "pipeline.safetensors", shard="1GB", heads=2, seed=1
     )
     (models / "checkpoints").mkdir(exist_ok=True)
     other = {"vae.decoder.conv_in.weight": torch.ones(4, 4), "text_encoders.clip_l.logit_scale": torch.ones(())}
-    inside = {"prefix": "model.diffusion_model.", "single_blocks": 1, "seed": 4}
+    inside = {"prefix": "model.diffusion_model.", "heads": 2, "single_blocks": 1, "seed": 4}
     save_flux(folder / "full-bf16.safetensors", dtype=torch.bfloat16, **inside)
     save_fp8(folder / "full-fp8.safetensors", torch.float8_e4m3fn, **inside)
     save_scaled(folder / "full-scaled.safetensors", "marks", **inside)
     for form in FULL:
         full = folder / f"{form}.safetensors"
         save_file(load_file(full) | other, models / "checkpoints" / full.name)
-    save_flux(folder / "fill.safetensors", channels=96, guidance=True, seed=5)
-    save_flux(folder / "canny.safetensors", channels=32, guidance=True, seed=6)
+    save_flux(folder / "fill.safetensors", heads=2, channels=96, guidance=True, seed=5)
+    save_flux(folder / "canny.safetensors", heads=2, channels=32, guidance=True, seed=6)
     generator = torch.Generator().manual_seed(7)
     for height, width in ((13, 9), (16, 24), (7, 5), (24, 8), (8, 8)):
         latent = {"latent_tensor": torch.randn(1, 16, height, width, generator=generator)}
@@ -136,7 +139,7 @@ def test_gguf_files(error, kind, plan):
 def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, file, dtype):
     """Measured from the result of the weights before they were quantised."""
     model, choice = file
-    exact = latent_of(small("tiny-schnell"))
+    exact = latent_of(small(NARROW))
     graph = small(model)
     if dtype is not None:
         graph = insert_after_model(graph, "ModelComputeDtype", dtype=dtype)
@@ -163,7 +166,7 @@ def test_full_checkpoints(error, form, plan):
 
 @pytest.mark.parametrize("weight_dtype", [pytest.param("fp8_e4m3fn", marks=thorough), "fp8_e4m3fn_fast", "fp8_e5m2"])
 def test_weight_dtypes_of_load_diffusion_model(error, weight_dtype):
-    graph = small("tiny-dev")
+    graph = small(NARROW_DEV)
     graph["model"]["inputs"]["weight_dtype"] = weight_dtype
     assert error(graph, "sharded") <= TOLERANCE
 
@@ -186,7 +189,7 @@ def test_every_choice_is_offered(comfyui: ComfyUI):
 
 def test_loading_is_told_on_the_node_and_can_be_cancelled(comfyui: ComfyUI, latent_of: LatentOf):
     plan = {"pipefusion": 1, "ulysses": 2}
-    before = small("tiny-dev", seed=31)
+    before = small(NARROW_DEV, seed=31)
     assert relative_error(latent_of(in_workers(before, "ulysses", **plan)), latent_of(before)) <= TOLERANCE
     save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=32)
     graph = in_workers(small("large"), "ulysses", **plan)
@@ -200,7 +203,7 @@ def test_loading_is_told_on_the_node_and_can_be_cancelled(comfyui: ComfyUI, late
     assert re.fullmatch(r"Loading [01]\.\d of 2\.\d GB", first)
     assert not run.progress, "the bar is for steps alone"
     assert run.texts[-1].text == "Cancelled"
-    after = small("tiny-dev", seed=32)
+    after = small(NARROW_DEV, seed=32)
     assert relative_error(latent_of(in_workers(after, "ulysses", **plan)), latent_of(after)) <= TOLERANCE
     assert "Parallel: starting" not in comfyui.log[log:], "the same workers"
 
@@ -237,30 +240,30 @@ def referring(graph: Graph, sizes: list[tuple[int, int]], method: str | None = N
     ],
 )
 def test_kontext_with_reference_latents(error, sizes, method, plan):
-    assert error(referring(small("tiny-dev"), sizes, method), plan) <= TOLERANCE
+    assert error(referring(small(NARROW_DEV), sizes, method), plan) <= TOLERANCE
 
 
 def test_references_of_both_sides_and_a_batch_over_a_ring(error):
-    graph = referring(referring(small("tiny-dev", batch=2), [(16, 24)]), [(7, 5)], side="negative")
+    graph = referring(referring(small(NARROW_DEV, batch=2), [(16, 24)]), [(7, 5)], side="negative")
     assert error(graph, "ulysses", ulysses=1, ring=2) <= TOLERANCE
 
 
 def test_reference_latents_one_forward_at_a_time(latent_of):
-    graph = step_by_step(referring(small("tiny-dev"), [(16, 24), (7, 5)]))
+    graph = step_by_step(referring(small(NARROW_DEV), [(16, 24), (7, 5)]))
     swapped = in_workers(graph, "ulysses")
     swapped["sampler"]["class_type"] = "KSampler"
     assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE
 
 
 def test_references_and_their_method_matter(latent_of):
-    plain = small("tiny-dev")
+    plain = small(NARROW_DEV)
     one, other = (referring(plain, [(16, 24), (7, 5)], method) for method in ("offset", "index"))
     assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(plain)) > DIFFERENT
     assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(other)) > TOLERANCE
 
 
 def test_a_reference_method_that_is_not_supported_is_refused_by_name(comfyui: ComfyUI):
-    graph = referring(small("tiny-dev"), [(8, 8)], "index_timestep_zero")
+    graph = referring(small(NARROW_DEV), [(8, 8)], "index_timestep_zero")
     run = comfyui.queue(in_workers(graph, "ulysses"), timeout=300)
     assert run.error is not None
     assert "index_timestep_zero is not supported (offset, index, uxo are)" in run.error.exception_message
