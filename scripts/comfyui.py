@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -39,6 +40,11 @@ _FOLDERS = (
     "models/text_encoders",
 )
 _TEXT, _PREVIEW_WITH_METADATA = 3, 4  # protocol.BinaryEventTypes
+
+_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 10_000
+_USUAL = 32_768
+"""Where the ports begin that Linux gives to connections, unless it is told otherwise."""
 
 
 class ComfyUIError(RuntimeError):
@@ -185,7 +191,7 @@ class ComfyUI:
     def start(self, timeout: float = 180) -> None:
         """Start the server and wait until it answers and its events arrive."""
         assert self._process is None, "ComfyUI is running already"
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
             *(sys.executable, str(self.comfyui / "main.py")),
@@ -452,8 +458,17 @@ def _rejection(error: dict[str, Any], node_errors: dict[str, Any]) -> NodeError:
     return NodeError("", "", error["type"], f"{error['message']} {error['details']}".strip(), "")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A port of this machine that is free, and that the system gives to no connection before a server has opened it."""
+    try:
+        highest = int(_CONNECTIONS.read_text().split()[0])
+    except OSError:
+        highest = _USUAL
+    while True:
+        port = random.SystemRandom().randrange(_LOWEST, highest if highest > _LOWEST else _USUAL)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

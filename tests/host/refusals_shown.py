@@ -293,7 +293,10 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…weighs tokens, or differs inside a",
             "…has … parts for … of the latent, which",
         ),
-        "parallel_backend/models/spread/places.py": ("the model makes … tokens where the picture",),
+        "parallel_backend/models/spread/places.py": (
+            "the model makes … tokens of a latent of",
+            "the model makes … tokens where the picture",
+        ),
         "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),
     },
     "networks": {

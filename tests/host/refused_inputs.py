@@ -18,7 +18,7 @@ from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.comfy_oracle import comfy_on_path
-from tests.host.comfy_graphs import TOKENS, graph_of, save_families, save_latent, spread, with_tensors
+from tests.host.comfy_graphs import TOKENS, graph_of, save_families, save_latent, spread, with_guides, with_tensors
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
 from tests.host.refused_files import decoding
 from tests.host.sentences import Refusals, exactly
@@ -27,7 +27,7 @@ from tests.host.test_families import family_graph, save_gguf
 from tests.host.test_other_packs import REFUSED, changed, guided
 from tests.host.test_refusals import LAYER, WAY_OUT, on_one_worker, small
 from tests.host.test_video_families import LATENTS as VIDEOS
-from tests.host.test_video_families import TEXT, hunyuan15, save
+from tests.host.test_video_families import LTXV, TEXT, hunyuan15, ltxv, save
 from tests.tiny_comfy import save_unread
 from tests.tiny_flux import flux_tensors, save_flux
 from tests.tiny_models import draw
@@ -323,6 +323,23 @@ def linked(server: ComfyUI) -> Refusals:
     yield graph | switch, "weight_dtype 'other' is unknown: use one of default, "
 
 
+def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
+    """LTX-Video with a guide of half the size, as an IC-LoRA's file asks for."""
+    models = server.base_dir / "models"
+    save(models / "diffusion_models", "refused-ltxv", ltxv(), **LTXV)
+    layer = "diffusion_model.transformer_blocks.0.attn1.to_q"
+    (rows, columns), halved = ltxv().transformer_blocks[0].attn1.to_q.weight.shape, {"reference_downscale_factor": "2"}
+    lora = {f"{layer}.lora_A.weight": draw(4, columns, seed=1), f"{layer}.lora_B.weight": draw(rows, 4, seed=2)}
+    save_file(lora, models / "loras" / "refused-halved.safetensors", halved)
+    graph = with_guides(server, graph | {"latent": VIDEOS["ltxv"]}, "latent")
+    graph["latent"] = node("EmptyLTXVLatentVideo", width=128, height=128, length=17, batch_size=1)
+    graph["model"]["inputs"]["unet_name"] = "refused-ltxv.safetensors"
+    graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name="refused-halved.safetensors", strength_model=0.1)
+    graph["parameters"] = node("GetICLoRAParameters", iclora_model=graph["sampler"]["inputs"]["model"])
+    graph["end"]["inputs"]["iclora_parameters"] = ["parameters", 0]
+    return graph
+
+
 def computed(server: ComfyUI) -> Refusals:
     """What is known once the model is computed: numbers that are none, and masks that are not supported."""
     folder = server.base_dir / "models" / "diffusion_models"
@@ -354,6 +371,12 @@ def computed(server: ComfyUI) -> Refusals:
     longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
     said = "the conditioning's attention_mask is for 9 tokens and its text has 7: encode the prompt again, or remove"
     yield spread(with_tensors(server, graph, "refused-longer", longer)), said
+    yield (
+        spread(
+            _reduced_guide(server, with_tensors(server, graph, "refused-plain", {"attention_mask": torch.ones(1, 7)}))
+        ),
+        r".* the model makes 68 tokens of a latent of 80: to leave tokens out, as for the guides of an IC-LoRA",
+    )
     save_families(server, "humo")
     save_latent(server, "humo", 1, 16, 3, 8, 10)
     sound = {"audio_embed": draw(1, 5, 8, 5, 1280, seed=29)}  # of five frames

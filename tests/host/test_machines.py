@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from torch import Tensor
 from parallel_backend.host.elsewhere import ask
 from parallel_backend.wire.address import SCHEME, Address
 from parallel_backend.wire.secret import VARIABLE
-from scripts.comfyui import REPO, ComfyUI, Graph
+from scripts.comfyui import REPO, ComfyUI, Graph, free_port
 from tests.host.conftest import relative_error
 from tests.host.graphs import ksampler_graph, node, parallel
 from tests.selection import thorough
@@ -43,8 +42,7 @@ def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
     secret = comfyui.env[VARIABLE]
     Path(secret).touch(mode=0o600)
     Path(secret).write_text("the secret of a test's workers")
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        address, rendezvous = Address("127.0.0.1", one.getsockname()[1]), other.getsockname()[1]
+    address, rendezvous = Address("127.0.0.1", free_port()), free_port()
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
         *("--master-addr", address.host, "--master-port", str(rendezvous), "-m", "parallel_backend.worker"),

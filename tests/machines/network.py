@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from parallel_backend.wire.address import SCHEME, Address
+from scripts.comfyui import free_port
 
 REPO = Path(__file__).parents[2]
 HOST = "10.87.0.1"
@@ -67,8 +68,7 @@ class Machines:
             self.address, self.rendezvous = Address(HOST, 29600), 29500
         else:
             self.names, self.here = (socket.gethostname(),) * 2, "127.0.0.1"
-            with socket.create_server((self.here, 0)) as one, socket.create_server((self.here, 0)) as other:
-                self.address, self.rendezvous = Address(self.here, one.getsockname()[1]), other.getsockname()[1]
+            self.address, self.rendezvous = Address(self.here, free_port()), free_port()
 
     def __enter__(self) -> Machines:
         if not self.apart:

@@ -24,6 +24,7 @@ from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, 
 from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Verdict, present
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Facts, Hello, Join, Ready, Welcome
 from parallel_backend.wire.secret import VARIABLE
+from scripts.comfyui import free_port
 from tests.wire.test_frames import SAMPLE, TENSORS
 from tests.wire.test_fuzz import mutated
 
@@ -81,8 +82,7 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
     secret = folder / "secret"
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(16))
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, store = one.getsockname()[1], other.getsockname()[1]
+    port, store = free_port(), free_port()
     variables = {
         "RANK": "0",
         "WORLD_SIZE": "1",

@@ -26,6 +26,11 @@ class Picture:
         return tuple(math.ceil(size / step) for size, step in zip(self.shape[2:], self.patch_size, strict=True))
 
     @property
+    def whole(self) -> bool:
+        """Whether the latent divides into tokens."""
+        return not any(size % step for size, step in zip(self.shape[2:], self.patch_size, strict=True))
+
+    @property
     def tokens(self) -> int:
         """Tokens of one batch item."""
         return math.prod(self.grid)

@@ -90,6 +90,12 @@ class Places:
         tokens = self._picture.tokens
         start = kind.start(length - behind, tokens)
         if not 0 <= start <= length - tokens:
+            if self._picture.whole:
+                raise Refused(
+                    f"the model makes {length} tokens of a latent of {tokens}: to leave tokens out, as for the guides of an "
+                    "IC-LoRA with a reference_downscale_factor above 1, is not supported with a parallel MODEL: use Load "
+                    "Diffusion Model."
+                )
             raise Refused(
                 f"the model makes {length} tokens where the picture has {tokens}, because the latent "
                 f"({_by(self._picture.shape[2:])}) is not a multiple of {_by(self._picture.patch_size)}: the nearest size that "
