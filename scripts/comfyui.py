@@ -348,9 +348,9 @@ class ComfyUI:
         """Press Cancel: interrupt what is running, or only the given graph if that is what is running."""
         self._post("/interrupt", {"prompt_id": prompt_id} if prompt_id else {})
 
-    def free(self) -> None:
-        """Ask ComfyUI to unload all models and drop its cached results, which it does once it is idle."""
-        self._post("/free", {"unload_models": True, "free_memory": True})
+    def free(self, *, cached: bool = True) -> None:
+        """Ask ComfyUI to unload all models, and drop its `cached` results, which it does once it is idle."""
+        self._post("/free", {"unload_models": True} | ({"free_memory": True} if cached else {}))
 
     def history(self, prompt_id: str) -> dict[str, Any]:
         """ComfyUI's record of a graph that is done: outputs, status, prompt."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import psutil
@@ -34,6 +36,15 @@ def job(model: str = MODELS[0], seed: int = 0, steps: int = 2) -> Graph:
     return ksampler_graph(model, width=64, height=64, steps=steps, seed=seed)
 
 
+def free_until(server: ComfyUI, condition: Callable[[], object], **flags: bool) -> None:
+    """Ask for it until it has worked: ComfyUI overlooks what it is asked while it collects garbage behind a prompt."""
+    for _ in range(6):
+        server.free(**flags)
+        with contextlib.suppress(AssertionError):
+            return wait_until(condition, 5)
+    raise AssertionError("not within 30 s")
+
+
 def held_after_release(server: ComfyUI, file: str, since: int) -> tuple[float, float]:
     """MiB on devices and in host memory after the first release of a file in the log since a position.
 
@@ -54,20 +65,19 @@ def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> None:
     server.free()
     server.queue(parallel(graph), timeout=300).check()
     before = len(server.log)
-    server.free()
-    wait_until(lambda: RELEASED.search(server.log[before:]) and on_devices(server) == 0, 30)
+    free_until(server, lambda: RELEASED.search(server.log[before:]) and on_devices(server) == 0)
     graph["sampler"]["inputs"]["seed"] += 1
     server.queue(parallel(graph), timeout=300).check()
 
 
-@pytest.mark.parametrize("flags", [{"unload_models": True}, {"free_memory": True}], ids=" ".join)
+@pytest.mark.parametrize("flags", [{"cached": False}, {}], ids=["unload models", "free memory"])
 def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(comfyui, latent_of, flags):
-    seed = 100 + len(flags) + ("free_memory" in flags)
+    seed = 101 + len(flags)
     expected = latent_of(job(seed=seed))
     sample_with_nothing_else_on_devices(comfyui, job(seed=seed + 10))
     before, processes = len(comfyui.log), workers_among(comfyui.children())
-    comfyui._post("/free", flags)
     name = "tiny-schnell.safetensors"
+    free_until(comfyui, lambda: f"Parallel: {name} released" in comfyui.log[before:], **flags)
     on_devices, on_host = held_after_release(comfyui, name, before)
     assert on_devices == 0
     size = (comfyui.base_dir / "models" / "diffusion_models" / name).stat().st_size / MEBIBYTE
@@ -158,8 +168,7 @@ def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, li
     assert restored in moves
     assert max(sizes[6:]) - max(sizes[:6]) <= 64 * MEBIBYTE
     before = len(comfyui.log)
-    comfyui.free()
-    wait_until(lambda: RELEASED.search(comfyui.log[before:]) and on_devices(comfyui) == 0, 30)
+    free_until(comfyui, lambda: RELEASED.search(comfyui.log[before:]) and on_devices(comfyui) == 0)
     assert float(RELEASED.findall(comfyui.log[before:])[-1][2]) > 0
 
 
