@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +55,8 @@ QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
 WHOLE_PICTURE = ("chroma radiance",)
 """What takes no PipeFusion."""
+FREED = ("flux", "wan, text", "minimax-h3")
+"""What the quick run looks at after a forward."""
 IN_TURN = (*QUICK, "ring 2, ulysses 2, unequal")
 
 
@@ -140,6 +143,24 @@ def worst(results: list[list[Tensor]], expected: Tensor) -> float:
     """The largest relative error; every last stage's ranks must have answered."""
     assert any(results)
     return max(((out - expected).norm() / expected.norm()).item() for outs in results for out in outs)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in FREED)) for name in CASES])
+def test_what_a_forward_made_is_freed_with_it(case: Callable[[str], tuple[Case, Tensor]], name: str) -> None:
+    """And not when garbage is collected, of which a GPU knows nothing."""
+    found, _ = case(name)
+
+    def tensors_left(rank: int) -> int:
+        one = Rank(found, plan_for(found, ring=2))
+        one.run()
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        one.run()
+        gc.collect()
+        return sum(isinstance(thing, Tensor) for thing in gc.garbage)
+
+    assert run_ranks(2, tensors_left) == [0, 0]
 
 
 @pytest.mark.parametrize(("name", "plans"), [*splits()])

@@ -115,6 +115,7 @@ class SpreadForward:
         finally:
             self._model.running = None
             self.gathers = call.gathers
+            call.given = {}  # the options in it lead back here: what a step made would stay until garbage is collected
         return out if patch is None else picture.regions(count)[patch].of(out)
 
     def picture_tokens(self, picture: Picture, references: int) -> Placement:
