@@ -347,6 +347,11 @@ def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callab
     return make
 
 
+def _shown(tokens: int) -> Mapping[str, Any]:
+    """The mask of a text that is not padded."""
+    return {"attention_mask": torch.ones(1, tokens, dtype=torch.int64)}
+
+
 def _speech(tokens: int) -> Mapping[str, Any]:
     """What HuMo takes beside every text: sound of three frames."""
     return {"audio_embed": draw(1, 3, 8, 5, 1280, seed=tokens)}
@@ -420,6 +425,40 @@ LUMINA: dict[str, Any] = {
 }
 WIDE_LUMINA = LUMINA | {"n_heads": 24, "n_kv_heads": 8, "ffn_dim_multiplier": 4.0}
 RADIANCE: dict[str, Any] = {"hidden_dim": 64, "n_layers": 1, "out_dim": HEADS * 128}
+ROPE = [8, 12, 12]
+"""The channels of a head of 32."""
+
+BOOGU: dict[str, Any] = {
+    "num_attention_heads": 2 * HEADS,
+    "num_kv_heads": HEADS,
+    "multiple_of": 64,
+    "axes_dim_rope": ROPE,
+}
+OMNIGEN2: dict[str, Any] = BOOGU | {
+    "hidden_size": HEADS * 64,
+    "num_layers": 2,
+    "num_refiner_layers": 2,
+    "text_feat_dim": 48,
+    "timestep_scale": 1000.0,
+}
+ERNIE: dict[str, Any] = {
+    "hidden_size": HEADS * 32,
+    "num_attention_heads": HEADS,
+    "num_layers": 3,
+    "ffn_hidden_size": 256,
+    "text_in_dim": 48,
+    "rope_axes_dim": ROPE,
+}
+AURAFLOW: dict[str, Any] = {"dim": HEADS * 32, "n_heads": HEADS, "global_conddim": 64}
+IDEOGRAM: dict[str, Any] = {
+    "num_attention_heads": HEADS,
+    "attention_head_dim": 32,
+    "intermediate_size": 128,
+    "adaln_dim": 32,
+    "llm_features_dim": 48,
+    "mrope_section": [6, 5, 5],
+}
+MAGE_FLOW: dict[str, Any] = {"num_attention_heads": HEADS, "attention_head_dim": 32, "axes_dims_rope": ROPE}
 """Sizes that ComfyUI takes for granted: a file says others, and host/test_comfy_sized.py has a ComfyUI that reads them."""
 
 
@@ -438,6 +477,45 @@ def _mochi(_: Any, operations: Any) -> Any:
         patch_size=2, in_channels=12, learn_sigma=False, qk_norm=True, qkv_bias=False, posenc_preserve_area=True,
         timestep_scale=1000.0, use_t5=True, **MOCHI, **_settings(operations),
     )  # fmt: skip
+
+
+def _omnigen2(_: Any, operations: Any) -> Any:
+    from comfy.ldm.omnigen.omnigen2 import OmniGen2Transformer2DModel
+
+    return OmniGen2Transformer2DModel(**OMNIGEN2, **_settings(operations))
+
+
+def _boogu(_: Any, operations: Any) -> Any:
+    from comfy.ldm.boogu.model import BooguTransformer2DModel
+
+    return BooguTransformer2DModel(
+        hidden_size=HEADS * 64, num_layers=2, num_double_stream_layers=2, num_refiner_layers=1, instruction_feat_dim=48,
+        **BOOGU, **_settings(operations),
+    )  # fmt: skip
+
+
+def _ernie(_: Any, operations: Any) -> Any:
+    from comfy.ldm.ernie.model import ErnieImageModel
+
+    return ErnieImageModel(**ERNIE, **_settings(operations))
+
+
+def _auraflow(_: Any, operations: Any) -> Any:
+    from comfy.ldm.aura.mmdit import MMDiT
+
+    return MMDiT(n_layers=4, n_double_layers=2, max_seq=64, **AURAFLOW, **_settings(operations))
+
+
+def _ideogram(_: Any, operations: Any) -> Any:
+    from comfy.ldm.ideogram4.model import Ideogram4Transformer2DModel
+
+    return Ideogram4Transformer2DModel(num_layers=3, **IDEOGRAM, **_settings(operations))
+
+
+def _mage_flow(_: Any, operations: Any) -> Any:
+    from comfy.ldm.mage_flow.model import MageFlowTransformer2DModel
+
+    return MageFlowTransformer2DModel(num_layers=3, **MAGE_FLOW, **_settings(operations))
 
 
 LTXAV = {
@@ -522,6 +600,12 @@ TINY: Mapping[str, Tiny] = {
         metadata={"sizes": json.dumps(RADIANCE)},
     ),
     "wide_radiance": Tiny(lambda _, operations: _wide_radiance(operations), (3, 80, 112), 64),
+    "omnigen2": Tiny(_omnigen2, (16, 9, 14), 48, _shown, metadata={"sizes": json.dumps(OMNIGEN2)}),
+    "boogu": Tiny(_boogu, (16, 9, 14), 48, _shown, metadata={"sizes": json.dumps(BOOGU)}),
+    "ernie": Tiny(_ernie, (128, 5, 7), 48, metadata={"sizes": json.dumps(ERNIE)}),
+    "auraflow": Tiny(_auraflow, (4, 9, 14), 2048, metadata={"sizes": json.dumps(AURAFLOW)}),
+    "ideogram": Tiny(_ideogram, (128, 5, 7), 48, metadata={"sizes": json.dumps(IDEOGRAM)}),
+    "mage_flow": Tiny(_mage_flow, (128, 5, 7), 2560, metadata={"sizes": json.dumps(MAGE_FLOW)}),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
     "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -44,12 +44,16 @@ def job(name: str) -> Graph:
 
 @dataclass(frozen=True)
 class Given:
-    """What a family's own nodes put beside its text: tensors on the prompts, a mask of the first frame, a reference."""
+    """What a family's own nodes put beside its text: tensors on the prompts, a mask of the first frame, references.
+
+    `references` are the shapes of latents, which the prompts of `sides` have.
+    """
 
     name: str
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     mask: bool = False
-    reference: bool = False
+    references: tuple[tuple[int, ...], ...] = ()
+    sides: tuple[str, ...] = ("positive", "negative")
 
     def graph(self, server: ComfyUI) -> Graph:
         """The family's job with it."""
@@ -57,12 +61,14 @@ class Given:
         for side, tokens in TOKENS.items():
             tensors = {**TINY[self.name].extra(tokens), **self.tensors}
             if tensors:
-                file = "-".join((self.name, *self.tensors, f"{side}.safetensors"))
+                file = "-".join((self.name, "given", *self.tensors, f"{side}.safetensors"))
                 save_file(tensors, server.input_dir / file)
                 graph = insert_after(graph, side, "PackPrompt", "conditioning", file=file)
-        if self.reference:
-            for side in ("positive", "negative"):
-                graph = with_reference(graph, "person", side)
+        for number, shape in enumerate(self.references):
+            file = f"{self.name}-reference-{number}"
+            save_latent(server, file, 1, *shape)
+            for side in self.sides:
+                graph = with_reference(graph, file, side)
         _, frames, height, width = TINY[self.name].latent if self.mask else (0, 0, 0, 0)
         return masked(graph, width, height, frames) if self.mask else graph
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf, save_latent
+from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf
 from tests.host.more_families import Given, Layers, assert_given, assert_lora, assert_same, job, save_with_loras
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -40,6 +40,7 @@ PICTURE = {"concat_latent_image": draw(1, 16, 3, 8, 10, seed=22)}
 FIRST = PICTURE | {"concat_mask": (torch.arange(3) > 0).float().view(1, 1, 3, 1, 1).expand(1, 1, 3, 8, 10).contiguous()}
 SEEN = {"clip_vision_output": draw(1, 5, 1280, seed=21)}
 CAMERA = {"camera_conditions": draw(1, 24, 3, 64, 80, seed=23)}
+PERSON = ((16, 1, 8, 10),)
 POSE = {"pose_video_latent": draw(1, 16, 2, 8, 10, seed=26)}
 
 GIVEN: Mapping[str, Given] = {
@@ -47,12 +48,12 @@ GIVEN: Mapping[str, Given] = {
     "hunyuan, reference": Given("hunyuan", {"ref_latent": draw(1, 16, 1, 8, 10, seed=24)}),
     "hunyuan i2v, first frame": Given("hunyuan_i2v", FIRST),
     "skyreels, first frame": Given("skyreels", PICTURE),
-    "cosmos-predict2 i2v, first frame": Given("cosmos_i2v", {}, mask=True),
+    "cosmos-predict2 i2v, first frame": Given("cosmos_i2v", mask=True),
     "kandinsky, first frame": Given("kandinsky", {"time_dim_replace": draw(1, 16, 1, 8, 10, seed=28)}),
     "wan 2.1, camera": Given("camera", CAMERA | SEEN | PICTURE),
     "wan 2.2, camera": Given("camera22", CAMERA | FIRST),
-    "humo, person": Given("humo", {}, reference=True),
-    "humo 17b, person": Given("humo_17b", {}, reference=True),
+    "humo, person": Given("humo", references=PERSON),
+    "humo 17b, person": Given("humo_17b", references=PERSON),
     "animate, pose": Given("animate", POSE | SEEN | FIRST),
 }
 
@@ -60,7 +61,6 @@ GIVEN: Mapping[str, Given] = {
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save_with_loras(comfyui, LAYERS)
-    save_latent(comfyui, "person", 1, 16, 1, 8, 10)
 
 
 @pytest.mark.parametrize("split", EVERY_SPLIT)

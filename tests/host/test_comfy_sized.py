@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -39,6 +39,30 @@ LAYERS: Layers = {
     ),
     "radiance": ("double_blocks.0.img_attn.qkv", "double_blocks.0.txt_mlp.0", "single_blocks.0.linear1"),
     "mochi": ("blocks.0.attn.qkv_x", "blocks.1.mlp_x.w1", "blocks.2.attn.proj_x", "t5_yproj", "final_layer.linear"),
+    "omnigen2": (
+        "layers.0.attn.to_q",
+        "layers.1.feed_forward.linear_2",
+        "noise_refiner.0.attn.to_k",
+        "ref_image_refiner.1.feed_forward.linear_1",
+        "context_refiner.0.attn.to_out.0",
+        "norm_out.linear_2",
+    ),
+    "boogu": (
+        "double_stream_layers.0.img_instruct_attn.processor.img_to_q",
+        "single_stream_layers.0.attn.to_k",
+        "noise_refiner.0.feed_forward.linear_1",
+    ),
+    "ernie": ("layers.0.self_attention.to_q", "layers.2.mlp.linear_fc2", "adaLN_modulation.1", "final_linear"),
+    "auraflow": ("double_layers.0.attn.w1q", "single_layers.0.mlp.c_fc1", "cond_seq_linear"),
+    "ideogram": ("layers.0.attention.qkv", "layers.1.feed_forward.w2", "input_proj"),
+    "mage_flow": ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.add_k_proj", "img_in"),
+}
+
+GIVEN: Mapping[str, Given] = {
+    "hidream, a picture to edit": Given("hidream", {"concat_latent_image": draw(1, 16, 10, 14, seed=51)}),
+    "omnigen 2, references": Given("omnigen2", references=((16, 6, 5), (16, 3, 4))),
+    "boogu, a reference": Given("boogu", references=((16, 6, 5),), sides=("positive",)),
+    "mage-flow, references": Given("mage_flow", references=((128, 3, 5), (128, 2, 2)), sides=("positive",)),
 }
 
 NOT = (("radiance", "pipefusion 2"),)
@@ -46,13 +70,13 @@ NOT = (("radiance", "pipefusion 2"),)
 
 SIZES = """
 
-_taken_for_granted = detect_unet_config
+_taken_for_granted = model_config_from_unet
 
 
-def detect_unet_config(state_dict, key_prefix, metadata=None):
-    found = _taken_for_granted(state_dict, key_prefix, metadata=metadata)
+def model_config_from_unet(*args, metadata=None, **kwargs):
+    found = _taken_for_granted(*args, metadata=metadata, **kwargs)
     if found is not None and "sizes" in (metadata or {}):
-        found |= json.loads(metadata["sizes"])
+        found.unet_config |= json.loads(metadata["sizes"])
     return found
 """
 
@@ -95,7 +119,6 @@ def test_lora(name: str, latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-def test_the_picture_to_edit(split: str, sized: ComfyUI, latent_of: LatentOf) -> None:
-    """HiDream-E1's."""
-    edited = Given("hidream", {"concat_latent_image": draw(1, 16, 10, 14, seed=51)})
-    assert_given(sized, latent_of, edited, split, DIFFERENT)
+@pytest.mark.parametrize("label", GIVEN)
+def test_pictures_to_edit(label: str, split: str, sized: ComfyUI, latent_of: LatentOf) -> None:
+    assert_given(sized, latent_of, GIVEN[label], split, DIFFERENT)
