@@ -1,4 +1,4 @@
-"""HunyuanVideo, Cosmos-Predict2, Kandinsky 5 and later models over Wan's blocks, through a real ComfyUI against its loader."""
+"""HunyuanVideo, Cosmos-Predict2, Kandinsky 5 and models over Wan's blocks, through a real ComfyUI against its loader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf
-from tests.host.more_families import Given, Layers, assert_given, assert_lora, assert_same, job, save_with_loras
+from tests.host.more_families import Families, Given, Layers, save_with_loras
 from tests.selection import thorough
 from tests.tiny_models import draw
 
@@ -33,7 +32,7 @@ LAYERS: Layers = {
         "text_transformer_blocks.0.feed_forward.out_layer",
         "visual_embeddings.in_layer",
     ),
-    **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate"), WAN),
+    **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate", "flow_rvs"), WAN),
 }
 
 PICTURE = {"concat_latent_image": draw(1, 16, 3, 8, 10, seed=22)}
@@ -63,18 +62,6 @@ def _files(comfyui: ComfyUI) -> None:
     save_with_loras(comfyui, LAYERS)
 
 
-@pytest.mark.parametrize("split", EVERY_SPLIT)
-@pytest.mark.parametrize("name", LAYERS)
-def test_every_split_gives_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
-    assert_same(latent_of, name, split, job(name))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_lora(name: str, latent_of: LatentOf) -> None:
-    assert_lora(latent_of, name, "sharded", DIFFERENT)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-@pytest.mark.parametrize("label", GIVEN)
-def test_what_a_video_is_made_of(label: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    assert_given(comfyui, latent_of, GIVEN[label], split, DIFFERENT)
+class TestVideos(Families):
+    layers = LAYERS
+    given = GIVEN

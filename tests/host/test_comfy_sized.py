@@ -1,8 +1,9 @@
 """Models that ComfyUI takes to be too large for a test, in a ComfyUI that can be told otherwise.
 
 It is a copy of the real one whose detection also looks for sizes in a file's metadata, as ComfyUI's own does for Wan and
-LTX-Video. Both loaders and the workers use that copy, of which all else is as it was. HiDream has 17 billion parameters in
-ComfyUI's detection and Mochi 10; Lumina 2 and Chroma Radiance, of which blocks may be left out, have a hundred million a block.
+LTX-Video. Both loaders and the workers use that copy, of which all else is as it was. In ComfyUI's detection HiDream has 17
+billion parameters, Mochi 10, ERNIE-Image 8 and OmniGen 2 four; of the others blocks may be left out, but a block has a hundred
+million or more.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import pytest
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf
+from tests.host.comfy_graphs import LatentOf
 from tests.host.conftest import latents
-from tests.host.more_families import Given, Layers, assert_given, assert_lora, assert_same, job, save_with_loras
+from tests.host.more_families import Families, Given, Layers, save_with_loras
 from tests.selection import thorough
 from tests.tiny_models import draw
 
@@ -65,9 +66,6 @@ GIVEN: Mapping[str, Given] = {
     "mage-flow, references": Given("mage_flow", references=((128, 3, 5), (128, 2, 2)), sides=("positive",)),
 }
 
-NOT = (("radiance", "pipefusion 2"),)
-"""What is refused: host/refused_inputs.py."""
-
 SIZES = """
 
 _taken_for_granted = model_config_from_unet
@@ -82,7 +80,7 @@ def model_config_from_unet(*args, metadata=None, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def sized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The copy, with the models, their prompts and their LoRAs."""
     folder = tmp_path_factory.mktemp("sized")
     copy = folder / "ComfyUI"
@@ -102,23 +100,11 @@ def sized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
 
 
 @pytest.fixture(scope="module")
-def latent_of(sized: ComfyUI) -> LatentOf:
-    return latents(sized)
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
 
 
-@pytest.mark.parametrize(
-    ("name", "split"), [(name, split) for name in LAYERS for split in EVERY_SPLIT if (name, split) not in NOT]
-)
-def test_every_split_gives_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
-    assert_same(latent_of, name, split, job(name))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_lora(name: str, latent_of: LatentOf) -> None:
-    assert_lora(latent_of, name, "sharded", DIFFERENT)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-@pytest.mark.parametrize("label", GIVEN)
-def test_pictures_to_edit(label: str, split: str, sized: ComfyUI, latent_of: LatentOf) -> None:
-    assert_given(sized, latent_of, GIVEN[label], split, DIFFERENT)
+class TestSized(Families):
+    layers = LAYERS
+    given = GIVEN
+    refused = (("radiance", "pipefusion 2"),)  # host/refused_inputs.py
