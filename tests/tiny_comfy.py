@@ -44,10 +44,6 @@ class Tiny:
             options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
         return [[draw(1, tokens, self.text, seed=seed), options]]
 
-    def noise(self, batch: int = 1) -> Tensor:
-        """Of the latent's shape."""
-        return draw(batch, *self.latent, seed=1)
-
 
 def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
     """Write a family's model; by its name's length unless a seed is given."""

@@ -115,7 +115,7 @@ class Families:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "label" in metafunc.fixturenames:
-            metafunc.parametrize(("label", "split"), product(self.given, ("ring 3", "pipefusion 2")))
+            metafunc.parametrize(("label", "split"), [*product(self.given, ("ring 3", "pipefusion 2"))])
         elif "split" in metafunc.fixturenames:
             splits = [case for case in product(self.layers, EVERY_SPLIT) if case not in self.refused]
             metafunc.parametrize(("name", "split"), splits)

@@ -43,7 +43,7 @@ GIVEN: Mapping[str, Given] = {
     "hunyuan image, words in quotation marks": Given(
         "hunyuan_image", {"conditioning_byt5small": draw(1, 3, 1472, seed=31)}
     ),
-    "hunyuan image, text that is masked as a longer one on the other side has it": Given(
+    "hunyuan image, masked text": Given(  # on one side, as a longer prompt on the other would have it
         "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
     ),
     "joyimage, references": Given("joyimage", references=((16, 1, 6, 5), (16, 1, 3, 4)), sides=("positive",)),
