@@ -448,6 +448,8 @@ TINY: Mapping[str, Tiny] = {
     "wan_talk": Tiny(_wan("i2v", image=20, heads=5), (16, 3, 8, 10), 4096),
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
     "scail": Tiny(_over_wan("SCAILWanModel"), (16, 3, 8, 10), 4096),
+    "scail2": Tiny(_over_wan("SCAIL2WanModel"), (16, 3, 8, 10), 4096),
+    "fun_control": Tiny(_wan("i2v", image=32), (16, 3, 8, 10), 4096),
     "s2v": Tiny(_over_wan("WanModel_S2V"), (16, 3, 8, 10), 4096),
     "dancer": Tiny(_over_wan("WanDancerModel", "model_wandancer", in_dim=36), (16, 3, 8, 12), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),

@@ -32,7 +32,7 @@ LAYERS: Layers = {
         "text_transformer_blocks.0.feed_forward.out_layer",
         "visual_embeddings.in_layer",
     ),
-    **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate", "flow_rvs"), WAN),
+    **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate", "flow_rvs", "scail2", "fun_control"), WAN),
 }
 
 PICTURE = {"concat_latent_image": draw(1, 16, 3, 8, 10, seed=22)}
@@ -41,6 +41,11 @@ SEEN = {"clip_vision_output": draw(1, 5, 1280, seed=21)}
 CAMERA = {"camera_conditions": draw(1, 24, 3, 64, 80, seed=23)}
 PERSON = ((16, 1, 8, 10),)
 POSE = {"pose_video_latent": draw(1, 16, 2, 8, 10, seed=26)}
+PERSONS = {
+    "pose_video_latent": draw(1, 16, 3, 4, 5, seed=27),
+    "driving_mask_28ch": draw(1, 3, 28, 4, 5, seed=29).gt(0).float(),
+    "ref_mask_28ch": (draw(1, 4, 28, 8, 10, seed=32).gt(0) & (torch.arange(4) < 1).view(1, 4, 1, 1, 1)).float(),
+}
 
 GIVEN: Mapping[str, Given] = {
     "hunyuan, first frame": Given("hunyuan", {"guiding_frame_index": torch.tensor(0.0)}, mask=True),
@@ -53,6 +58,8 @@ GIVEN: Mapping[str, Given] = {
     "wan 2.2, camera": Given("camera22", CAMERA | FIRST),
     "humo, person": Given("humo", references=PERSON),
     "humo 17b, person": Given("humo_17b", references=PERSON),
+    "scail 2, persons": Given("scail2", PERSONS | SEEN, references=PERSON),
+    "wan fun, control": Given("fun_control", {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=30)} | SEEN),
     "animate, pose": Given("animate", POSE | SEEN | FIRST),
 }
 
