@@ -26,10 +26,7 @@ class KnownModel:
 TWO_EXPERTS = "Two experts of this size take turns; the one that waits lies in the computer's memory."
 
 
-_OF_FLUX = {
-    "double_operations": of_a_block("DoubleStreamBlock"),
-    "single_operations": of_a_block("SingleStreamBlock"),
-}
+_DOUBLE, _SINGLE = of_a_block("DoubleStreamBlock"), of_a_block("SingleStreamBlock")
 
 
 def _flux(name: str, double_weights: int, single_weights: int, other_weights: int) -> ModelShape:
@@ -45,7 +42,8 @@ def _flux(name: str, double_weights: int, single_weights: int, other_weights: in
         token_weights=12 * 3072**2,
         channels=64,
         copies=copies_of(3072, 5 * 3072, 7 * 3072),
-        **_OF_FLUX,
+        double_operations=_DOUBLE,
+        single_operations=_SINGLE,
     )
 
 
@@ -64,7 +62,8 @@ def _flux2(name: str, hidden: int, blocks: tuple[int, int], other_weights: int) 
         channels=128,
         embeds_whole=True,
         copies=copies_of(hidden, 4 * hidden, 9 * hidden, gated=3 * hidden),
-        **_OF_FLUX,
+        double_operations=_DOUBLE,
+        single_operations=_SINGLE,
     )
 
 

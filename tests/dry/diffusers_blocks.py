@@ -15,12 +15,12 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(*shape, device=DEVICE, dtype=dtype)
 
 
-def _flux() -> nn.Module:
+def _flux() -> Any:
     """With q and k normed by diffusers' own RMSNorm, in steps, as in the releases that were measured."""
     from diffusers import FluxTransformer2DModel
     from diffusers.models.normalization import RMSNorm
 
-    model: nn.Module = FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
+    model: Any = FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
     for name, norm in list(model.named_modules()):
         if isinstance(norm, nn.RMSNorm):
             model.set_submodule(name, RMSNorm(norm.normalized_shape[0], 1e-6))
@@ -35,13 +35,10 @@ def _flux_inputs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cogvideox() -> nn.Module:
+def _cogvideox() -> Any:
     from diffusers import CogVideoXTransformer3DModel
 
-    found: nn.Module = CogVideoXTransformer3DModel(
-        num_attention_heads=48, num_layers=1, use_rotary_positional_embeddings=True
-    )
-    return found
+    return CogVideoXTransformer3DModel(num_attention_heads=48, num_layers=1, use_rotary_positional_embeddings=True)
 
 
 def _cogvideox_inputs() -> dict[str, Any]:
@@ -52,11 +49,10 @@ def _cogvideox_inputs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _hunyuan() -> nn.Module:
+def _hunyuan() -> Any:
     from diffusers import HunyuanVideoTransformer3DModel
 
-    found: nn.Module = HunyuanVideoTransformer3DModel(num_layers=1, num_single_layers=1, num_refiner_layers=1)
-    return found
+    return HunyuanVideoTransformer3DModel(num_layers=1, num_single_layers=1, num_refiner_layers=1)
 
 
 def _hunyuan_inputs() -> dict[str, Any]:
@@ -67,11 +63,10 @@ def _hunyuan_inputs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wan() -> nn.Module:
+def _wan() -> Any:
     from diffusers import WanTransformer3DModel
 
-    found: nn.Module = WanTransformer3DModel(num_layers=1)
-    return found
+    return WanTransformer3DModel(num_layers=1)
 
 
 def _wan_inputs() -> dict[str, Any]:
@@ -80,7 +75,7 @@ def _wan_inputs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-MODULES: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]], tuple[str, ...]]] = {
+MODULES: Mapping[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "flux-dev": (_flux, _flux_inputs, ("transformer_blocks", "single_transformer_blocks")),
     "cogvideox-5b": (_cogvideox, _cogvideox_inputs, ("", "transformer_blocks")),
     "hunyuan-video": (_hunyuan, _hunyuan_inputs, ("transformer_blocks", "single_transformer_blocks")),
