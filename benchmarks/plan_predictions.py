@@ -81,7 +81,8 @@ NOTES = (
     "- Not fitted: link speeds of NVLink, 0.1 s of text encoders and VAE on H100, a compiled operation's host time (a fifth "
     "of an eager one's), pairs of GPUs on one PCIe root port. Operations are those of the code that was measured, not of ours: "
     "an eager block's are counted on diffusers' modules (FLUX.1's double blocks start 94, ours 43; q and k are normed in "
-    "steps, as in its releases of 2024), for Wan's and HunyuanVideo's own code too; those of xDiT's attention and of compiled blocks by hand.",
+    "steps, as in its releases of 2024), for Wan's and HunyuanVideo's own code too; those of xDiT's attention and of "
+    "compiled blocks by hand.",
     "- Only the constants are blind to the predicted rows; the structure was settled with all rows in sight. A first version, "
     "with eager host time in compiled code too, missed the compiled H100 rows by +92 % (Ulysses 2 x Ring 2), +23 % "
     "(Ulysses 4) and +97 % (Ring 4); a second, with one port speed for both L40 machines and xDiT's merge of partial "
