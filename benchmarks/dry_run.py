@@ -1,6 +1,6 @@
 """What one step asks of a GPU, counted at full size without one: kernels, collectives, bytes, memory, waits.
 
-    python -m benchmarks.dry_run [--json] [--only TEXT] [--short] [--own]
+    python -m benchmarks.dry_run [--json] [--only TEXT] [--short] [--own] [--diffusers]
 
 The worker's own code runs on CUDA tensors that have no data (tests/dry); the other ranks are only believed in.
 COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind, and three latent frames of a clip, in place of all.
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
+from tests.dry.diffusers_blocks import MODULES, block_kernels
 from tests.dry.dry_decode import dry_decode
 from tests.dry.dry_rank import Result, dry_run, own_kernels
 
@@ -83,6 +84,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--short", action="store_true", help="two blocks of each kind, three latent frames")
     parser.add_argument("--own", action="store_true", help="the kernels of ComfyUI's own forwards instead")
+    parser.add_argument(
+        "--diffusers", action="store_true", help="the kernels of blocks of diffusers' own modules instead"
+    )
     options = parser.parse_args()
     os.environ[FOLDER] = os.environ["COMFYUI_PATH"]
     os.environ[ARGUMENTS] = json.dumps(["--cpu", "--use-pytorch-cross-attention"])
@@ -90,6 +94,10 @@ def main() -> None:
     if options.own:
         for model in sorted({model for model, _ in CASES.values() if options.only in model and model != COGVIDEOX}):
             print(json.dumps({"case": model, "kernels": own_kernels(model)}), flush=True)
+        return
+    if options.diffusers:
+        for name in MODULES:
+            print(json.dumps({"case": name, "kernels": block_kernels(name)}), flush=True)
         return
     if not options.json:
         print("| A step of | Kernels | Kernels a block | Collectives | Sent, MB | Peak, MB | By the formula | Waits |")

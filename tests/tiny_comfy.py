@@ -44,10 +44,6 @@ class Tiny:
             options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
         return [[draw(1, tokens, self.text, seed=seed), options]]
 
-    def noise(self, batch: int = 1) -> Tensor:
-        """Of the latent's shape."""
-        return draw(batch, *self.latent, seed=1)
-
 
 def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
     """Write a family's model; by its name's length unless a seed is given."""
@@ -165,43 +161,23 @@ def _anima(operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _wide_auraflow(operations: Any) -> Any:
-    from comfy.ldm.aura.mmdit import MMDiT
-
-    return MMDiT(n_layers=2, n_double_layers=1, max_seq=64, **_settings(operations, "meta"))
-
-
-def _wide_boogu(operations: Any) -> Any:
-    from comfy.ldm.boogu.model import BooguTransformer2DModel
-
-    return BooguTransformer2DModel(
-        num_layers=1, num_double_stream_layers=1, num_refiner_layers=1, **_settings(operations, "meta")
-    )
-
-
-def _wide_ideogram(operations: Any) -> Any:
-    from comfy.ldm.ideogram4.model import Ideogram4Transformer2DModel
-
-    return Ideogram4Transformer2DModel(num_layers=2, **_settings(operations, "meta"))
-
-
-def _wide_mage_flow(operations: Any) -> Any:
-    from comfy.ldm.mage_flow.model import MageFlowTransformer2DModel
-
-    return MageFlowTransformer2DModel(num_layers=2, **_settings(operations, "meta"))
-
-
 WIDE: Mapping[str, Callable[..., Any]] = {
     "wide_qwen": _wide_qwen,
     "wide_z_image": _wide_z_image,
     "wide_radiance": _wide_radiance,
     "wide_chroma": _wide_chroma,
     "anima": _anima,  # whose text adapter alone is wide
-    "wide_auraflow": _wide_auraflow,
-    "wide_boogu": _wide_boogu,
-    "wide_ideogram": _wide_ideogram,
-    "wide_mage_flow": _wide_mage_flow,
 }
+
+
+def _of(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any], Any]:
+    """What makes a class of `comfy.ldm` in these sizes."""
+    module, _, name = path.rpartition(".")
+
+    def make(_: Any, operations: Any) -> Any:
+        return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **_settings(operations, device))
+
+    return make
 
 
 def _flux2(_: Any, operations: Any) -> Any:
@@ -233,20 +209,6 @@ def _ovis(_: Any, operations: Any) -> Any:
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
         guidance_embed=False, txt_ids_dims=[1, 2], yak_mlp=True, txt_norm=True, **_settings(operations),
     )  # fmt: skip
-
-
-def _lens(_: Any, operations: Any) -> Any:
-    from comfy.ldm.lens.model import LensTransformer2DModel
-
-    return LensTransformer2DModel(num_layers=3, num_attention_heads=HEADS, **_settings(operations))
-
-
-def _joyimage(_: Any, operations: Any) -> Any:
-    from comfy.ldm.joyimage.model import JoyImageTransformer3DModel
-
-    return JoyImageTransformer3DModel(
-        hidden_size=HEADS * 128, num_attention_heads=HEADS, num_layers=3, theta=10000, **_settings(operations)
-    )
 
 
 def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
@@ -318,23 +280,6 @@ def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
     return make
 
 
-def _kandinsky(_: Any, operations: Any) -> Any:
-    from comfy.ldm.kandinsky5.model import Kandinsky5
-
-    return Kandinsky5(
-        time_dim=64, model_dim=HEADS * 64, ff_dim=256, num_text_blocks=1, num_visual_blocks=3, **_settings(operations)
-    )
-
-
-def _kandinsky_image(_: Any, operations: Any) -> Any:
-    from comfy.ldm.kandinsky5.model import Kandinsky5
-
-    return Kandinsky5(
-        time_dim=64, model_dim=2560, ff_dim=256, visual_embed_dim=64, num_text_blocks=1, num_visual_blocks=2,
-        axes_dims=(32, 48, 48), rope_scale_factor=(1.0, 1.0, 1.0), **_settings(operations, "meta"),
-    )  # fmt: skip
-
-
 def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callable[[Any, Any], Any]:
     def make(_: Any, operations: Any) -> Any:
         from comfy.ldm.lumina.model import NextDiT
@@ -345,6 +290,11 @@ def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callab
         )  # fmt: skip
 
     return make
+
+
+def _shown(tokens: int) -> Mapping[str, Any]:
+    """The mask of a text that is not padded."""
+    return {"attention_mask": torch.ones(1, tokens, dtype=torch.int64)}
 
 
 def _speech(tokens: int) -> Mapping[str, Any]:
@@ -394,6 +344,7 @@ def _minimax(_: Any, operations: Any) -> Any:
     return model
 
 
+KANDINSKY: Mapping[str, Any] = {"time_dim": 64, "ff_dim": 256, "num_text_blocks": 1}
 HIDREAM: dict[str, Any] = {
     "attention_head_dim": 32,
     "num_attention_heads": HEADS,
@@ -420,15 +371,41 @@ LUMINA: dict[str, Any] = {
 }
 WIDE_LUMINA = LUMINA | {"n_heads": 24, "n_kv_heads": 8, "ffn_dim_multiplier": 4.0}
 RADIANCE: dict[str, Any] = {"hidden_dim": 64, "n_layers": 1, "out_dim": HEADS * 128}
+ROPE = [8, 12, 12]
+"""The channels of a head of 32."""
+
+BOOGU: dict[str, Any] = {
+    "num_attention_heads": 2 * HEADS,
+    "num_kv_heads": HEADS,
+    "multiple_of": 64,
+    "axes_dim_rope": ROPE,
+}
+OMNIGEN2: dict[str, Any] = BOOGU | {
+    "hidden_size": HEADS * 64,
+    "num_layers": 2,
+    "num_refiner_layers": 2,
+    "text_feat_dim": 48,
+    "timestep_scale": 1000.0,
+}
+ERNIE: dict[str, Any] = {
+    "hidden_size": HEADS * 32,
+    "num_attention_heads": HEADS,
+    "num_layers": 3,
+    "ffn_hidden_size": 256,
+    "text_in_dim": 48,
+    "rope_axes_dim": ROPE,
+}
+AURAFLOW: dict[str, Any] = {"dim": HEADS * 32, "n_heads": HEADS, "global_conddim": 64}
+IDEOGRAM: dict[str, Any] = {
+    "num_attention_heads": HEADS,
+    "attention_head_dim": 32,
+    "intermediate_size": 128,
+    "adaln_dim": 32,
+    "llm_features_dim": 48,
+    "mrope_section": [6, 5, 5],
+}
+MAGE_FLOW: dict[str, Any] = {"num_attention_heads": HEADS, "attention_head_dim": 32, "axes_dims_rope": ROPE}
 """Sizes that ComfyUI takes for granted: a file says others, and host/test_comfy_sized.py has a ComfyUI that reads them."""
-
-
-def _hidream(_: Any, operations: Any) -> Any:
-    from comfy.ldm.hidream.model import HiDreamImageTransformer2DModel
-
-    return HiDreamImageTransformer2DModel(
-        patch_size=2, in_channels=16, caption_channels=[4096, 4096], **HIDREAM, **_settings(operations)
-    )
 
 
 def _mochi(_: Any, operations: Any) -> Any:
@@ -471,6 +448,8 @@ TINY: Mapping[str, Tiny] = {
     "wan_talk": Tiny(_wan("i2v", image=20, heads=5), (16, 3, 8, 10), 4096),
     "wan22_5b": Tiny(_wan(channels=48), (48, 3, 8, 10), 4096),
     "scail": Tiny(_over_wan("SCAILWanModel"), (16, 3, 8, 10), 4096),
+    "scail2": Tiny(_over_wan("SCAIL2WanModel"), (16, 3, 8, 10), 4096),
+    "fun_control": Tiny(_wan("i2v", image=32), (16, 3, 8, 10), 4096),
     "s2v": Tiny(_over_wan("WanModel_S2V"), (16, 3, 8, 10), 4096),
     "dancer": Tiny(_over_wan("WanDancerModel", "model_wandancer", in_dim=36), (16, 3, 8, 12), 4096),
     "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
@@ -478,8 +457,20 @@ TINY: Mapping[str, Tiny] = {
         _wan(), (16, 3, 8, 10), 4096, metadata={"config": json.dumps({"transformer": {"model_type": "flow_rvs"}})}
     ),
     "ovis": Tiny(_ovis, (16, 9, 14), 2048),
-    "lens": Tiny(_lens, (128, 5, 7), 4 * 2880),
-    "joyimage": Tiny(_joyimage, (16, 1, 9, 14), 4096),
+    "lens": Tiny(
+        _of("lens.model.LensTransformer2DModel", num_layers=3, num_attention_heads=HEADS), (128, 5, 7), 4 * 2880, _shown
+    ),
+    "joyimage": Tiny(
+        _of(
+            "joyimage.model.JoyImageTransformer3DModel",
+            hidden_size=HEADS * 128,
+            num_attention_heads=HEADS,
+            num_layers=3,
+            theta=10000,
+        ),
+        (16, 1, 9, 14),
+        4096,
+    ),
     "longcat": Tiny(_longcat, (16, 9, 14), 3584),
     "hunyuan": Tiny(_hunyuan(), (16, 3, 8, 10), 4096, pooled=768),
     "hunyuan_i2v": Tiny(_hunyuan(33), (16, 3, 8, 10), 4096, pooled=768),
@@ -488,7 +479,13 @@ TINY: Mapping[str, Tiny] = {
     "cosmos": Tiny(_cosmos(16), (16, 1, 8, 10), 1024),
     "cosmos_i2v": Tiny(_cosmos(17), (16, 3, 8, 10), 1024),
     "hidream": Tiny(
-        _hidream,
+        _of(
+            "hidream.model.HiDreamImageTransformer2DModel",
+            patch_size=2,
+            in_channels=16,
+            caption_channels=[4096, 4096],
+            **HIDREAM,
+        ),
         (16, 10, 14),
         4096,
         lambda tokens: {"conditioning_llama3": draw(1, 3, tokens, 4096, seed=tokens)},
@@ -511,8 +508,27 @@ TINY: Mapping[str, Tiny] = {
     "humo": Tiny(_over_wan("HumoWanModel"), (16, 3, 8, 10), 4096, _speech),
     "humo_17b": Tiny(_over_wan("HumoWanModel", in_dim=36), (16, 3, 8, 10), 4096, _speech),
     "animate": Tiny(_over_wan("AnimateWanModel", "model_animate", in_dim=36, num_layers=5), (16, 3, 8, 10), 4096),
-    "kandinsky": Tiny(_kandinsky, (16, 3, 8, 10), 3584, pooled=768),
-    "kandinsky_image": Tiny(_kandinsky_image, (16, 10, 14), 3584, pooled=768),
+    "kandinsky": Tiny(
+        _of("kandinsky5.model.Kandinsky5", model_dim=HEADS * 64, num_visual_blocks=3, **KANDINSKY),
+        (16, 3, 8, 10),
+        3584,
+        pooled=768,
+    ),
+    "kandinsky_image": Tiny(
+        _of(
+            "kandinsky5.model.Kandinsky5",
+            "meta",
+            model_dim=2560,
+            visual_embed_dim=64,
+            num_visual_blocks=2,
+            axes_dims=(32, 48, 48),
+            rope_scale_factor=(1.0, 1.0, 1.0),
+            **KANDINSKY,
+        ),
+        (16, 10, 14),
+        3584,
+        pooled=768,
+    ),
     "lumina": Tiny(_lumina(HEADS * 96, LUMINA), (16, 9, 14), 2304, metadata={"sizes": json.dumps(LUMINA)}),
     "wide_lumina": Tiny(_lumina(2304, WIDE_LUMINA, "meta"), (16, 9, 14), 2304),
     "radiance": Tiny(
@@ -522,6 +538,50 @@ TINY: Mapping[str, Tiny] = {
         metadata={"sizes": json.dumps(RADIANCE)},
     ),
     "wide_radiance": Tiny(lambda _, operations: _wide_radiance(operations), (3, 80, 112), 64),
+    "omnigen2": Tiny(
+        _of("omnigen.omnigen2.OmniGen2Transformer2DModel", **OMNIGEN2),
+        (16, 9, 14),
+        48,
+        _shown,
+        metadata={"sizes": json.dumps(OMNIGEN2)},
+    ),
+    "boogu": Tiny(
+        _of(
+            "boogu.model.BooguTransformer2DModel",
+            hidden_size=HEADS * 64,
+            num_layers=2,
+            num_double_stream_layers=2,
+            num_refiner_layers=1,
+            instruction_feat_dim=48,
+            **BOOGU,
+        ),
+        (16, 9, 14),
+        48,
+        _shown,
+        metadata={"sizes": json.dumps(BOOGU)},
+    ),
+    "ernie": Tiny(_of("ernie.model.ErnieImageModel", **ERNIE), (128, 5, 7), 48, metadata={"sizes": json.dumps(ERNIE)}),
+    "auraflow": Tiny(
+        _of("aura.mmdit.MMDiT", n_layers=4, n_double_layers=2, max_seq=64, **AURAFLOW),
+        (4, 9, 14),
+        2048,
+        metadata={"sizes": json.dumps(AURAFLOW)},
+    ),
+    "wide_auraflow": Tiny(_of("aura.mmdit.MMDiT", "meta", n_layers=2, n_double_layers=1, max_seq=64), (4, 9, 14), 2048),
+    "ideogram": Tiny(
+        _of("ideogram4.model.Ideogram4Transformer2DModel", num_layers=3, **IDEOGRAM),
+        (128, 5, 7),
+        48,
+        metadata={"sizes": json.dumps(IDEOGRAM)},
+    ),
+    "wide_ideogram": Tiny(_of("ideogram4.model.Ideogram4Transformer2DModel", "meta", num_layers=1), (128, 5, 7), 53248),
+    "mage_flow": Tiny(
+        _of("mage_flow.model.MageFlowTransformer2DModel", num_layers=3, **MAGE_FLOW),
+        (128, 5, 7),
+        2560,
+        metadata={"sizes": json.dumps(MAGE_FLOW)},
+    ),
+    "wide_mage_flow": Tiny(_of("mage_flow.model.MageFlowTransformer2DModel", "meta", num_layers=1), (128, 5, 7), 2560),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
     "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),
 }

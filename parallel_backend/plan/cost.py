@@ -255,7 +255,9 @@ class _Estimate:
         ring = model.attentions * self._ring(layout, attention, patched)
         own = matmul + model.attentions * attention + crossed / device.attention + memory
         gather = self._gather(own + ulysses + ring, stage)
-        host = device.launch * soft.launch * self._launches(self.stage_starts[stage], blocks)
+        own_operations = soft.launch * model.operations(self.stage_starts[stage], blocks)
+        added = soft.added_launch * model.attentions * blocks * self._added_operations(patched)
+        host = device.launch * (own_operations + added)
         seen = blocks * (own + ulysses + ring) + gather
         return _Pass(blocks * own, blocks * ulysses, blocks * ring, gather, max(0.0, host - seen))
 
@@ -264,13 +266,11 @@ class _Estimate:
         ranks = [rank for rank, place in self._places() if place.pipefusion == stage]
         return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
-    def _launches(self, first: int, blocks: int) -> int:
-        soft, model = self.profile.software, self.model
-        double = max(0, min(first + blocks, model.double_blocks) - first)
-        each = soft.all_to_alls * soft.all_to_all if self.plan.ulysses > 1 else 0
-        if self.plan.ring > 1:
-            each += soft.ring_call + self.plan.ring * soft.ring_block + (self.plan.ring - 1) * soft.ring_transfer
-        return double * soft.double + (blocks - double) * soft.single + blocks * each
+    def _added_operations(self, patched: bool) -> int:
+        """Of one attention, by the plan."""
+        soft, plan = self.profile.software, self.plan
+        found = soft.ulysses * (plan.ulysses > 1) + soft.patched * patched
+        return found + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
 
     def _ulysses(self, layout: SequenceSplit) -> float:
         """Seconds of one block's all-to-alls (4 tensors: q, k, v there, the output back)."""

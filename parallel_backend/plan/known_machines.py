@@ -12,34 +12,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import Refused
+from .operations import PATCHED, RING, RING_HOP, ULYSSES
 from .profiles import Device, Level, Profile, Software
 
 GIGA = 1e9
 TERA = 1e12
 MICRO = 1e-6
 
-# Operations counted by a dispatch mode over this project's FLUX blocks, and read off `attention/parallel.py`. Their host
-# time was measured on one CPU core with tiny tensors: 0.7 of the same under diffusers' modules.
+# This project's code; what its blocks start is with the models. Host times are those on one CPU core with tiny tensors: FLUX's
+# blocks take 0.8 of what diffusers' do for 0.38 of the operations (docs/dry-run.md); what Ring adds, 0.7 an operation.
 EAGER = Software(
-    double=95,
-    single=48,
-    all_to_all=4,
-    ring_call=4,
-    ring_block=8,
-    ring_transfer=3,
+    ulysses=ULYSSES,
+    ring=RING,
+    ring_hop=RING_HOP,
+    patched=PATCHED,
     all_to_alls=2,
     passes=157,
     merge_bytes=50,
     hop=99 * MICRO,
-    launch=0.7,
+    launch=2.1,
+    added_launch=0.7,
 )
 
-# The same for diffusers' FLUX blocks under xDiT: counted by a dispatch mode; its attention read off its source. Its merge
-# of partial attentions is TorchScript and counts as one.
-XDIT_EAGER = replace(EAGER, double=94, single=49, ring_call=8, ring_block=3, ring_transfer=6, all_to_alls=4, launch=1.0)
+# xDiT's, around diffusers' modules, to which the fitted host time belongs: its attention read off its source, four
+# operations an all-to-all. Its merge of partial attentions is TorchScript and counts as one.
+XDIT_EAGER = replace(EAGER, ulysses=16, ring=11, ring_hop=9, patched=0, all_to_alls=4, launch=1.0, added_launch=1.0)
 
 # torch.compile fuses what is between matmuls, attention and collectives, and starts it without Python: 7 µs each.
-XDIT_COMPILED = replace(XDIT_EAGER, double=30, single=12, passes=8, merge_bytes=30, launch=0.2)
+XDIT_COMPILED = replace(XDIT_EAGER, passes=8, merge_bytes=30, launch=0.2, added_launch=0.2)
 
 LAUNCH = 36 * MICRO  # fitted; of the computer rather than the card
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import Refused
+from .operations import of_a_block
 from .profiles import ModelShape, copies_of
 
 
@@ -25,6 +26,9 @@ class KnownModel:
 TWO_EXPERTS = "Two experts of this size take turns; the one that waits lies in the computer's memory."
 
 
+_DOUBLE, _SINGLE = of_a_block("DoubleStreamBlock"), of_a_block("SingleStreamBlock")
+
+
 def _flux(name: str, double_weights: int, single_weights: int, other_weights: int) -> ModelShape:
     return ModelShape(
         name=name,
@@ -38,6 +42,8 @@ def _flux(name: str, double_weights: int, single_weights: int, other_weights: in
         token_weights=12 * 3072**2,
         channels=64,
         copies=copies_of(3072, 5 * 3072, 7 * 3072),
+        double_operations=_DOUBLE,
+        single_operations=_SINGLE,
     )
 
 
@@ -56,6 +62,8 @@ def _flux2(name: str, hidden: int, blocks: tuple[int, int], other_weights: int) 
         channels=128,
         embeds_whole=True,
         copies=copies_of(hidden, 4 * hidden, 9 * hidden, gated=3 * hidden),
+        double_operations=_DOUBLE,
+        single_operations=_SINGLE,
     )
 
 
@@ -76,6 +84,7 @@ def _wan(name: str, hidden: int, blocks: int, block_weights: int, other_weights:
         guided=True,
         embeds_whole=True,
         copies=copies_of(hidden, _WAN_INNER[hidden], _WAN_INNER[hidden]),
+        single_operations=of_a_block("WanAttentionBlock"),
     )
 
 
@@ -98,6 +107,7 @@ def _cogvideox(name: str, hidden: int, blocks: int) -> ModelShape:
         text=226,
         guided=True,
         embeds_whole=True,
+        single_operations=of_a_block("CogVideoXBlock"),
     )
 
 
@@ -121,6 +131,7 @@ def _models() -> dict[str, KnownModel]:
         guided=True,
         embeds_whole=True,
         copies=copies_of(3072, 4 * 3072, 4 * 3072),
+        single_operations=of_a_block("QwenImageTransformerBlock"),
     )
     z_image = ModelShape(
         name="z-image-turbo",
@@ -136,6 +147,8 @@ def _models() -> dict[str, KnownModel]:
         text=128,
         embeds_whole=True,
         copies=copies_of(3840, 10240, 3 * 3840, gated=10240),
+        double_operations=of_a_block("JointTransformerBlock"),
+        single_operations=of_a_block("JointTransformerBlock"),
     )
     pixart = ModelShape(
         name="pixart-alpha",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .operations import MIDDLING
 from .plan import ModelLimits
 
 
@@ -20,6 +21,7 @@ class ModelShape:
     picture before it takes its tokens. `copies` are the features that a block holds at its peak for each token, in units
     of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average. `whole_picture`:
     what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring together.
+    `double_operations` and `single_operations` are what one block starts on one rank's device, as its code is.
     """
 
     name: str
@@ -41,6 +43,8 @@ class ModelShape:
     copies: float = 16.0
     attentions: float = 1.0
     whole_picture: bool = False
+    double_operations: int = 0
+    single_operations: int = MIDDLING
 
     @property
     def blocks(self) -> int:
@@ -64,8 +68,16 @@ class ModelShape:
 
     def weights(self, first: int, count: int) -> int:
         """Parameters of `count` blocks from the `first` one on; double blocks come first."""
-        double = max(0, min(first + count, self.double_blocks) - first)
+        double = self._doubles(first, count)
         return double * self.double_weights + (count - double) * self.single_weights
+
+    def operations(self, first: int, count: int) -> int:
+        """Operations that `count` blocks start from the `first` one on."""
+        double = self._doubles(first, count)
+        return double * self.double_operations + (count - double) * self.single_operations
+
+    def _doubles(self, first: int, count: int) -> int:
+        return max(0, min(first + count, self.double_blocks) - first)
 
     def rows(self, height: int, frames: int = 1) -> int:
         """Rows of image tokens of a picture or video, all frames together."""
@@ -136,25 +148,23 @@ class Level:
 class Software:
     """How many operations, and how much memory traffic besides matmul and attention, an implementation has.
 
-    Launches are counts of operations that start work: in one `double` and `single` block, in one `all_to_all` with its
-    re-layouts, in one `ring_call` besides its hops, in the attention and merge of one `ring_block`, in one
-    `ring_transfer`. `passes` are readings or writings of all features of a token in one block; `merge_bytes` is the
-    traffic of merging one element of a partial attention. `all_to_alls` is how many a block's attention makes.
-    `hop` is seconds of device idle time in each ring hop. `launch` is the host time of an operation, as a part of the
-    device's.
+    `ulysses`, `ring`, `ring_hop` and `patched` are operations that start work and that an attention has more of: under
+    Ulysses, under Ring and in each of its hops, and where patches find the keys of others kept. `all_to_alls` is how many a
+    block's attention makes. `passes` are readings or writings of all features of a token in one block; `merge_bytes` is the
+    traffic of merging one element of a partial attention. `hop` is seconds of device idle time in each ring hop. `launch` is
+    the host time of a block's operation, as a part of the device's, `added_launch` that of those which an attention has more of.
     """
 
-    double: int
-    single: int
-    all_to_all: int
-    ring_call: int
-    ring_block: int
-    ring_transfer: int
+    ulysses: int
+    ring: int
+    ring_hop: int
+    patched: int
     all_to_alls: int
     passes: float
     merge_bytes: float
     hop: float
     launch: float
+    added_launch: float
 
 
 @dataclass(frozen=True)

@@ -236,9 +236,9 @@ class _OneKernelAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Flash attention, or, with a mask, the memory-efficient one."""
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention and args[0].device.type == "cuda":
-            q, k, v = args[:3]
-            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
+        if func is torch.nn.functional.scaled_dot_product_attention and given["query"].device.type == "cuda":
+            q, k, v, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
             if mask is None:
                 return aten._scaled_dot_product_flash_attention(q, k, v)[0]
             return aten._scaled_dot_product_efficient_attention(q, k, v, mask, False)[0]

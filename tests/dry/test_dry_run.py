@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.dry_run import CASES
+from benchmarks.plan_predictions import BY_DIFFUSERS
+from parallel_backend.plan.operations import OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
 from tests.selection import thorough
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +54,9 @@ DECODES = {
 
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: there, and back."""
+
+HOP = 2
+"""Transfers of a hop of Ring: a send and a receive."""
 
 OF_COMFYUI = {
     "Wan 2.2 14B": {"sinusoidal_embedding_1d": 1},
@@ -94,13 +100,31 @@ def test_nothing_in_the_loop_waits_for_the_device(case: str, short: dict[str, di
     assert found <= Counter(own), short[case]["waits"]
 
 
-@pytest.mark.parametrize("case", [case for case in LIMITS if "ulysses" in case and "ring" not in case])
-def test_an_attention_is_two_all_to_alls_and_the_output_is_gathered_once(
+@pytest.mark.parametrize("case", [case for case in LIMITS if "ulysses" in case or "ring" in case])
+def test_an_attention_is_two_all_to_alls_and_its_hops_and_the_output_is_gathered_once(
     case: str, short: dict[str, dict[str, Any]]
 ) -> None:
+    model, degrees = CASES[case]
+    each = ATTENTION * ("ulysses" in degrees) + HOP * (degrees.get("ring", 1) - 1)
     guidance = 1 if "cfg" in case else 0
-    outputs = OUTPUTS.get(case.partition(",")[0], 1)
-    assert short[case]["collectives"] == ATTENTION * short[case]["blocks_run"] + outputs + guidance
+    assert short[case]["collectives"] == each * short[case]["blocks_run"] + OUTPUTS.get(model, 1) + guidance
+
+
+def test_plans_go_by_what_blocks_start(short: dict[str, dict[str, Any]]) -> None:
+    """The most of any model, on one rank."""
+    counts = [short[case]["blocks"] for case, (_, degrees) in CASES.items() if not degrees]
+    assert {kind: max(each.get(kind, 0) for each in counts) for each in counts for kind in each} == OF_A_BLOCK
+
+
+@pytest.mark.parametrize("case", [case for case in LIMITS if "one rank" not in case])
+def test_plans_go_by_what_an_attention_over_ranks_starts(case: str, short: dict[str, dict[str, Any]]) -> None:
+    """Exactly for FLUX.1; other models differ by one kernel at most, where blocks of one class do or cuts are uneven."""
+    model, degrees = CASES[case]
+    ring = degrees.get("ring", 1)
+    added = (ULYSSES - ATTENTION) * ("ulysses" in degrees) + PATCHED * ("pipefusion" in degrees)
+    added += (RING + (ring - 1) * (RING_HOP - HOP)) * (ring > 1)
+    off = 0 if model == "FLUX.1-dev" else 1
+    assert all(abs(found - of_a_block(kind) - added) <= off for kind, found in short[case]["blocks"].items())
 
 
 @pytest.mark.parametrize("case", LIMITS)
@@ -118,6 +142,12 @@ def test_no_decode_asks_for_more_or_waits_before_its_end(case: str, short: dict[
     assert found["collectives"] <= collectives
     assert found["peak"] <= peak * 1e9
     assert not found["waits"]
+
+
+@thorough
+def test_published_times_go_by_what_diffusers_own_blocks_start() -> None:
+    found = {name: tuple(case["kernels"]) for name, case in counted("--diffusers").items()}
+    assert found.items() <= BY_DIFFUSERS.items()
 
 
 @thorough

@@ -1,28 +1,19 @@
-"""HunyuanImage, and Kandinsky 5 for pictures, Lumina 2 and Chroma Radiance at the width that ComfyUI takes them to have.
+"""HunyuanImage, Ovis, Lens, JoyImage and, at the width that ComfyUI takes them to have, some other models for pictures.
 
-The last three have one block of a kind or two, in fp8; the last two take gigabytes and long, and are small in test_comfy_sized.
+These have one block of a kind or two, in fp8. Kandinsky 5 has all tests at that width; the others take hundreds of megabytes
+and long, and have theirs small in test_comfy_sized.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import EVERY_SPLIT, LatentOf
-from tests.host.conftest import relative_error
-from tests.host.graphs import insert_after
-from tests.host.more_families import (
-    Given,
-    Layers,
-    assert_given,
-    assert_lora,
-    assert_same,
-    job,
-    save_with_loras,
-    save_with_prompts,
-)
+from tests.host.comfy_graphs import LatentOf
+from tests.host.more_families import Families, Given, Layers, assert_same, job, save_with_loras, save_with_prompts
 from tests.host.test_comfy_wide import MATTERS
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -43,7 +34,22 @@ LAYERS: Layers = {
         "txt_in.individual_token_refiner.blocks.0.self_attn.qkv",
         "final_layer.linear",
     ),
+    "ovis": ("double_blocks.0.img_attn.qkv", "double_blocks.1.txt_mlp.gate_proj", "single_blocks.0.linear1"),
+    "lens": ("transformer_blocks.0.attn.img_qkv", "transformer_blocks.1.txt_mlp.w1", "txt_in"),
+    "joyimage": ("double_blocks.0.attn.img_attn_qkv", "double_blocks.1.attn.txt_attn_proj", "proj_out"),
 }
+
+GIVEN: Mapping[str, Given] = {
+    "hunyuan image, words in quotation marks": Given(
+        "hunyuan_image", {"conditioning_byt5small": draw(1, 3, 1472, seed=31)}
+    ),
+    "hunyuan image, masked text": Given(  # on one side, as a longer prompt on the other would have it
+        "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
+    ),
+    "joyimage, references": Given("joyimage", references=((16, 1, 6, 5), (16, 1, 3, 4)), sides=("positive",)),
+}
+
+WIDE = ("wide_lumina", "wide_radiance", "wide_auraflow", "wide_ideogram", "wide_mage_flow")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,38 +57,15 @@ def _files(comfyui: ComfyUI) -> None:
     save_with_loras(comfyui, LAYERS)
 
 
-@pytest.mark.parametrize("split", EVERY_SPLIT)
-@pytest.mark.parametrize("name", LAYERS)
-def test_every_split_gives_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
-    assert_same(latent_of, name, split, job(name))
+class TestImages(Families):
+    layers = LAYERS
+    given = GIVEN
+    matters = MATTERS
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_lora(name: str, latent_of: LatentOf) -> None:
-    assert_lora(latent_of, name, "sharded", MATTERS)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-def test_glyphs(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """HunyuanImage's words in quotation marks."""
-    glyphs = {"conditioning_byt5small": draw(1, 3, 1472, seed=31)}
-    assert_given(comfyui, latent_of, Given("hunyuan_image", glyphs), split, MATTERS)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-def test_masked_text(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """On one side, as a longer prompt on the other would have it."""
-    name = "hunyuan_image"
-    save_file(
-        {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, comfyui.input_dir / "five-of-seven.safetensors"
-    )
-    plain = job(name)
-    graph = insert_after(plain, "positive", "PackPrompt", "conditioning", file="five-of-seven.safetensors")
-    assert relative_error(latent_of(plain), latent_of(graph)) > MATTERS
-    assert_same(latent_of, name, split, graph)
-
-
-@pytest.mark.parametrize("name", ["wide_lumina", "wide_radiance"])
+@pytest.mark.parametrize("name", WIDE)
 def test_real_width(name: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """In one step, as all weights are cast in each call."""
     save_with_prompts(comfyui, name)
-    assert_same(latent_of, name, "ulysses 2", job(name))
+    assert_same(latent_of, name, "ulysses 2", job(name, steps=1))
+    (comfyui.base_dir / "models" / "diffusion_models" / f"{name}.safetensors").unlink()  # some take a gigabyte

@@ -1,4 +1,4 @@
-"""HunyuanVideo, Cosmos-Predict2, Kandinsky 5 and later models over Wan's blocks, through a real ComfyUI against its loader."""
+"""HunyuanVideo, Cosmos-Predict2, Kandinsky 5 and models over Wan's blocks, through a real ComfyUI against its loader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf, save_latent
-from tests.host.more_families import Given, Layers, assert_given, assert_lora, assert_same, job, save_with_loras
+from tests.host.more_families import Families, Given, Layers, save_with_loras
 from tests.selection import thorough
 from tests.tiny_models import draw
 
@@ -33,26 +32,34 @@ LAYERS: Layers = {
         "text_transformer_blocks.0.feed_forward.out_layer",
         "visual_embeddings.in_layer",
     ),
-    **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate"), WAN),
+    **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate", "flow_rvs", "scail2", "fun_control"), WAN),
 }
 
 PICTURE = {"concat_latent_image": draw(1, 16, 3, 8, 10, seed=22)}
 FIRST = PICTURE | {"concat_mask": (torch.arange(3) > 0).float().view(1, 1, 3, 1, 1).expand(1, 1, 3, 8, 10).contiguous()}
 SEEN = {"clip_vision_output": draw(1, 5, 1280, seed=21)}
 CAMERA = {"camera_conditions": draw(1, 24, 3, 64, 80, seed=23)}
+PERSON = ((16, 1, 8, 10),)
 POSE = {"pose_video_latent": draw(1, 16, 2, 8, 10, seed=26)}
+PERSONS = {
+    "pose_video_latent": draw(1, 16, 3, 4, 5, seed=27),
+    "driving_mask_28ch": draw(1, 3, 28, 4, 5, seed=29).gt(0).float(),
+    "ref_mask_28ch": (draw(1, 4, 28, 8, 10, seed=32).gt(0) & (torch.arange(4) < 1).view(1, 4, 1, 1, 1)).float(),
+}
 
 GIVEN: Mapping[str, Given] = {
     "hunyuan, first frame": Given("hunyuan", {"guiding_frame_index": torch.tensor(0.0)}, mask=True),
     "hunyuan, reference": Given("hunyuan", {"ref_latent": draw(1, 16, 1, 8, 10, seed=24)}),
     "hunyuan i2v, first frame": Given("hunyuan_i2v", FIRST),
     "skyreels, first frame": Given("skyreels", PICTURE),
-    "cosmos-predict2 i2v, first frame": Given("cosmos_i2v", {}, mask=True),
+    "cosmos-predict2 i2v, first frame": Given("cosmos_i2v", mask=True),
     "kandinsky, first frame": Given("kandinsky", {"time_dim_replace": draw(1, 16, 1, 8, 10, seed=28)}),
     "wan 2.1, camera": Given("camera", CAMERA | SEEN | PICTURE),
     "wan 2.2, camera": Given("camera22", CAMERA | FIRST),
-    "humo, person": Given("humo", {}, reference=True),
-    "humo 17b, person": Given("humo_17b", {}, reference=True),
+    "humo, person": Given("humo", references=PERSON),
+    "humo 17b, person": Given("humo_17b", references=PERSON),
+    "scail 2, persons": Given("scail2", PERSONS | SEEN, references=PERSON),
+    "wan fun, control": Given("fun_control", {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=30)} | SEEN),
     "animate, pose": Given("animate", POSE | SEEN | FIRST),
 }
 
@@ -60,21 +67,8 @@ GIVEN: Mapping[str, Given] = {
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save_with_loras(comfyui, LAYERS)
-    save_latent(comfyui, "person", 1, 16, 1, 8, 10)
 
 
-@pytest.mark.parametrize("split", EVERY_SPLIT)
-@pytest.mark.parametrize("name", LAYERS)
-def test_every_split_gives_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
-    assert_same(latent_of, name, split, job(name))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_lora(name: str, latent_of: LatentOf) -> None:
-    assert_lora(latent_of, name, "sharded", DIFFERENT)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-@pytest.mark.parametrize("label", GIVEN)
-def test_what_a_video_is_made_of(label: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    assert_given(comfyui, latent_of, GIVEN[label], split, DIFFERENT)
+class TestVideos(Families):
+    layers = LAYERS
+    given = GIVEN

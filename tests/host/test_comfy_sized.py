@@ -1,23 +1,24 @@
 """Models that ComfyUI takes to be too large for a test, in a ComfyUI that can be told otherwise.
 
 It is a copy of the real one whose detection also looks for sizes in a file's metadata, as ComfyUI's own does for Wan and
-LTX-Video. Both loaders and the workers use that copy, of which all else is as it was. HiDream has 17 billion parameters in
-ComfyUI's detection and Mochi 10; Lumina 2 and Chroma Radiance, of which blocks may be left out, have a hundred million a block.
+LTX-Video. Both loaders and the workers use that copy, of which all else is as it was. In ComfyUI's detection HiDream has 17
+billion parameters, Mochi 10, ERNIE-Image 8 and OmniGen 2 four; of the others blocks may be left out, but a block has a hundred
+million or more.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, EVERY_SPLIT, LatentOf
+from tests.host.comfy_graphs import LatentOf
 from tests.host.conftest import latents
-from tests.host.more_families import Given, Layers, assert_given, assert_lora, assert_same, job, save_with_loras
+from tests.host.more_families import Families, Given, Layers, save_with_loras
 from tests.selection import thorough
 from tests.tiny_models import draw
 
@@ -39,26 +40,47 @@ LAYERS: Layers = {
     ),
     "radiance": ("double_blocks.0.img_attn.qkv", "double_blocks.0.txt_mlp.0", "single_blocks.0.linear1"),
     "mochi": ("blocks.0.attn.qkv_x", "blocks.1.mlp_x.w1", "blocks.2.attn.proj_x", "t5_yproj", "final_layer.linear"),
+    "omnigen2": (
+        "layers.0.attn.to_q",
+        "layers.1.feed_forward.linear_2",
+        "noise_refiner.0.attn.to_k",
+        "ref_image_refiner.1.feed_forward.linear_1",
+        "context_refiner.0.attn.to_out.0",
+        "norm_out.linear_2",
+    ),
+    "boogu": (
+        "double_stream_layers.0.img_instruct_attn.processor.img_to_q",
+        "single_stream_layers.0.attn.to_k",
+        "noise_refiner.0.feed_forward.linear_1",
+    ),
+    "ernie": ("layers.0.self_attention.to_q", "layers.2.mlp.linear_fc2", "adaLN_modulation.1", "final_linear"),
+    "auraflow": ("double_layers.0.attn.w1q", "single_layers.0.mlp.c_fc1", "cond_seq_linear"),
+    "ideogram": ("layers.0.attention.qkv", "layers.1.feed_forward.w2", "input_proj"),
+    "mage_flow": ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.add_k_proj", "img_in"),
 }
 
-NOT = (("radiance", "pipefusion 2"),)
-"""What is refused: host/refused_inputs.py."""
+GIVEN: Mapping[str, Given] = {
+    "hidream, a picture to edit": Given("hidream", {"concat_latent_image": draw(1, 16, 10, 14, seed=51)}),
+    "omnigen 2, references": Given("omnigen2", references=((16, 6, 5), (16, 3, 4))),
+    "boogu, a reference": Given("boogu", references=((16, 6, 5),), sides=("positive",)),
+    "mage-flow, references": Given("mage_flow", references=((128, 3, 5), (128, 2, 2)), sides=("positive",)),
+}
 
 SIZES = """
 
-_taken_for_granted = detect_unet_config
+_taken_for_granted = model_config_from_unet
 
 
-def detect_unet_config(state_dict, key_prefix, metadata=None):
-    found = _taken_for_granted(state_dict, key_prefix, metadata=metadata)
+def model_config_from_unet(*args, metadata=None, **kwargs):
+    found = _taken_for_granted(*args, metadata=metadata, **kwargs)
     if found is not None and "sizes" in (metadata or {}):
-        found |= json.loads(metadata["sizes"])
+        found.unet_config |= json.loads(metadata["sizes"])
     return found
 """
 
 
 @pytest.fixture(scope="module")
-def sized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The copy, with the models, their prompts and their LoRAs."""
     folder = tmp_path_factory.mktemp("sized")
     copy = folder / "ComfyUI"
@@ -78,24 +100,11 @@ def sized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
 
 
 @pytest.fixture(scope="module")
-def latent_of(sized: ComfyUI) -> LatentOf:
-    return latents(sized)
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
 
 
-@pytest.mark.parametrize(
-    ("name", "split"), [(name, split) for name in LAYERS for split in EVERY_SPLIT if (name, split) not in NOT]
-)
-def test_every_split_gives_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
-    assert_same(latent_of, name, split, job(name))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_lora(name: str, latent_of: LatentOf) -> None:
-    assert_lora(latent_of, name, "sharded", DIFFERENT)
-
-
-@pytest.mark.parametrize("split", ["ring 3", "pipefusion 2"])
-def test_the_picture_to_edit(split: str, sized: ComfyUI, latent_of: LatentOf) -> None:
-    """HiDream-E1's."""
-    edited = Given("hidream", {"concat_latent_image": draw(1, 16, 10, 14, seed=51)})
-    assert_given(sized, latent_of, edited, split, DIFFERENT)
+class TestSized(Families):
+    layers = LAYERS
+    given = GIVEN
+    refused = (("radiance", "pipefusion 2"),)  # host/refused_inputs.py

@@ -109,7 +109,7 @@ def test_ranks_that_want_the_same_bytes_get_them_from_one_reader_or_read_them_af
         def put(offset: int, data: Tensor) -> None:
             found[offset : offset + len(data)] = data
 
-        everyone = Communicator("loading", dist.group.WORLD, torch.device("cpu"), False, meter)
+        everyone = Communicator("wants", dist.group.WORLD, torch.device("cpu"), False, meter)
         watch = Watch(lambda: False, lambda *_: None, counted.append)
         read_wanted([file], [Want(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1)), watch, again)
         return torch.equal(found, whole[start:stop]), sum(counted), meter.sent["loading"]

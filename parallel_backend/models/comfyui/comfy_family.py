@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
+from ...plan.operations import of_a_block
 from ...plan.profiles import copies_of
 from ...weights.checkpoint import Checkpoint
 from ...weights.keymap import KeyMap, Piece
@@ -372,6 +373,8 @@ def plan_shape(
     sizes = [sum(p.numel() for p in block.module.parameters()) for block in blocks]
     inside = sum(sizes)
     double = sum(sizes[:doubles])
+    operations = [of_a_block(type(block.module).__name__) for block in blocks]
+    double_operations = sum(operations[:doubles])
     volume = 1
     for step in as_patch_size(declaration.patch_size(module), dims):
         volume *= step
@@ -391,6 +394,8 @@ def plan_shape(
         copies=_copies(blocks, heads * head_dim),
         attentions=sum(map(_spread_attentions, blocks)) / units,
         whole_picture=declaration.whole_picture,
+        double_operations=double_operations // doubles if doubles else 0,
+        single_operations=(sum(operations) - double_operations) // (units - doubles),
     )
 
 

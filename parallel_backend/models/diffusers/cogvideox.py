@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
+from ...plan.operations import of_a_block
 from ...weights.checkpoint import Checkpoint
 from ...weights.cogvideox_keys import PATCH, cogvideox_keys, comfy_name
 from ...weights.keymap import KeyMap
@@ -135,6 +136,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
             text=LEARNED_TEXT,
             guided=True,
             embeds_whole=True,
+            single_operations=of_a_block("CogVideoXBlock"),
         )
 
     def two_of_each(self, config: CogVideoXConfig) -> tuple[CogVideoXConfig, tuple[int, ...]]:

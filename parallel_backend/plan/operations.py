@@ -1,0 +1,34 @@
+"""How many operations blocks start on a device, as the dry run counts them: `tests/dry` holds these numbers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+OF_A_BLOCK: Mapping[str, int] = {
+    "CogVideoXBlock": 59,
+    "DiTBlock": 36,
+    "DoubleStreamBlock": 43,
+    "JointTransformerBlock": 26,
+    "QwenImageTransformerBlock": 49,
+    "SingleStreamBlock": 15,
+    "WanAttentionBlock": 31,
+}
+"""Kernels of one block in this project's code, by the block's class: on one rank, eager, the most of any model."""
+
+MIDDLING = 36
+"""The median of them, for blocks of other classes."""
+
+ULYSSES = 5
+"""What Ulysses adds to an attention: three kernels and two all-to-alls."""
+
+RING = 3
+RING_HOP = 9
+"""What Ring adds to an attention, and each of its hops: seven kernels, a send and a receive."""
+
+PATCHED = 4
+"""The most that keys and values of other patches add to an attention."""
+
+
+def of_a_block(kind: str) -> int:
+    """Operations of a block of this class."""
+    return OF_A_BLOCK.get(kind, MIDDLING)
