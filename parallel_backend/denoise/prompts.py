@@ -137,13 +137,18 @@ class Prompts:
         if key not in self._batches:
             chosen = [self._prompts[index] for index in key]
             conditioning = {
-                name: torch.cat([self._tensors[prompt.tensors[name]] for _, prompt in chosen])
+                name: _joined([self._tensors[prompt.tensors[name]] for _, prompt in chosen])
                 for name in chosen[0][1].tensors
             }
             self._batches[key] = Batch(
                 key, tuple((side, prompt.strength) for side, prompt in chosen), conditioning, chosen[0][1].values
             )
         return self._batches[key]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Along the batch; one alone is no copy."""
+    return torch.cat(tuple(tensors)) if len(tensors) > 1 else tensors[0]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
@@ -26,16 +27,23 @@ def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
     """ComfyUI's CompressedTimestep, which holds a row a frame, for some of the tokens."""
     if timestep.num_frames == 1:
         return timestep
-    rows = positions // (length // timestep.num_frames)
+    found = _by_token(type(timestep))(timestep.data, 1, per_frame=True)
+    found.rows = positions // (length // timestep.num_frames)
+    return found
 
-    class OfTokens(type(timestep)):  # type: ignore[misc]
-        """The same rows, computed by frame and then taken by token."""
+
+@functools.cache
+def _by_token(compressed: Any) -> Any:
+    """A kind of CompressedTimestep whose rows are computed by frame and then taken by token."""
+
+    class ByToken(compressed):  # type: ignore[misc]
+        rows: Tensor
 
         def expand_for_computation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
             by_frame = super().expand_for_computation(*args, **kwargs)
-            return tuple(values.index_select(1, rows.to(values.device)) for values in by_frame)
+            return tuple(values.index_select(1, self.rows.to(values.device)) for values in by_frame)
 
-    return OfTokens(timestep.data, 1, per_frame=True)
+    return ByToken
 
 
 def _text_widths(model: Any) -> tuple[int, ...]:
