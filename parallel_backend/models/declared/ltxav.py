@@ -27,7 +27,8 @@ def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
     """ComfyUI's CompressedTimestep, which holds a row a frame, for some of the tokens."""
     if timestep.num_frames == 1:
         return timestep
-    found = _by_token(type(timestep))(timestep.data, 1, per_frame=True)
+    compressed: Any = type(timestep)
+    found = _by_token(compressed)(timestep.data, 1, per_frame=True)
     found.rows = positions // (length // timestep.num_frames)
     return found
 
