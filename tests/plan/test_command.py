@@ -12,6 +12,8 @@ from parallel_backend.plan.known_machines import profile_names
 from parallel_backend.plan.known_models import model_names
 from parallel_backend.plan.plan import WEIGHTS
 
+ROOT = Path(__file__).parents[2]
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -97,9 +99,29 @@ def test_refusals(capsys: Capture) -> None:
 
 
 def test_the_documents_examples_are_what_the_command_says(capsys: Capture) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "plan-command.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "plan-command.md").read_text(encoding="utf-8")
     examples = re.findall(r"```console\n\$ python -m parallel_backend\.plan (.+)\n((?s:.+?))```", text)
     assert len(examples) == 4
     for arguments, output in examples:
         said = printed(capsys, *arguments.split())
         assert [line.rstrip() for line in said.splitlines()] == output.splitlines()
+
+
+OF_README = {
+    "Wan 2.2 14B, 1280 x 720, 81 frames, 20 steps, H100": "wan2.2-14b --size 1280x720x81 --card h100",
+    "FLUX.2 dev, 1024 x 1024, 20 steps, H100": "flux2-dev --size 1024x1024 --card h100",
+    "Wan 2.2 5B, 1280 x 704, 121 frames, 20 steps, RTX 4090": "wan2.2-5b --size 1280x704x121 --card 4090",
+    "Qwen-Image in fp8, 1024 x 1024, 20 steps, RTX 4090": "qwen-image --size 1024x1024 --card 4090 --dtype fp8",
+    "FLUX.1 dev in fp8, 1024 x 1024, 20 steps, RTX 4090": "flux-dev --size 1024x1024 --card 4090 --dtype fp8",
+    "the same with PipeFusion, which changes the picture slightly": (
+        "flux-dev --size 1024x1024 --card 4090 --dtype fp8 --approximate"
+    ),
+}
+"""What the command is asked for a row of the README's first table."""
+
+
+@pytest.mark.parametrize("row", OF_README)
+def test_the_readme_predicts_what_the_command_does(row: str, capsys: Capture) -> None:
+    (line,) = (each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith(f"| {row} |"))
+    table = rows(printed(capsys, "--model", *OF_README[row].split()))
+    assert [cell.strip() for cell in line.split("|")[2:6]] == [table[gpus][0] for gpus in (1, 2, 4, 8)]
