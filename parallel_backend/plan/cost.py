@@ -73,14 +73,22 @@ class Cost:
         return self.ulysses + self.ring + self.pipeline + self.cfg + self.gather
 
 
-def ulysses_bytes(tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int) -> float:
-    """Bytes a rank sends in one forward for Ulysses; `tokens` is batch x (text + image). Even cuts."""
-    return 4 * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
+def ulysses_bytes(
+    tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int, group: float = 1
+) -> float:
+    """Bytes a rank sends in one forward for Ulysses; `tokens` is batch x (text + image). Even cuts, of whole groups.
+
+    Args:
+        group: how many of the queries' heads share one of keys and values.
+    """
+    return (2 + 2 / group) * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
 
 
-def ring_bytes(tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int) -> float:
-    """Bytes a rank sends in one forward for Ring; `tokens` is batch x (text + image). Even cuts."""
-    return 2 * (ring - 1) * tokens * hidden / (ring * ulysses) * blocks * element
+def ring_bytes(
+    tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int, group: float = 1
+) -> float:
+    """Bytes a rank sends in one forward for Ring; arguments as of `ulysses_bytes`."""
+    return 2 / group * (ring - 1) * tokens * hidden / (ring * ulysses) * blocks * element
 
 
 def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages: int = 1) -> float:
@@ -138,8 +146,8 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
         activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
     cache = 0.0
     if plan.patches > 1:  # keys and values of all tokens, split by heads and by Ring's blocks of tokens
-        split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares)
-        features = max(split.head_counts()) * model.head_dim
+        split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
+        features = max(split.kv_counts()) * model.head_dim
         cache = 2 * max(split.ring_tokens()) * features * job.element * model.attentions * max(plan.stages)
     return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
 
@@ -238,7 +246,8 @@ class _Estimate:
         """One pass through a stage; with `patched`, all other keys and values come from the stage's cache."""
         model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
         blocks = self.plan.stages[stage]
-        layout = SequenceSplit.of((text, image), model.heads, self.plan.ring, self.plan.ulysses, self.plan.shares)
+        sizes = self.plan.ring, self.plan.ulysses
+        layout = SequenceSplit.of((text, image), model.heads, *sizes, self.plan.shares, model.kv_heads)
         paces = self._paces(stage)
         tokens = self.batch * max(map(operator.truediv, layout.tokens, paces))  # those of a rank of pace 1 in its place
         attended = itertools.product(layout.ring_tokens(), layout.head_counts())
@@ -276,14 +285,14 @@ class _Estimate:
         """Seconds of one block's all-to-alls (4 tensors: q, k, v there, the output back)."""
         if layout.ulysses == 1:
             return 0.0
-        heads = layout.head_counts()
+        heads, kv = layout.head_counts(), layout.kv_counts()
         row = self.batch * self.model.head_dim * self.job.element
 
         def flows() -> Iterator[Flow]:
             for rank, place in self._places():
                 tokens, one = layout.ulysses_tokens(place.ring), place.ulysses
                 for other in range(layout.ulysses):
-                    size = row * (3 * tokens[one] * heads[other] + tokens[other] * heads[one])
+                    size = row * (tokens[one] * (heads[other] + 2 * kv[other]) + tokens[other] * heads[one])
                     yield rank, self.plan.rank_at(place._replace(ulysses=other)), size
 
         return transfer_seconds(flows(), self.profile.levels, self.profile.software.all_to_alls)
@@ -292,7 +301,7 @@ class _Estimate:
         """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
         if layout.ring == 1:
             return 0.0
-        heads, blocks = layout.head_counts(), layout.ring_tokens()
+        heads, blocks = layout.head_counts() if patched else layout.kv_counts(), layout.ring_tokens()
         row = 2 * self.batch * self.model.head_dim * self.job.element
 
         def flows(hop: int) -> Iterator[Flow]:

@@ -21,7 +21,8 @@ class ModelShape:
     picture before it takes its tokens. `copies` are the features that a block holds at its peak for each token, in units
     of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average. `whole_picture`:
     what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring together.
-    `double_operations` and `single_operations` are what one block starts on one rank's device, as its code is.
+    `double_operations` and `single_operations` are what one block starts on one rank's device, as its code is. `kv_heads` are
+    the heads of keys and values; 0 where there are as many as `heads`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelShape:
     whole_picture: bool = False
     double_operations: int = 0
     single_operations: int = MIDDLING
+    kv_heads: int = 0
 
     @property
     def blocks(self) -> int:

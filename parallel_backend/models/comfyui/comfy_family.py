@@ -392,10 +392,13 @@ def plan_shape(
         joint_text=declaration.joint_text,
         embeds_whole=True,
         copies=_copies(blocks, heads * head_dim),
-        attentions=sum(map(_spread_attentions, blocks)) / units,
+        attentions=sum(len(_spread_attentions(block)) for block in blocks) / units,
         whole_picture=declaration.whole_picture,
         double_operations=double_operations // doubles if doubles else 0,
         single_operations=(sum(operations) - double_operations) // (units - doubles),
+        kv_heads=max(
+            (attention.kv_heads or heads for block in blocks for attention in _spread_attentions(block)), default=0
+        ),
     )
 
 
@@ -424,5 +427,5 @@ def _copies(blocks: Sequence[Block], hidden: int) -> float:
     return copies_of(hidden, max(taken), max(given), gated)
 
 
-def _spread_attentions(block: Block) -> int:
-    return sum(isinstance(attention, Spread) for attention in attentions_of(block.group, block.module))
+def _spread_attentions(block: Block) -> list[Spread]:
+    return [attention for attention in attentions_of(block.group, block.module) if isinstance(attention, Spread)]
