@@ -17,7 +17,7 @@ from .profiles import ModelShape, Profile
 from .roomier import gigabytes
 
 ALIKE = 0.9
-"""Devices of which the fullest has this part of the emptiest one's free memory are spoken of as one."""
+"""Ranks are spoken of as one where the least that is free to any is more than this part of the most."""
 
 PARTS = ("device", "ulysses", "ring", "pipeline", "cfg", "gather", "launch", "fill")
 
@@ -163,7 +163,7 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
     one_each = least.plan.devices[0].startswith("cuda") and not share_a_gpu(least.plan.devices)
     memory, place = ("GPU memory", "on each GPU") if one_each else ("memory", "for each worker")
     if not _alike(least):
-        place = f"on {_tightest_device(least)}"
+        place = f"on {_tightest(least)}"
     return (
         f"Not enough {memory}: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} {place} ({gigabytes(weights)} "
         f"of it weights), and {_available(least)}: {', or '.join(ways_out)}."
@@ -176,7 +176,7 @@ def _available(least: Ranked) -> str:
     sharers = max(plan.devices.count(device) for device in plan.devices)
     if plan.memory_limit and math.isclose(room * sharers, plan.memory_limit * 1e9):
         return f"each may use {gigabytes(room)} (memory_limit {plan.memory_limit:g})"
-    return f"{'each' if _alike(least) else _tightest_device(least)} has {gigabytes(room)} free"
+    return f"{'each' if _alike(least) else _tightest(least)} has {gigabytes(room)} free"
 
 
 def _alike(entry: Ranked) -> bool:
@@ -184,8 +184,10 @@ def _alike(entry: Ranked) -> bool:
     return min(entry.breakdown.free) > ALIKE * max(entry.breakdown.free)
 
 
-def _tightest_device(entry: Ranked) -> str:
-    return entry.plan.devices[entry.breakdown.tightest]
+def _tightest(entry: Ranked) -> str:
+    """The device of the tightest rank, or its worker where it shares that."""
+    rank, devices = entry.breakdown.tightest, entry.plan.devices
+    return devices[rank] if devices.count(devices[rank]) == 1 else f"worker {rank} of {len(devices)}"
 
 
 def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked) -> str:

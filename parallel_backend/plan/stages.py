@@ -16,8 +16,12 @@ def cut_by_time(plan: ResolvedPlan, times: BlockTimes, lacks: Lacking) -> tuple[
     Args:
         lacks: of the plan's stages.
     """
-    stages = range(plan.pipefusion)
-    return cut_by_cost([_block_seconds(times, plan.stage_ranks(stage)) for stage in stages], lacks)
+    costs = [_block_seconds(times, plan.stage_ranks(stage)) for stage in range(plan.pipefusion)]
+    fastest = cut_by_cost(costs, lambda stage, first, count: 0.0)
+    starts = accumulate(fastest, initial=0)
+    if not any(lacks(stage, first, count) for stage, (first, count) in enumerate(zip(starts, fastest, strict=False))):
+        return fastest  # as ever where there is memory enough, which saves asking for every run of blocks
+    return cut_by_cost(costs, lacks)
 
 
 def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, ...]:
@@ -40,9 +44,11 @@ def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, 
         ways: dict[int, tuple[float, float, float, tuple[int, ...]]] = {}
         for start, (lack, largest, squares, cuts) in best.items():
             for stop in range(start + 1, blocks - left + 1):
-                seconds, more = total[stop] - total[start], lacks(stage, start, stop - start)
-                way = (max(lack, more), max(largest, seconds), squares + seconds**2, (*cuts, stop - start))
-                ways[stop] = min(ways.get(stop, way), way)
+                seconds = total[stop] - total[start]
+                way = (lack, max(largest, seconds), squares + seconds**2, (*cuts, stop - start))
+                if stop not in ways or way < ways[stop]:  # at the best
+                    way = (max(lack, lacks(stage, start, stop - start)), *way[1:])
+                    ways[stop] = min(ways.get(stop, way), way)
         best = ways
     return best[blocks][3]
 

@@ -33,6 +33,26 @@ def test_no_other_cut_has_a_faster_slowest_stage(data: st.DataObject, stages: in
     assert largest(costs, cuts) == min(largest(costs, way) for way in ways)
 
 
+@given(st.data(), st.integers(1, 4), st.integers(4, 9))
+def test_the_fastest_cut_that_has_room_is_taken_and_if_none_has_one_that_lacks_least(
+    data: st.DataObject, stages: int, blocks: int
+) -> None:
+    row = st.lists(st.integers(1, 9).map(float), min_size=blocks, max_size=blocks)
+    costs = data.draw(st.lists(row, min_size=stages, max_size=stages))
+    rooms = data.draw(st.lists(st.integers(1, blocks), min_size=stages, max_size=stages))
+
+    def lack(cuts: tuple[int, ...]) -> int:
+        return max(max(0, count - room) for count, room in zip(cuts, rooms, strict=True))
+
+    cuts = cut_by_cost(costs, lambda stage, first, count: max(0, count - rooms[stage]))
+    every = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
+    ways = [tuple(b - a for a, b in pairwise(ends)) for ends in every]
+    least = min(map(lack, ways))
+    assert lack(cuts) == least
+    if least == 0:
+        assert largest(costs, cuts) == min(largest(costs, way) for way in ways if lack(way) == 0)
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
