@@ -41,6 +41,7 @@ class RemoteModel:
     wish: ParallelPlan
     devices: tuple[str, ...]
     weight_bytes: int
+    expansion_bytes: float
     reader: AdapterReader
 
     def job(self, forward: Given, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
@@ -61,10 +62,14 @@ class RemoteModel:
             steps=steps,
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
+            expansion=self.expansion_bytes / self.shape.parameters,
         )
 
-    def plan(self, job: Job, forward: Given, dtype: torch.dtype) -> ResolvedPlan:
+    def plan(self, job: Job, forward: Given, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.
+
+        Args:
+            compiler: what the run asks the workers to compile blocks with; empty for nothing.
 
         Raises:
             Refused: the wish cannot be met.
@@ -72,7 +77,13 @@ class RemoteModel:
         rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
         workload = Workload(job.batch, job.two_sided, rows)
         question = Question(
-            self.backend.located(self.wish), torch.cuda.device_count(), self.spec, self.shape, workload, job
+            self.backend.located(self.wish),
+            torch.cuda.device_count(),
+            self.spec,
+            self.shape,
+            workload,
+            job,
+            compiler if self.family.compiles else "",
         )
         try:
             return self.backend.plan(

@@ -267,15 +267,18 @@ class Backend:
         return {name: fault for member in self._groups[devices].members for name, fault in member.kernel_faults.items()}
 
     def _machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, is_cancelled))
+        key = machine_key(plan.devices, plan.attention)
+        return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
 
-    def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], is_cancelled: IsCancelled) -> float:
-        """Bytes that a job may take on the fullest of a plan's devices, for each worker there."""
+    def _memory(
+        self, plan: ResolvedPlan, yielding: Callable[[str], int], is_cancelled: IsCancelled
+    ) -> tuple[float, ...]:
+        """Bytes that a job may take of each rank's device."""
         request = MeasureMemory(next(self._requests), plan)
         message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
-        return min(
+        return tuple(
             free + (0 if is_elsewhere(device) else yielding(device)) / devices.count(device)
             for free, device in zip(message.free, devices, strict=True)
         )
@@ -299,7 +302,7 @@ class Backend:
             return message.times
 
         shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
-        key = f"{machine_key(plan.devices)}\n{model}\n{plan.attention} {compute_dtype} {shapes}"
+        key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes}"
         return cached(key, BlockTimes, measure)
 
     def located(self, plan: ParallelPlan) -> ParallelPlan:

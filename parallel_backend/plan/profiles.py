@@ -108,6 +108,18 @@ def copies_of(hidden: int, taken: int, given: int, gated: int = 0) -> float:
     return BESIDE_LAYERS + (max(taken, 2 * gated) + max(given, 2 * gated)) / hidden
 
 
+UNPACKING = 30
+"""Bytes that are read and written in between where a value of one of GGUF's blocks is unpacked, in fp32.
+
+Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/gguf_blocks.py`.
+"""
+
+
+def expansion_of(stored: float, element: int, unpacked: bool) -> float:
+    """Bytes read and written where a weight of so many bytes is expanded to `element` bytes (`Job.expansion`)."""
+    return stored + element + UNPACKING * unpacked
+
+
 CONTEXT_BYTES = 0.8e9
 """Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
 
@@ -173,7 +185,8 @@ class Software:
 class Profile:
     """A machine and the software on it. `overlap` is the part of a transfer that really hides behind compute.
 
-    `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast.
+    `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast. `free` are the bytes
+    that ranks may take of their devices; of ranks that are not in it those are `device.memory`.
     """
 
     name: str
@@ -182,6 +195,11 @@ class Profile:
     overlap: float
     software: Software
     paces: tuple[float, ...] = ()
+    free: tuple[float, ...] = ()
+
+    def memory(self, rank: int) -> float:
+        """Bytes that a rank may take of its device."""
+        return self.free[rank] if rank < len(self.free) else self.device.memory
 
     def pace(self, rank: int) -> float:
         """A rank's speed in units of the slowest's."""

@@ -204,7 +204,8 @@ def test_a_worker_with_too_little_free_memory_is_refused_before_it_computes(comf
     large = parallel(ksampler_graph(MODELS[0], width=1280, height=1280, steps=1, seed=321), ulysses=2)
     message = comfyui.queue(large, timeout=300).error.exception_message
     found = re.match(
-        r"Not enough memory: the smallest plan, ulysses 2, needs (\d+) MB for each worker .* and each has ([\d.]+) MB free: ",
+        r"Not enough memory: the smallest plan, ulysses 2, needs (\d+) MB on worker 1 of 2 .* and worker 1 of 2 has ([\d.]+) MB "
+        r"free: ",
         message,
     )
     assert found, message
