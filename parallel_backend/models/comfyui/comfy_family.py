@@ -375,6 +375,8 @@ def plan_shape(
     inside = sum(sizes)
     double = sum(sizes[:doubles])
     operations = [of_a_block(type(block.module).__name__) for block in blocks]
+    spread = [attention for block in blocks for attention in _spread_attentions(block)]
+    kv_heads = max((attention.kv_heads or heads for attention in spread), default=heads)
     double_operations = sum(operations[:doubles])
     volume = 1
     for step in as_patch_size(declaration.patch_size(module), dims):
@@ -393,13 +395,11 @@ def plan_shape(
         joint_text=declaration.joint_text,
         embeds_whole=True,
         copies=_copies(blocks, heads * head_dim),
-        attentions=sum(len(_spread_attentions(block)) for block in blocks) / units,
+        attentions=len(spread) / units,
         whole_picture=declaration.whole_picture,
         double_operations=double_operations // doubles if doubles else 0,
         single_operations=(sum(operations) - double_operations) // (units - doubles),
-        kv_heads=max(
-            (attention.kv_heads or heads for block in blocks for attention in _spread_attentions(block)), default=0
-        ),
+        kv_heads=0 if kv_heads == heads else kv_heads,
     )
 
 
