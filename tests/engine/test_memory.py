@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import re
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
+import msgspec
 import psutil
 import pytest
 import torch
+from torch import nn
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import WorkerOutOfMemory
+from parallel_backend.host import Backend
 from parallel_backend.plan import ParallelPlan
-from tests.engine.conftest import Job, Runner, sigmas
+from scripts.comfyui import REPO
+from tests.comfy_oracle import comfy_on_path
+from tests.engine.conftest import Job, Runner, sigmas, spec_of
 from tests.plans import cpu_plan
+from tests.ranks import run_ranks
 from tests.vae.comfy_vaes import save_comfy_vae
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
@@ -121,3 +133,77 @@ def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
     for working, on_host in [(room // 2, 0), (2 * room, held)]:
         run.decode(vae, latent, wish, working)
         assert [2 * report.on_host for report in run.answer.reports] == [on_host] * 2
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_it_unloads_all(models, workers):
+    """ComfyUI's own memory management, in a process of its own, with two devices."""
+    comfy_on_path()
+
+    def rank(_: int) -> list[tuple[object, ...]]:
+        import comfy.model_management as management
+
+        for name, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):  # without what they import: a whole ComfyUI
+            sys.modules[name] = package = ModuleType(name)
+            package.__path__ = [str(path)]
+        shares = importlib.import_module("pack.nodes.shares")
+        run, job, names = Runner(Backend()), small(models), ("cpu:0", "cpu:1")
+        here, there = map(torch.device, names)
+        weights = Weights(run.backend, spec_of("comfyui", job.path), names)
+        model = nn.Module()
+        model.remote, model.shares = weights, shares.Shares(weights, here, (here, there))
+        patchers = [shares.Home(model, load_device=here, offload_device=here)]
+        del model
+        latents, found = [], []
+
+        def sample() -> None:
+            management.load_models_gpu(patchers)
+            latents.append(run(job, msgspec.structs.replace(cpu_plan(ulysses=2), devices=names)))
+            look()
+
+        def look() -> None:
+            held = [run.backend.held_bytes(weights.spec, name) for name in names]
+            listed = sorted(str(entry.device) for entry in management.current_loaded_models)
+            found.append((*(int(nbytes > 0) for nbytes in held), *listed))
+
+        def free(*devices: torch.device) -> None:
+            for device in devices:
+                management.free_memory(1e30, device)
+            look()
+
+        try:
+            sample()
+            free(there)
+            sample()
+            free(here)
+            sample()
+            entry = next(entry for entry in management.current_loaded_models if entry.device == here)
+            assert not entry.model_unload(1), "a part is enough: it stays in ComfyUI's list"
+            look()
+            sample()
+            free(here, there)  # as unload_all_models does
+            sample()
+            del entry
+            patchers.clear()
+            gc.collect()
+            assert not management.current_loaded_models
+            assert all(torch.equal(latent, latents[0]) for latent in latents)
+        finally:
+            run.close()
+        return found
+
+    both = (1, 1, "cpu:0", "cpu:1")
+    steps = [both, (1, 0, "cpu:0"), both, (0, 1, "cpu:1"), both, (0, 1, "cpu:0", "cpu:1"), both, (0, 0), both]
+    assert run_ranks(1, rank, timeout=240) == [steps]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model in the workers, as ComfyUI's memory management is told of it."""
+
+    backend: Backend
+    spec: ModelSpec
+    devices: tuple[str, ...]
+
+    def bytes_on(self, device: torch.device) -> int:
+        return 1 << 20
