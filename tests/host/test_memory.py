@@ -75,6 +75,20 @@ def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> int:
     return before
 
 
+def check_that_one_copy_waits_and_comes_back(server: ComfyUI, graph: Graph) -> None:
+    """Of a graph on two workers that hold the same; the latent is the same to the last bit."""
+    first = saved_latent(server, server.queue(graph, timeout=300).check())
+    for _ in range(2):  # what else was on the workers' devices leaves them with the first release
+        waiting = of_workers(server, lambda rank: rank["on_host"])
+        size = on_devices(server) / 2
+        free_until(server, lambda: on_devices(server) == 0)
+        taken = of_workers(server, lambda rank: rank["on_host"]) - waiting
+        run, log = queue_logged(server, graph)
+        assert torch.equal(saved_latent(server, run.check()), first)
+        assert RESTORED.search(log)
+    assert size <= taken < 1.5 * size, "one copy, with what adapters may have put beside it"
+
+
 @pytest.mark.parametrize("flags", [{"cached": False}, {}], ids=["unload models", "free memory"])
 def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(comfyui, latent_of, flags):
     seed = 101 + len(flags)
