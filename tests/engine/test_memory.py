@@ -25,6 +25,7 @@ from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Job, Runner, sigmas, spec_of
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
+from tests.selection import thorough
 from tests.vae.comfy_vaes import save_comfy_vae
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
@@ -118,6 +119,37 @@ def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_o
             assert report.weights + sum(report.on_host for report in run.answer.reports) == both, "one copy for both"
         assert {report.restored for report in run.answer.reports} <= {0, report.weights}
     assert run.answer.reports[0].restored == run.answer.reports[0].weights
+
+
+@thorough
+@pytest.mark.parametrize(
+    "plan", [cpu_plan(ulysses=2), cpu_plan(pipefusion=2, ulysses=2, cfg=2)], ids=lambda plan: plan.degrees
+)
+def test_a_worker_that_dies_while_weights_wait_leaves_no_copy_of_them(run: Runner, models, plan):
+    """Each stage has one copy, whatever its ranks; it goes when they are restored, or with the last of them."""
+    job = small(models)
+    run.end_workers()
+    expected = run(job, plan)
+    held = [report.weights for report in run.answer.reports]
+    for _ in range(2):
+        before = run.workers()
+        for _ in range(2):
+            run.backend.release(spec_of("comfyui", job.path))
+            assert [copies(pid) for pid in before] == [1] * plan.world_size
+        ranks = [rank for group in run.backend.status().groups for rank in group.ranks]
+        assert sum(rank.on_host for rank in ranks) == sum(held) * plan.pipefusion // plan.world_size
+        assert torch.equal(run(job, plan), expected)
+        assert [copies(pid) for pid in before] == [0] * plan.world_size
+    run.backend.release(spec_of("comfyui", job.path))
+    psutil.Process(before[1]).kill()
+    assert torch.equal(run(job, plan), expected)
+    assert not any(map(psutil.pid_exists, before))
+    assert not any(copies(process.pid) for process in (psutil.Process(), *psutil.Process().children(recursive=True)))
+
+
+def copies(pid: int) -> int:
+    """How many copies of weights off their devices a process sees."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:parallel weights")
 
 
 def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
