@@ -68,7 +68,7 @@ class Share(InWorkers):
     """A model's weights on a device beside the one that its MODEL or VAE is on."""
 
     def __init__(self, remote: Remote, device: torch.device) -> None:
-        stand_in = nn.Module()
+        stand_in: Any = nn.Module()
         stand_in.remote = remote
         super().__init__(stand_in, load_device=device, offload_device=torch.device("cpu"))
 

@@ -73,10 +73,10 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Have the workers do the work of the model."""
         self._share_memory_use(1 if self.handles_tiling else len(remote.devices))  # the first joins such tiles
         noise = noise_scale(self.first_stage_model)
+        shares = Shares(remote, self.device, comfy.model_management.get_all_torch_devices())
         self.first_stage_model = VAEProxy(
-            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
+            remote, shares, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
         )
-        self.first_stage_model.shares = Shares(remote, self.device, comfy.model_management.get_all_torch_devices())
         self.patcher = ParallelVAEPatcher(
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
         )
@@ -168,12 +168,18 @@ class VAEProxy(nn.Module):
     """ComfyUI's word for writing into its buffer piece by piece."""
 
     def __init__(
-        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse, noise: float
+        self,
+        remote: RemoteVAE,
+        shares: Shares,
+        output_dtype: torch.dtype,
+        to_decode: MemoryUse,
+        to_encode: MemoryUse,
+        noise: float,
     ) -> None:
         super().__init__()
         self._noise = noise
         self._to_decode, self._to_encode = to_decode, to_encode
-        self.remote = remote
+        self.remote, self.shares = remote, shares
         self._output_dtype = output_dtype
 
     def decode_output_shape(self, latent: Sequence[int]) -> tuple[int, ...]:
