@@ -6,6 +6,7 @@ import gc
 import importlib
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,6 @@ from scripts.comfyui import REPO
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Job, Runner, sigmas, spec_of
 from tests.plans import cpu_plan
-from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.vae.comfy_vaes import save_comfy_vae
 
@@ -168,65 +168,67 @@ def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [2])
-def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_it_unloads_all(models, workers):
-    """ComfyUI's own memory management, in a process of its own, with two devices."""
+def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_it_unloads_all(
+    run: Runner, models, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own memory management, which has two devices here."""
     comfy_on_path()
+    import comfy.model_management as management
 
-    def rank(_: int) -> list[tuple[object, ...]]:
-        import comfy.model_management as management
+    shares = nodes_module("shares", monkeypatch)
+    job, names = small(models), ("cpu:0", "cpu:1")
+    here, there = map(torch.device, names)
+    weights = Weights(run.backend, spec_of("comfyui", job.path), names)
+    model = nn.Module()
+    model.remote, model.shares = weights, shares.Shares(weights, here, (here, there))
+    patchers = [shares.Home(model, load_device=here, offload_device=here)]
+    del model
+    latents = []
 
-        for name, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):  # without what they import: a whole ComfyUI
-            sys.modules[name] = package = ModuleType(name)
-            package.__path__ = [str(path)]
-        shares = importlib.import_module("pack.nodes.shares")
-        run, job, names = Runner(Backend()), small(models), ("cpu:0", "cpu:1")
-        here, there = map(torch.device, names)
-        weights = Weights(run.backend, spec_of("comfyui", job.path), names)
-        model = nn.Module()
-        model.remote, model.shares = weights, shares.Shares(weights, here, (here, there))
-        patchers = [shares.Home(model, load_device=here, offload_device=here)]
-        del model
-        latents, found = [], []
+    def listed() -> list[str]:
+        devices = [str(entry.device) for entry in management.current_loaded_models]
+        return sorted(device for device in devices if device in names)
 
-        def sample() -> None:
-            management.load_models_gpu(patchers)
-            latents.append(run(job, msgspec.structs.replace(cpu_plan(ulysses=2), devices=names)))
-            look()
+    def expect(*on_devices: bool, stays: Sequence[str]) -> None:
+        assert tuple(run.backend.held_bytes(weights.spec, name) > 0 for name in names) == on_devices
+        assert listed() == [*stays]
 
-        def look() -> None:
-            held = [run.backend.held_bytes(weights.spec, name) for name in names]
-            listed = sorted(str(entry.device) for entry in management.current_loaded_models)
-            found.append((*(int(nbytes > 0) for nbytes in held), *listed))
+    def sample() -> None:
+        management.load_models_gpu(patchers)
+        latents.append(run(job, msgspec.structs.replace(cpu_plan(ulysses=2), devices=names)))
+        expect(True, True, stays=names)
 
-        def free(*devices: torch.device) -> None:
-            for device in devices:
-                management.free_memory(1e30, device)
-            look()
+    sample()
+    management.free_memory(1e30, there)
+    expect(True, False, stays=names[:1])
+    sample()
+    management.free_memory(1e30, here)
+    expect(False, True, stays=names[1:])
+    sample()
+    entry = next(entry for entry in management.current_loaded_models if entry.device == here)
+    assert not entry.model_unload(1), "a part is enough"
+    expect(False, True, stays=names)
+    sample()
+    for device in (here, there):  # as unload_all_models does
+        management.free_memory(1e30, device)
+    expect(False, False, stays=())
+    sample()
+    assert all(torch.equal(latent, latents[0]) for latent in latents)
+    del entry
+    patchers.clear()
+    gc.collect()
+    assert not listed(), "what nobody uses is no model of ComfyUI's"
+    run.end_workers()
 
-        try:
-            sample()
-            free(there)
-            sample()
-            free(here)
-            sample()
-            entry = next(entry for entry in management.current_loaded_models if entry.device == here)
-            assert not entry.model_unload(1), "a part is enough: it stays in ComfyUI's list"
-            look()
-            sample()
-            free(here, there)  # as unload_all_models does
-            sample()
-            del entry
-            patchers.clear()
-            gc.collect()
-            assert not management.current_loaded_models
-            assert all(torch.equal(latent, latents[0]) for latent in latents)
-        finally:
-            run.close()
-        return found
 
-    both = (1, 1, "cpu:0", "cpu:1")
-    steps = [both, (1, 0, "cpu:0"), both, (0, 1, "cpu:1"), both, (0, 1, "cpu:0", "cpu:1"), both, (0, 0), both]
-    assert run_ranks(1, rank, timeout=240) == [steps]
+def nodes_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the nodes, without what their package imports, which is a whole ComfyUI; on this process's engine."""
+    for package, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
+        patch.setitem(sys.modules, package, ModuleType(package))
+        sys.modules[package].__path__ = [str(path)]
+    for engine in [name for name in sys.modules if name.partition(".")[0] == "parallel_backend"]:
+        patch.setitem(sys.modules, f"pack.{engine}", sys.modules[engine])
+    return importlib.import_module(f"pack.nodes.{name}")
 
 
 @dataclass(frozen=True)
