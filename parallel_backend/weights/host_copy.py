@@ -13,7 +13,7 @@ from ..comm.communicator import Communicator
 from .block_bytes import ALIGNMENT
 from .host_memory import HOST, pin, shared_bytes
 
-WORDS = 1 << 20
+WORDS = 1 << 18
 """What a digest takes at a time, in words of 8 bytes: what leaves a device does so for want of room."""
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)
