@@ -24,6 +24,7 @@ from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
 from ...parallel_backend.wire.frames import Frame
 from ..room import free_devices, yielding
+from ..shares import device_name
 from ..telling import loading
 from .control import Control, residuals_of
 from .given import Given, by_mask
@@ -215,11 +216,6 @@ class RemoteModel:
 def dtype_name(dtype: torch.dtype) -> str:
     """Its name in messages, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
-
-
-def device_name(device: torch.device) -> str:
-    """A device of this process as plans name it."""
-    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def interruption() -> BaseException:

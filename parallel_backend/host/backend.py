@@ -338,18 +338,19 @@ class Backend:
         """Bytes of this model's weights that all workers on a device hold there."""
         return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
 
-    def release(self, model: ModelSpec, device: str = "") -> None:
-        """Take a model off a device, or off all of them; it stays in host memory where there is room.
+    def release(self, model: ModelSpec, leaves: Callable[[str], bool] = lambda device: True) -> None:
+        """Take a model off the devices of which `leaves` says so; it stays in host memory where there is room.
 
         Never fails: what has ended holds nothing.
         """
         with self._lock:
             for devices, group in list(self._groups.items()):
-                if not group.holds(model) or (device and device not in devices):
+                ranks = [rank for rank, device in enumerate(devices) if leaves(device)]
+                if not any(group.held_bytes(model, devices[rank]) for rank in ranks):
                     continue
                 if group.alive():
                     try:
-                        answer = group.carry_out(Exchange(Release(next(self._requests), model, device)))
+                        answer = group.carry_out(Exchange(Release(next(self._requests), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
