@@ -158,7 +158,8 @@ INTRODUCTION = [
     "",
     "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores (gloo, one "
     "thread a rank), with a part of their channels: FLUX.1's, Stable Diffusion's, FLUX.2's and HunyuanVideo's with half, Wan "
-    "2.1's with a third, the others' with a quarter, MiniMax-H3's with two small blocks. All but CogVideoX's are ComfyUI's own code.",
+    "2.1's with a third, the others' with a quarter, MiniMax-H3's with two small blocks. All but CogVideoX's are ComfyUI's own "
+    "code.",
     "",
     "CogVideoX's is not ComfyUI's code: `original`, the default, is diffusers' result. ComfyUI's own module, which gives "
     "the other, over rows of the same clip had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a "
