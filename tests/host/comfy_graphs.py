@@ -36,8 +36,10 @@ LATENTS = {
     "wan_i2v": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
     "wan_talk": node("EmptyHunyuanLatentVideo", width=80, height=80, length=9, batch_size=1),
     "wan22_5b": node("LoadLatent", latent="wan22_5b.latent"),
-    "minimax": node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22),
-    "ltxav": node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0]),
+    **dict.fromkeys(("minimax", "minimax_curves"), node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22)),
+    **dict.fromkeys(
+        ("ltxav", "ltxav23"), node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0])
+    ),
 }
 
 PLANS: list[dict[str, Any]] = [
