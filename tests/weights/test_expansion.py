@@ -1,4 +1,4 @@
-"""GGUF's weights expanded by one kernel, with the bits of eager operations and kept over patches and calls where there is room."""
+"""GGUF's weights expanded by one kernel, with the bits of eager operations, and kept where there is room."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ PATCHES = 3
 WIDTH = 512
 SIZES = (96, 1, 50, 7)
 """Rows, of which one kernel is to take any number."""
+KERNELS = [
+    *((kind, torch.bfloat16) for kind in HALVES),
+    (Type.Q4_K, torch.float16),
+    *((kind, torch.float32) for kind in (Type.Q4_K, Type.Q6_K)),
+]
+"""From blocks of a type to values of a type."""
 PATIENCE = 600
 """Seconds for a compiler on a busy machine."""
 
@@ -120,35 +126,34 @@ def test_patches_of_stages_expand_each_weight_once() -> None:
     assert worst([outs[0] for outs, _ in ranks], expected) <= TOLERANCE
 
 
-def compiled(kinds: Sequence[Type], dtype: torch.dtype) -> list[tuple[str, bool, int, int]]:
-    """Of each type in a process of its own: its name, whether bits are those of eager operations, kernels and graphs."""
+@torch.inference_mode()
+def compiled(_: int) -> list[tuple[str, torch.dtype, bool, int, int]]:
+    """Of each kernel: what it is of, whether its bits are those of eager operations, kernels and graphs."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
     found = []
-    for kind in kinds:
+    for kind, dtype in KERNELS:
         layers, expansion = layers_of([kind]), Expansion(fused=True)
         expand_by(layers, expansion)
         counters.clear()
         metrics.reset()
-        with torch.inference_mode():
+        for _ in range(2):
             expansion.make_kernels(layers, dtype, CPU)
-            expansion.make_kernels(layers, dtype, CPU)
-            assert expansion.told() == ()
-            storage, rows = BLOCK_TYPES[kind], layers[0].weight
-            equal = [
-                torch.equal(expansion.expand(storage, rows[:size], dtype), storage.expand(rows[:size], dtype))
-                for size in SIZES
-            ]
-        found.append((kind.name, all(equal), metrics.generated_kernel_count, counters["stats"]["unique_graphs"]))
+        assert expansion.told() == ()
+        storage, rows = BLOCK_TYPES[kind], layers[0].weight
+        equal = all(
+            torch.equal(expansion.expand(storage, rows[:size], dtype), storage.expand(rows[:size], dtype))
+            for size in SIZES
+        )
+        found.append((kind.name, dtype, equal, metrics.generated_kernel_count, counters["stats"]["unique_graphs"]))
     return found
 
 
 @thorough
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_one_kernel_of_each_type_has_the_bits_of_eager_operations_for_any_size(dtype: torch.dtype) -> None:
-    (found,) = run_ranks(1, lambda _: compiled([*HALVES], dtype), PATIENCE, joined=False)
-    assert found == [(kind.name, True, 1, 1) for kind in HALVES]
+def test_one_kernel_of_each_type_has_the_bits_of_eager_operations_for_any_size() -> None:
+    (found,) = run_ranks(1, compiled, PATIENCE)
+    assert found == [(kind.name, dtype, True, 1, 1) for kind, dtype in KERNELS]
 
 
 @thorough
@@ -167,6 +172,6 @@ def test_without_a_compiler_eager_operations_expand_which_is_said_once(
             assert all(torch.equal(layer(x), given) for layer, given in zip(layers, expected, strict=True))
         return (*expansion.told(), *expansion.told())
 
-    ((said,),) = run_ranks(1, in_a_process, PATIENCE, joined=False)
+    ((said,),) = run_ranks(1, in_a_process, PATIENCE)
     assert said.startswith("GGUF weights are expanded without a compiler, which takes longer: ")
     assert "\n" not in said
