@@ -153,7 +153,13 @@ def compiled(_: int) -> list[tuple[str, torch.dtype, bool, int, int]]:
 @thorough
 def test_one_kernel_of_each_type_has_the_bits_of_eager_operations_for_any_size() -> None:
     (found,) = run_ranks(1, compiled, PATIENCE)
-    assert found == [(kind.name, dtype, True, 1, 1) for kind, dtype in KERNELS]
+    assert [each[:3] for each in found] == [(kind.name, dtype, True) for kind, dtype in KERNELS]
+    for name, dtype, _, kernels, graphs in found:
+        most = (
+            2 if dtype == torch.float32 else 1
+        )  # the compiler for CPUs copies Q4_K's fp32 once more, that for GPUs does not
+        assert kernels <= most, name
+        assert graphs == 1, name
 
 
 @thorough
