@@ -15,7 +15,11 @@ from .storage import Storage
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
-ONE_KERNEL: dict[str, Any] = {"realize_opcount_threshold": 1 << 10, "realize_reads_threshold": 1 << 10, "compile_threads": 1}
+ONE_KERNEL: dict[str, Any] = {
+    "realize_opcount_threshold": 1 << 10,
+    "realize_reads_threshold": 1 << 10,
+    "compile_threads": 1,
+}
 """For torch's compiler: nothing in between goes to memory, and no processes are started to make one kernel."""
 
 FIRST_VALUES = 1 << 20
