@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
 from tests.dry.diffusers_blocks import MODULES, block_kernels
@@ -61,6 +62,13 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
     )
 }
 
+IN_BLOCKS: Mapping[str, Mapping[str, Any]] = {
+    f"{FLUX} in Q4_K, {'with' if room else 'no'} room, {plan}": {"stored": "Q4_K", "room": room, **degrees}
+    for plan, degrees in (("one rank", {}), ("pipefusion 4, first stage", {"pipefusion": 4}))
+    for room in (0, 1 << 40)
+}
+"""Of FLUX.1-dev with its blocks' matrices in a type of GGUF's, expanded by eager operations; with room they stay expanded."""
+
 DECODES: Mapping[str, tuple[str, int]] = {
     f"{autoencoder}, {'one rank' if ranks == 1 else f'{ranks} ranks'}": (autoencoder, ranks)
     for autoencoder, ranks in (("FLUX.2's VAE", 1), ("FLUX.2's VAE", 4), ("Wan 2.1's VAE", 1), ("Wan 2.1's VAE", 4))
@@ -72,6 +80,9 @@ def results(only: str, whole: bool) -> Iterator[tuple[str, Result]]:
     for case, (model, degrees) in CASES.items():
         if only in case:
             yield case, dry_run(model, whole=whole, **degrees)
+    for case, settings in IN_BLOCKS.items():
+        if only in case:
+            yield case, dry_run(FLUX, whole=whole, **settings)
     for case, (autoencoder, ranks) in DECODES.items():
         if only in case:
             yield case, dry_decode(autoencoder, ranks=ranks, whole=whole)

@@ -19,14 +19,14 @@ class Storage:
     """A type of stored values.
 
     `dtype` is that of plain values, None for blocks. A block holds `values` values of a row in `nbytes` bytes, and
-    `unpack` turns blocks `[n, nbytes]` (uint8) into values `[n, values]` (fp32).
+    `unpack` turns blocks `[n, nbytes]` (uint8), which it is also given as fp16 numbers, into values `[n, values]` (fp32).
     """
 
     name: str
     dtype: torch.dtype | None
     values: int
     nbytes: int
-    unpack: Callable[[Tensor], Tensor] | None = None
+    unpack: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def quantised(self) -> bool:
@@ -45,9 +45,8 @@ class Storage:
             return rows.view(self.dtype).to(dtype)
         blocks = rows.view(-1, self.nbytes)
         values = torch.empty(blocks.shape[0], self.values, dtype=dtype, device=rows.device)
-        step = max(1, EXPAND_VALUES // self.values)
-        for start in range(0, blocks.shape[0], step):
-            values[start : start + step] = self.unpack(blocks[start : start + step])
+        for some, into in zip(*(each.split(EXPAND_VALUES // self.values) for each in (blocks, values)), strict=True):
+            into.copy_(self.unpack(some, some.view(torch.float16)))
         return values.view(rows.shape[0], -1)
 
 

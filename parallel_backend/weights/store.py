@@ -50,8 +50,9 @@ class Store(ABC):
         """Bytes of host memory that this rank has for them wherever they are."""
         return 0
 
-    def fit(self, room: int) -> None:  # noqa: B027 - most have nothing to fit
-        """Use at most so many bytes of the device beyond `nbytes`, and as many as are of use."""
+    def fit(self, room: int) -> int:
+        """Use at most so many bytes of the device beyond `nbytes`, and as many as are of use; those that are left."""
+        return room
 
     @abstractmethod
     def materialise(self, device: torch.device) -> None:

@@ -80,11 +80,12 @@ class Streamed(Store):
     def _passing(self) -> int:
         return sum(sorted(self._bytes.sizes)[-2:])
 
-    def fit(self, room: int) -> None:
-        """Let as many blocks stay as fit into so many bytes; where all of them do, none comes and goes."""
+    def fit(self, room: int) -> int:
+        """Let as many blocks stay as fit into so many bytes; where all of them do, none comes and goes. The bytes left."""
         everything = sum(self._bytes.sizes)
         self._stays = staying(self._bytes.sizes, everything if room + self._passing >= everything else room)
         self._leave_all_but(self._stays)
+        return max(0, room - sum(self._bytes.sizes[block] for block in self._stays))
 
     def materialise(self, device: torch.device) -> None:
         """The host's copy, and what is outside of blocks."""

@@ -317,7 +317,8 @@ class Report(Message, frozen=True):
 class Done(Message, frozen=True):
     """The request is finished. Tensors: `result`, unless there is none. `skipped` counts a denoise's calls that a cache saved.
 
-    `uncompiled` says of kinds of blocks that were to be compiled and could not be why not, once for each.
+    `uncompiled` says of kinds of blocks that were to be compiled, and of what expands GGUF's weights, why they could not be,
+    once for each.
     """
 
     request: int

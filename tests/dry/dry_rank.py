@@ -7,14 +7,15 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from gguf import GGMLQuantizationType
+from torch import Tensor, nn
 
 from parallel_backend.attention.kernels import warm_up_kernels
 from parallel_backend.comm.meter import Meter
@@ -27,6 +28,9 @@ from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.plan.cost import Job as PlanJob
 from parallel_backend.plan.cost import needs
 from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.expansion import Expansion, expand_by
+from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.layers import pack
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.wire.messages import Sample
 from parallel_backend.worker.memory.stage_part import stages
@@ -68,11 +72,13 @@ class Step:
 
 
 class DryRank:
-    """What `sample` asks of a rank, without a host, weights or other ranks."""
+    """What `sample` asks of a rank, without a host, weights or other ranks; `room` bytes are spare for expanded weights."""
 
-    def __init__(self, gpu: FakeGpu, model: Any) -> None:
+    def __init__(self, gpu: FakeGpu, model: Any, room: int = 0) -> None:
         self.device = DEVICE
         self.meter = Meter()
+        self.expansion = Expansion(fused=False)
+        self._room = room
         self.link = self.status = self.world = self
         self.steps: list[Step] = []
         self._gpu = gpu
@@ -85,7 +91,12 @@ class DryRank:
 
     def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any]:
         """The model without data."""
+        expand_by(self._model.module, self.expansion)
         return self._model, self._model.forward_on(mesh, message.plan, self, lambda: None)
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """As far as there is room."""
+        return self.expansion.keeping(self._room)
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
@@ -156,24 +167,36 @@ def plan_of(blocks: int, patches: int, degrees: Mapping[str, int]) -> ResolvedPl
     )
 
 
-def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, **degrees: int) -> Result:
+def dry_run(
+    name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, stored: str = "", room: int = 0, **degrees: int
+) -> Result:
     """Three steps of one rank of a plan.
 
     Args:
         name: of JOBS.
         whole: every block, or the first two of each kind, which shows the same kernels a block and as many outside.
+        stored: a type of GGUF's, in which the blocks' matrices are.
+        room: bytes that are spare for expanded ones.
     """
     job = JOBS[name]
     plan = plan_of(job.blocks if whole else job.short, patches, degrees)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
+    if stored:
+        for layer in linears(model):
+            pack(layer, BLOCK_TYPES[GGMLQuantizationType[stored]], scaled=False)
     gpu = FakeGpu()
     with gpu.running(rank, plan.world_size):
         model.module.to_empty(device=DEVICE)
         gpu.keep()
         warm_up_kernels(DEVICE)
-        dry = DryRank(gpu, model)
+        dry = DryRank(gpu, model, room)
         sample(dry, request(job, plan), tensors_of(job, plan.cfg))  # type: ignore[arg-type]
     return dry.result(working_by_formula(name, plan))
+
+
+def linears(model: Any) -> list[nn.Linear]:
+    """Those of a model's blocks."""
+    return [layer for block in model.block_modules for layer in block.modules() if isinstance(layer, nn.Linear)]
 
 
 def working_by_formula(name: str, plan: ResolvedPlan) -> float:

@@ -54,6 +54,14 @@ LIMITS = {
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, and collectives; of the steady state."""
 
+IN_BLOCKS = {
+    "FLUX.1-dev in Q4_K, no room, one rank": 1589,
+    "FLUX.1-dev in Q4_K, with room, one rank": 189,
+    "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage": 2007,
+    "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage": 407,
+}
+"""Kernels of such a step of a GGUF file whose weights are expanded by eager operations; with room those of a plain file."""
+
 DECODES = {
     "FLUX.2's VAE, one rank": (159, 0, 1.8),
     "FLUX.2's VAE, 4 ranks": (2441, 70, 0.45),
@@ -142,6 +150,14 @@ def test_a_rank_needs_what_the_formula_says(case: str, short: dict[str, dict[str
     """Never more, or a plan that was said to fit runs out of memory; nor so much less that plans that fit are refused."""
     peak, formula = short[case]["peak"], short[case]["formula"]
     assert peak <= formula <= 1.6 * peak
+
+
+@pytest.mark.parametrize("case", IN_BLOCKS)
+def test_gguf_weights_are_expanded_without_a_wait_and_with_room_only_once(
+    case: str, short: dict[str, dict[str, Any]]
+) -> None:
+    assert short[case]["kernels"] <= IN_BLOCKS[case]
+    assert not short[case]["waits"]
 
 
 @pytest.mark.parametrize("case", DECODES)

@@ -76,6 +76,8 @@ class Holder:
         """Bytes of the part last asked for, held or not."""
         self.restored = 0
         """Bytes brought back from host memory since it was last set to 0."""
+        self.spare = 0
+        """Bytes of the device that neither the part last asked for takes nor its work is thought to need."""
 
     def on_device(self) -> dict[ModelSpec, int]:
         """Bytes of weights on the device by model."""
@@ -120,7 +122,7 @@ class Holder:
             held.aside = 0
         held.on_device = held.somewhere = True
         self._held[model] = held
-        held.store.fit(self._spare(held, allowance))
+        self.spare = held.store.fit(self._spare(held, allowance))
         return held.part  # type: ignore[no-any-return]
 
     def free(self) -> int:

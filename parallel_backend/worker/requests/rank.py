@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from ...models.comfyui.networks import Networks
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...plan import ResolvedPlan
+from ...weights.expansion import Expansion, expand_by
 from ...weights.holding import Replicated
 from ...weights.patching import Keep
 from ...weights.reading import Watch
@@ -44,6 +46,12 @@ GIGABYTE = 10**9
 LOADING_SECONDS = 0.2
 """Time between two reports of how far loading has got."""
 
+EXPANDING = 1 << 28
+"""Bytes that are left for weights while they are expanded, which no plan counts."""
+
+KEPT_OF_SPARE = 0.5
+"""What expanded weights may take of the rest of what is spare: what work needs is an estimate, and memory has gaps."""
+
 
 class Rank:
     """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
@@ -59,6 +67,7 @@ class Rank:
         self.memory = Memory(environment.device, machines.count(machines[world.rank]))
         self.holder = Holder(self.memory, world.all_agree, status)
         self.adapters = AdapterStore()
+        self.expansion = Expansion(fused=environment.device.type == "cuda")
         self._networks = Networks(environment.device)
         self.files = ModelFiles(environment.models)
         self._mesh: tuple[tuple[int, ...], Mesh] | None = None
@@ -127,12 +136,15 @@ class Rank:
             stage = stage_of[self.world.rank]
             keep = Keep(self.memory.has_host_room, self.world.all_agree)
             found = self.files.find(spec)
-            return StagePart(found, stage, self._arrange(plan), self.device, self.neighbours, watch, keep)
+            made = StagePart(found, stage, self._arrange(plan), self.device, self.neighbours, watch, keep)
+            expand_by(made.module, self.expansion)
+            return made
 
         part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working))
         self.status.enter("applying adapters")
         adapters = self.adapters.named(message.adapters)
         part.adapt(adapters, watch)
+        self.expansion.make_kernels(part.module, getattr(torch, message.compute_dtype), self.device)
         compiler = message.compiler if isinstance(message, Sample) else ""
         forward = part.model.forward_on(mesh, plan, part.holding, self.status.mark, compiler)
         networks = self._networks.of(adapters)
@@ -140,6 +152,10 @@ class Rank:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
             forward.networks = networks
         return part.model, forward
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """While the model last prepared runs, have its expanded weights stay as far as there is room."""
+        return self.expansion.keeping(int(KEPT_OF_SPARE * (self.holder.spare - EXPANDING)))
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""

@@ -43,7 +43,8 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
         model, forward = rank.prepare(message, mesh)
         function = _function(rank, message, mesh)
         started = rank.start()
-        with Previews(rank.device, rank.link.send) if mesh.reports else nullcontext() as previews:
+        shown = Previews(rank.device, rank.link.send) if mesh.reports else nullcontext()
+        with shown as previews, rank.keeping():
             prompts = _prompts(message, tensors, mesh)
             cache = step_cache(message.cache, prompts, mesh, rank.agree)
             run = _Run(rank, message, tensors, mesh, model, forward, prompts, cache, previews)
@@ -53,7 +54,8 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
         return
     rank.report(message.request, message.model, started, forward.cache_bytes)
     if mesh.reports:
-        rank.link.send(Done(message.request, cache.skipped, forward.uncompiled()), answer)
+        uncompiled = (*forward.uncompiled(), *rank.expansion.told())
+        rank.link.send(Done(message.request, cache.skipped, uncompiled), answer)
 
 
 def _function(rank: Rank, message: Sample, mesh: Mesh) -> SamplerFunction | None:
