@@ -22,6 +22,7 @@ from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
+from ...parallel_backend.weights.packing import Expanded
 from ...parallel_backend.wire.frames import Frame
 from ..room import free_devices, yielding
 from ..shares import device_name
@@ -42,7 +43,7 @@ class RemoteModel:
     wish: ParallelPlan
     devices: tuple[str, ...]
     weight_bytes: int
-    expansion_bytes: float
+    expanded: Expanded
     reader: AdapterReader
 
     def job(self, forward: Given, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
@@ -63,7 +64,8 @@ class RemoteModel:
             steps=steps,
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
-            expansion=self.expansion_bytes / self.shape.parameters,
+            expansion=self.expanded.moved / self.shape.parameters,
+            expanded=self.expanded.largest,
         )
 
     def plan(self, job: Job, forward: Given, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:

@@ -37,7 +37,8 @@ class Job:
     """What is denoised: tokens of one batch item, whether a negative branch takes part.
 
     `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less). `expansion` are the
-    bytes read and written to expand a weight wherever it is used, on average over all; 0 where none is.
+    bytes read and written to expand a weight wherever it is used, on average over all, `expanded` those that the largest
+    matrix takes meanwhile; 0 where none is.
     """
 
     image_tokens: int
@@ -48,6 +49,7 @@ class Job:
     element: int = 2
     weight_element: float = 2
     expansion: float = 0.0
+    expanded: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def _held(plan: ResolvedPlan, model: ModelShape, job: Job, first: int, count: in
 
 
 def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[float, float]]:
-    """Bytes of each sequence rank's activations, and of its keys and values of one block that patches find kept."""
+    """Bytes of each sequence rank's activations, with an expanded matrix, and of one block's keys and values if patches keep them."""
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
     row = model.hidden * job.element
@@ -235,7 +237,7 @@ def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[floa
         if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
             activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
         cache = 2 * keys * heads * model.head_dim * job.element * model.attentions if plan.patches > 1 else 0.0
-        found.append((latents + activations, cache))
+        found.append((latents + activations + job.expanded, cache))
     return found
 
 

@@ -58,10 +58,8 @@ class Expansion:
             if self._fused and key not in self._kernels:
                 try:
                     self._kernels[key] = _made(layer.storage, layer.expands_to(dtype), device)
-                except (
-                    Exception
-                ) as error:  # the compiler's, or of what it needs (triton, a C compiler): eager operations do
-                    self._fused = False
+                except Exception as error:
+                    self._fused = False  # the compiler's, or what it needs (triton, a C compiler): eager operations do
                     first, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
                     self._told.append(
                         f"GGUF weights are expanded without a compiler, which takes longer: {first.rstrip('.')}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -15,7 +16,10 @@ from .entry import Checkpoint, Entry
 from .keymap import KeyMap, Piece
 from .layers import pack
 from .requantised import Parts
-from .storage import FLOAT8, PLAIN, Storage
+from .storage import EXPAND_VALUES, FLOAT8, PLAIN, Storage
+
+UNPACKED = 8
+"""Bytes that a value takes while its block is unpacked: in fp32, and of what it is made in the end."""
 
 WIDE = torch.bfloat16
 """What vectors are held in where fp8 is wished for: it is wide enough for every fp8 value."""
@@ -48,19 +52,37 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return total
 
 
-def expansion_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> float:
-    """Bytes read and written where all matrices that are held quantised are expanded once, to values of `element` bytes.
+@dataclass(frozen=True)
+class Expanded:
+    """What it takes to expand the matrices that are held quantised, each where it is used.
+
+    `moved` bytes are read and written where all of them are expanded once; `largest` is what one takes for that time.
+    """
+
+    moved: float
+    largest: int
+
+
+def expanded_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> Expanded:
+    """Of a checkpoint's, to values of `element` bytes.
 
     Those that ComfyUI's own operations multiply by are not expanded; with `fast_fp8` neither is plain fp8_e4m3fn.
     """
-    total = 0.0
+    moved, largest = 0.0, 0
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
         as_it_is = fast_fp8 and storage.dtype == torch.float8_e4m3fn and entry.scale is None
         if len(entry.shape) == 2 and storage.quantised and not entry.kept and not as_it_is:
-            each = expansion_of(storage.nbytes / storage.values, element, storage.unpack is not None)
-            total += math.prod(entry.shape) * each
-    return total
+            values = math.prod(entry.shape)
+            moved += values * expansion_of(storage.nbytes / storage.values, element, storage.unpack is not None)
+            largest = max(largest, expanding_bytes(storage, values, element))
+    return Expanded(moved, largest)
+
+
+def expanding_bytes(storage: Storage, values: int, element: int) -> int:
+    """What so many stored values take while they are expanded to values of `element` bytes."""
+    unpacked = 0 if storage.unpack is None else min(values, EXPAND_VALUES)
+    return values * element + UNPACKED * unpacked
 
 
 def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, names: KeyMap) -> dict[str, list[int]]:

@@ -31,7 +31,7 @@ from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.expansion import Expansion, expand_by
 from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.layers import pack
-from parallel_backend.weights.packing import shape_parameters
+from parallel_backend.weights.packing import expanding_bytes, shape_parameters
 from parallel_backend.wire.messages import Sample
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
@@ -181,9 +181,12 @@ def dry_run(
     job = JOBS[name]
     plan = plan_of(job.blocks if whole else job.short, patches, degrees)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
+    expanded = 0
     if stored:
+        storage = BLOCK_TYPES[GGMLQuantizationType[stored]]
+        expanded = max(expanding_bytes(storage, layer.weight.numel(), 2) for layer in linears(model))
         for layer in linears(model):
-            pack(layer, BLOCK_TYPES[GGMLQuantizationType[stored]], scaled=False)
+            pack(layer, storage, scaled=False)
     gpu = FakeGpu()
     with gpu.running(rank, plan.world_size):
         model.module.to_empty(device=DEVICE)
@@ -191,7 +194,7 @@ def dry_run(
         warm_up_kernels(DEVICE)
         dry = DryRank(gpu, model, room)
         sample(dry, request(job, plan), tensors_of(job, plan.cfg))  # type: ignore[arg-type]
-    return dry.result(working_by_formula(name, plan))
+    return dry.result(working_by_formula(name, plan, expanded))
 
 
 def linears(model: Any) -> list[nn.Linear]:
@@ -199,8 +202,8 @@ def linears(model: Any) -> list[nn.Linear]:
     return [layer for block in model.block_modules for layer in block.modules() if isinstance(layer, nn.Linear)]
 
 
-def working_by_formula(name: str, plan: ResolvedPlan) -> float:
-    """Bytes beside the weights that plans go by."""
+def working_by_formula(name: str, plan: ResolvedPlan, expanded: int) -> float:
+    """Bytes beside the weights that plans go by, the largest matrix while it is expanded among them."""
     job, (_, config) = JOBS[name], inspected(name)
     family = FAMILIES[job.family]
     text = torch.empty(1, *job.prompt["context"], device="meta")
@@ -208,6 +211,7 @@ def working_by_formula(name: str, plan: ResolvedPlan) -> float:
         image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
         text_tokens=family.beside_tokens(config, {"context": text}),
         two_sided=plan.cfg == 2,
+        expanded=expanded,
     )
     return needs(plan, family.shape(config), asked).working
 

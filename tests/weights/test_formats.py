@@ -26,7 +26,7 @@ from parallel_backend.models.family import Stage
 from parallel_backend.plan.profiles import UNPACKING
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.packing import expansion_bytes, held_bytes, shape_parameters
+from parallel_backend.weights.packing import expanded_bytes, held_bytes, shape_parameters
 from parallel_backend.weights.storage import PLAIN
 from tests.comfy_oracle import comfy_on_path
 from tests.tiny_cogvideox import save_cogvideox
@@ -72,7 +72,7 @@ def test_the_block_types_are_all_supported() -> None:
 def test_what_is_expanded_where_it_is_used_is_known_from_the_header(tmp_path: Path) -> None:
     def expanded(path: Path, dtype: torch.dtype, fast: bool = False) -> float:
         part, _ = FAMILIES["comfyui"].inspect(read_header(path))
-        return expansion_bytes(part, dtype, 2, fast)
+        return expanded_bytes(part, dtype, 2, fast).moved
 
     plain = save_flux(tmp_path / "plain.safetensors", **SHAPE)
     matrices = [tensor for tensor in load_file(plain).values() if tensor.ndim == 2]
