@@ -54,3 +54,40 @@ def test_what_goes_by_frame(name: str, plan: dict[str, Any], comfyui: ComfyUI, l
     stock = latent_of(graph)
     assert relative_error(latent_of(plain), stock) > DIFFERENT
     assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+
+
+OTHERS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "s2v": {"longer": (1, 25, 1024, 30)},
+    "dancer": {"of one frame": (1, 1, 35), "shorter": (1, 7, 35), "longer": (1, 200, 35)},
+}
+"""Sound and music of another length than the video's; the last dimension of sound, and the first one of music, are its frames."""
+
+
+@thorough
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("name", "length"), [(name, length) for name, lengths in OTHERS.items() for length in ("missing", *lengths)]
+)
+def test_sound_that_is_missing_or_of_another_length(
+    name: str, length: str, plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """What is too long is cut off, and music is stretched, as in ComfyUI; the stock loader takes it too."""
+    graph = graph_of(name)
+    if length != "missing":
+        sound = {"audio_embed": draw(*OTHERS[name][length], seed=47)}
+        graph = with_tensors(comfyui, graph, f"{name}-{length}", sound)
+        assert relative_error(latent_of(graph_of(name)), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE
+
+
+@thorough
+def test_sound_that_is_too_short_is_refused_where_frames_are_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = with_tensors(comfyui, graph_of("s2v"), "s2v-short", {"audio_embed": draw(1, 25, 1024, 5, seed=48)})
+    for plan in (PLANS[0], PLANS[2]):
+        run = comfyui.queue(spread(graph, **plan), timeout=300)
+        assert run.error is not None
+        assert (
+            "step 1: audio_emb of the model's AudioInjector_WAN has 2 parts for 3 of the latent, which is not supported with a "
+            "parallel MODEL: remove the node that sets it, or use Load Diffusion Model." in run.error.exception_message
+        )
+    assert relative_error(latent_of(spread(graph, **PLANS[1])), latent_of(graph)) <= TOLERANCE  # frames are whole there

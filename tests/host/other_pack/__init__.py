@@ -17,6 +17,7 @@ import folder_paths
 import node_helpers
 import torch
 from comfy.ldm.lumina.controlnet import ZImage_Control
+from comfy.ldm.wan.uni3c import WanUni3CControlnet
 from comfy.model_patcher import PatcherInjection
 from comfy.patcher_extension import CallbacksMP
 from safetensors.torch import load_file
@@ -394,6 +395,7 @@ def vision() -> Any:
     for name in ("last_hidden_state", "penultimate_hidden_states"):
         setattr(output, name, torch.zeros(1, 5, 32))
     output.image_embeds = torch.zeros(1, 32)
+    output.all_hidden_states = torch.zeros(1, 20, 5, 32)
     return output
 
 
@@ -414,6 +416,7 @@ class ControlPatch(nn.Linear):
     """What makes something of a picture that is added behind each block, as DiffSynth's patches for Qwen-Image do."""
 
     additional_in_dim = 0
+    project_modules: tuple[nn.Module, ...] = ()
 
     def __init__(self) -> None:
         super().__init__(1, 1)
@@ -509,6 +512,19 @@ class PackZImageNetwork(PackNetwork):
         return (_patcher(model),)
 
 
+class PackUni3C(PackNetwork):
+    """Gives Uni3C's network for a Wan of a width, small inside."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"width": ("INT",)}}
+
+    def give(self, width: int) -> tuple[Any]:
+        sizes = {"conv_out_dim": 48, "dim": 48, "ffn_dim": 48, "num_heads": 1, "num_layers": 2, "mid_channels": 8}
+        widths = {"time_embed_dim": width, "out_proj_dim": width}
+        return (_patcher(_drawn(lambda: WanUni3CControlnet(**sizes, **widths, operations=comfy.ops.manual_cast))),)
+
+
 def _network(name: str) -> Any:
     """One of the classes of ComfyUI's nodes for model patches."""
     return getattr(sys.modules[nodes.NODE_CLASS_MAPPINGS["ModelPatchLoader"].__module__], name)
@@ -548,6 +564,7 @@ NODE_CLASS_MAPPINGS = {
     "PackNetwork": PackNetwork,
     "PackSpeech": PackSpeech,
     "PackZImageNetwork": PackZImageNetwork,
+    "PackUni3C": PackUni3C,
     "PackChangedPatch": PackChangedPatch,
     "PackModel": PackModel,
     "PackGuider": PackGuider,
