@@ -31,7 +31,7 @@ types() {
   (cd -- "$LINTED/packages" && MYPY_CACHE_DIR="$LINTED/mypy-nodes" part "mypy: nodes" \
     mypy --config-file "$REPO/pyproject.toml" -p pack.nodes) >"$nodes" 2>&1 &
   local beside=$! failed=0
-  local helpers=() file # of the tests; these themselves are judged by running them
+  local helpers=() file # of the tests; these themselves, and tests/host/other_pack in a ComfyUI, are judged by running
   for file in tests/*.py tests/*/*.py; do
     [[ "$file" == */test_* ]] || { file="${file%.py}" && helpers+=(-m "${file//\//.}"); }
   done

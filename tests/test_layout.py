@@ -1,3 +1,5 @@
+"""Which tokens each rank and patch holds."""
+
 from collections.abc import Sequence
 
 import pytest
@@ -7,7 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parallel_backend.layout import SequenceSplit, cut, cut_by, length
-from parallel_backend.models.spread.placement import Placement, slots_of, spread_by
+from parallel_backend.models.spread.declaration import Beside, Pictured
+from parallel_backend.models.spread.picture import Picture
+from parallel_backend.models.spread.placement import Placement, slots_of
+from parallel_backend.models.spread.places import Places
 
 numbers = st.integers(0, 5000)
 degrees = st.integers(1, 8)
@@ -55,16 +60,15 @@ def test_heads_of_equal_ranks_differ_by_at_most_one_and_those_of_a_faster_one_ar
 some = st.integers(0, 50)
 
 
-@given(text=some, image=st.integers(0, 300), patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
+@given(text=some, rows=st.integers(1, 300), references=some, patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
 def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
-    text: int, image: int, patches: int, ring: int, ulysses: int
+    text: int, rows: int, references: int, patches: int, ring: int, ulysses: int
 ) -> None:
-    runs = [torch.arange(image)[run] for run in cut(image, patches)]
-    words, picture = (
-        spread_by((1,) * (ring * ulysses), text, [torch.arange(text)]),
-        spread_by((1,) * (ring * ulysses), image, runs),
-    )
-    assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(image))
+    places = Places((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
+    words, picture = places.of(text, Beside()), places.of(rows + references, Pictured())
+    assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(rows + references))
+    first = torch.cat(picture.only(0).ranks)
+    assert set(range(rows, rows + references)) <= set(first.tolist())  # references go with the first patch
     for ring_rank in range(ring):
         ranks = range(ring_rank * ulysses, (ring_rank + 1) * ulysses)
         slots = slots_of([words, picture], ranks, patches)

@@ -22,10 +22,10 @@ from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
 from .guides import guides_of
 from .networks import PATCHES
+from .refusals import refuse_prompts, refuse_transformer_options
 from .remote_model import dtype_name
 from .sampler import OTHER_SAMPLER, chosen, stock_sampler
 from .step_cache import cache_of
-from .unsupported import refuse_prompts, refuse_transformer_options
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""

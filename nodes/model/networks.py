@@ -24,8 +24,8 @@ from ...parallel_backend.weights.adapters import Network
 from .attention_guides import PLACE as GUIDES
 from .attention_guides import attention_guides
 from .guides import FOLDER
+from .refusals import WAY_OUT, refuse_transformer_options
 from .stock import foreign
-from .unsupported import WAY_OUT, refuse_transformer_options
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
 """What ComfyUI's loader finds out of a file for Z-Image."""

@@ -13,9 +13,9 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_backend.weights.adapters import AdapterSet
 from .given import STRICT
+from .refusals import refuse_weights
 from .remote_model import RemoteModel, device_name
 from .sampler_wrapper import run_in_workers
-from .unsupported import refuse_weights
 
 KEY = "parallel"
 

@@ -18,13 +18,13 @@ from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from .attention_guides import values_of as guides_as_values
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .networks import PATCHES, networks_of, refuse_stages
+from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
 from .skipped import OPTION as REPLACED
 from .skipped import check_stages, skipped_in, values_of
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .step_cache import runs_wrappers
-from .unsupported import refuse_transformer_options, refuse_weights
 from .within import Within
 
 

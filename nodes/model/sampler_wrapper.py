@@ -20,12 +20,12 @@ from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, t
 from .given import STRICT, NotSupported, of_prompt
 from .networks import WHOLE, refuse_stages
 from .proxy import DiffusionProxy
+from .refusals import refuse_weights
 from .remote_model import RemoteModel, dtype_name
 from .sigmas import refuse_sigmas
 from .step_by_step import StepByStep
 from .step_cache import tell_skipped
 from .stock import not_supported
-from .unsupported import refuse_weights
 
 log = logging.getLogger(__name__)
 

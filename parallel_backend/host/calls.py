@@ -12,7 +12,7 @@ import msgspec
 from ..comm.timeline import BINS
 from ..wire.messages import Report, Times
 
-PIECES = 16
+MOST_BINS = 16
 """Of a call's bins at most so many are kept: of a run of many calls no more could be seen."""
 
 BETWEEN = "between calls"
@@ -63,9 +63,9 @@ def joined(calls: Sequence[tuple[float, Report]]) -> Report:
 
 
 def coarse(times: Times) -> Times:
-    """The same in PIECES bins at most."""
+    """The same in MOST_BINS bins at most."""
     together = 1
-    while times.seconds > PIECES * together * times.width:
+    while times.seconds > MOST_BINS * together * times.width:
         together *= 2
     waiting = {
         kind: [sum(bins[at : at + together]) for at in range(0, len(bins), together)]

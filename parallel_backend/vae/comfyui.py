@@ -17,6 +17,7 @@ from ..weights.keymap import KeyMap
 from . import frames
 from .autoencoder import Give, Mark, whole_tensors
 from .row_neighbours import attend
+from .row_rules import RULES
 from .row_tensor import RowTensor
 from .rows import Slab, slab_of
 from .tiles import decoded_shape, has_tiles, in_tiles
@@ -84,17 +85,17 @@ class ComfyAutoencoder:
 
         Noise that ComfyUI mixes into a latent is in it already.
         """
-        pieces = frames.Pieces(give)
+        batches = frames.Batches(give)
         if self._in_turns(latent):
-            pieces.add(in_tiles(self.module, "decode", latent, mark))
+            batches.add(in_tiles(self.module, "decode", latent, mark))
         else:
             frames.decode(
                 self.module,
                 lambda **options: self._run("decode", latent, mark, **options),
-                lambda made: pieces.add(_rows(made, latent.axis)),
+                lambda made: batches.add(_rows(made, latent.axis)),
                 latent.values.dim(),
             )
-        pieces.flush()
+        batches.flush()
 
     def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
         """The means, in one piece."""
@@ -110,7 +111,7 @@ class ComfyAutoencoder:
     def _run(self, method: str, given: Slab, mark: Mark, **options: Any) -> Any:
         """What ComfyUI's method returns of the rows of all ranks, or of a tensor on one."""
         alone = given.axis.size == 1
-        values = given.values if alone else RowTensor.of(given)
+        values = given.values if alone else RowTensor.of(given, RULES)
         with ExitStack() as undo:
 
             def replace(owner: Any, name: str, value: Any) -> None:

@@ -88,7 +88,7 @@ class Buffer:
         self._take(frames)
 
 
-class Pieces:
+class Batches:
     """Gives frames on, `FRAMES` or a few more at a time; a picture as it is."""
 
     def __init__(self, give: Give) -> None:

@@ -1,8 +1,8 @@
-"""Which operations on a `RowTensor` do not gather it, besides the element-wise ones."""
+"""Which operations on a `RowTensor` do not gather it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from .row_local import (
     cat,
+    element_wise,
     empty,
     expand,
     index_select,
@@ -30,11 +31,11 @@ from .row_local import (
     view,
 )
 from .row_neighbours import convolution, cudnn_convolution, enlarge, enlarge_by, mirror, normalised, pad
+from .row_tensor import Rule, Rules
 
 aten = torch.ops.aten
-Rule = Callable[..., Any]
 
-RULES: Mapping[Any, Rule] = MappingProxyType(
+KNOWN: Mapping[Any, Rule] = MappingProxyType(
     {
         aten.view.default: view,
         aten._unsafe_view.default: view,
@@ -82,3 +83,5 @@ RULES: Mapping[Any, Rule] = MappingProxyType(
     }
 )
 """Operations that stay local besides the element-wise ones, with what they are asked: the operation and its arguments."""
+
+RULES = Rules(KNOWN, element_wise)

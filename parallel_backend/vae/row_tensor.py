@@ -7,18 +7,28 @@ convolutions, group normalisation, padding and enlarging stay local, with rows o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from ..comm.communicator import Communicator
 from ..element_wise import is_element_wise
 from .rows import Slab
 
 Runs = tuple[slice, ...]
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What does not gather: `known` operations by a rule of their own, and `element_wise` ones by one for all."""
+
+    known: Mapping[Any, Rule]
+    element_wise: Rule
 
 
 class RowTensor(torch.Tensor):
@@ -31,18 +41,22 @@ class RowTensor(torch.Tensor):
     runs: Runs
     along: int
     axis: Communicator
+    rules: Rules
     copied: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, local: Tensor, runs: Runs, along: int, axis: Communicator, copied: bool = False) -> RowTensor:
+    def __new__(
+        cls, local: Tensor, runs: Runs, along: int, axis: Communicator, rules: Rules, copied: bool = False
+    ) -> RowTensor:
         """A tensor of the shape of the whole, without storage of its own."""
         run = runs[axis.rank]
         assert local.shape[along] == run.stop - run.start
         shape = (*local.shape[:along], runs[-1].stop, *local.shape[along + 1 :])
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)  # type: ignore[attr-defined]
         made.local, made.runs, made.along, made.axis, made.copied = local, runs, along, axis, copied
+        made.rules = rules
         return made  # type: ignore[no-any-return]
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -52,9 +66,9 @@ class RowTensor(torch.Tensor):
         return f"RowTensor({list(self.shape)}, local {list(self.local.shape)})"
 
     @classmethod
-    def of(cls, slab: Slab) -> RowTensor:
+    def of(cls, slab: Slab, rules: Rules) -> RowTensor:
         """A picture `[batch, channels, (frames,) height, width]`."""
-        return cls(slab.values, slab.runs, slab.values.dim() - 2, slab.axis)
+        return cls(slab.values, slab.runs, slab.values.dim() - 2, slab.axis, rules)
 
     @property
     def slab(self) -> Slab:
@@ -68,7 +82,12 @@ class RowTensor(torch.Tensor):
     ) -> RowTensor:
         """Other rows, by default in the same places."""
         return RowTensor(
-            local, self.runs if runs is None else runs, self.along if along is None else along, self.axis, copied
+            local,
+            self.runs if runs is None else runs,
+            self.along if along is None else along,
+            self.axis,
+            self.rules,
+            copied,
         )
 
     def at(self, runs: Runs) -> Tensor:
@@ -94,17 +113,15 @@ class RowTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Stay local where that gives the same, else gather."""
-        from .row_local import element_wise  # they are about this class
-        from .row_rules import RULES
-
         kwargs = kwargs or {}
-        rule = RULES.get(func)
+        rules = next(x.rules for x in tree_iter((args, kwargs)) if isinstance(x, RowTensor))
+        rule = rules.known.get(func)
         if rule is None:
             # In inference mode, in which workers run, operations that consist of others come as they are called.
             out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-            rule = element_wise if is_element_wise(func) else None
+            rule = rules.element_wise if is_element_wise(func) else None
         if rule is not None:
             out = rule(func, *args, **kwargs)
             if out is not NotImplemented:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from parallel_backend.comm.meter import Meter
+from parallel_backend.comm.moments import Moments
 
 SECONDS = 0.05
 
@@ -44,3 +45,28 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
     assert (
         sum(timeline.waiting["ulysses"][: max(0, since - 1)]) == 0
     )  # it is where it was, not where the host was asked
+
+
+def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> None:
+    moments = Moments(torch.device("cpu"))
+    for _ in range(2):
+        assert moments.take() == []
+        for _ in range(3):
+            moments.mark()
+            time.sleep(SECONDS)
+        first, second, third = moments.take()
+        assert first == 0
+        assert second >= SECONDS and third - second >= SECONDS
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_moments_of_a_gpu_are_when_it_gets_there() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    moments = Moments(device)
+    torch.cuda._sleep(1)  # its kernel is loaded
+    started = time.perf_counter()
+    moments.mark()
+    torch.cuda._sleep(200_000_000)
+    moments.mark()
+    on_host = time.perf_counter() - started
+    assert moments.take()[1] > 2 * on_host

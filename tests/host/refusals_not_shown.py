@@ -47,7 +47,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, whose … is not in the",),
         "parallel_backend/models/comfyui/importing.py": ("this worker does not find ComfyUI (…):",),
         "parallel_backend/models/diffusers/attention.py": ("diffusers' attention is given …, which",),
-        "parallel_backend/models/diffusers/family.py": ("diffusers … has a … of other weights",),
+        "parallel_backend/models/diffusers/diffusers_family.py": ("diffusers … has a … of other weights",),
         "parallel_backend/models/spread/arguments.py": ("the model's … has no argument …: this",),
         "parallel_backend/models/spread/attend.py": (
             "the model's … calls attention more than",

@@ -52,7 +52,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Applying a LoRA in bypass mode",
             "Replacing …",
         ),
-        "nodes/model/unsupported.py": (
+        "nodes/model/refusals.py": (
             "… cannot be done with a parallel MODEL:",
             "… cannot be applied to a parallel MODEL:",
         ),
@@ -118,7 +118,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "what travels": {
-        "nodes/model/unsupported.py": ("… cannot be used with a parallel MODEL",),
+        "nodes/model/refusals.py": ("… cannot be used with a parallel MODEL",),
         "parallel_backend/wire/frames.py": (
             "a message with … tensors is over the",
             "a number or name in … cannot be sent",

@@ -301,7 +301,7 @@ spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", sub
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
 from pack.nodes.model.build import load_model
-from pack.nodes.model.unsupported import refuse_transformer_options
+from pack.nodes.model.refusals import refuse_transformer_options
 from pack.parallel_backend.errors import Refused
 from pack.parallel_backend.host import Backend
 from pack.parallel_backend.plan import ParallelPlan

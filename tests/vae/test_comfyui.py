@@ -18,6 +18,7 @@ from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.models.comfyui.autoencoder import noise_scale, with_noise
 from parallel_backend.vae import recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
+from parallel_backend.vae.row_rules import RULES
 from parallel_backend.vae.row_tensor import RowTensor
 from parallel_backend.vae.rows import Slab, slab_of
 from parallel_backend.weights.checkpoint import read_header
@@ -167,7 +168,7 @@ def test_frames_come_while_the_rest_is_decoded(name: str, monkeypatch: pytest.Mo
 
 def test_what_draws_random_numbers_is_refused() -> None:
     with torch.inference_mode():
-        picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), _axis(1)))
+        picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), _axis(1)), RULES)
         with pytest.raises(AssertionError, match="random"):
             torch.randn_like(picture)
 

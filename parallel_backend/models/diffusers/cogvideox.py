@@ -27,7 +27,7 @@ from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
 from ..spread.blocks import SpreadModel
 from .cogvideox_positions import LEARNED, LEARNED_TEXT, SAMPLE, positions_for, rotary
-from .family import DiffusersFamily, padded
+from .diffusers_family import DiffusersFamily, padded
 from .model import Call
 
 PREFIXES = ("", "model.diffusion_model.")

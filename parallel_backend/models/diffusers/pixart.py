@@ -26,7 +26,7 @@ from ..family import Conditioning
 from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
 from ..spread.blocks import SpreadModel
-from .family import DiffusersFamily, padded
+from .diffusers_family import DiffusersFamily, padded
 from .model import Call
 
 PREFIXES = ("", "model.diffusion_model.")

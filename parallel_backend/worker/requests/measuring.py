@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from ...attention.kernels import choose_kernel
 from ...attention.packages import package_faults
 from ...comm.meter import Meter
+from ...comm.moments import Moments
 from ...diffusion import Value
 from ...mesh import build_mesh
 from ...models import FAMILIES
@@ -104,22 +104,17 @@ def time_blocks(
         parameter.zero_()
     meter = Meter()
     alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
-    marks: list[float] = []
-
-    def mark() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        marks.append(time.perf_counter())
-
+    moments = Moments(device)
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
-    forward = model.forward_on(build_mesh(alone, device, meter), alone, Replicated(), mark)
+    forward = model.forward_on(build_mesh(alone, device, meter), alone, Replicated(), moments.mark)
     runs = []
     for _ in range(RUNS):
-        marks.clear()
         forward(inputs, x, None)
-        runs.append(marks[-blocks:])  # blocks may run more than once, as VACE's first ones do for each control video
+        runs.append(
+            moments.take()[-blocks:]
+        )  # blocks may run more than once, as VACE's first ones do for each control video
     return _second_of_each(runs), counts
 
 

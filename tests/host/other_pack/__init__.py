@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -317,15 +318,20 @@ def subclass(guider: Any, positive: Any, negative: Any) -> Any:
     return guider
 
 
-def no_number(guider: Any, positive: Any, negative: Any) -> Any:
-    """A guidance that is no number, as arithmetic may give it."""
-    guider.set_conds(positive, negative)
-    guider.set_cfg(float("nan"))
-    return guider
+def strength(cfg: float) -> Callable[..., Any]:
+    """A guidance such as arithmetic may give it."""
+
+    def guide(guider: Any, positive: Any, negative: Any) -> Any:
+        guider.set_conds(positive, negative)
+        guider.set_cfg(cfg)
+        return guider
+
+    return guide
 
 
 GUIDERS = {
-    "no number": no_number,
+    "no number": strength(math.nan),
+    "without end": strength(math.inf),
     "one side": one_sided,
     "predict_noise on the instance": own_predict_noise,
     "a subclass": subclass,

@@ -3,7 +3,7 @@
 A random FLUX of 0.3 GB in bf16, a LoRA of rank 16 for every linear layer of its blocks, and one step of a picture of 16
 tokens. Loading finds the file in the system's cache, so it reads no disk.
 
-Run from the repository root: OMP_NUM_THREADS=1 COMFYUI_PATH=... python -m benchmarks.adapters
+Run from the repository root: OMP_NUM_THREADS=1 COMFYUI_PATH=... python -m benchmarks.adapter_costs
 """
 
 from __future__ import annotations
