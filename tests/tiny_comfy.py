@@ -151,7 +151,8 @@ def _wide_chroma(operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _anima(operations: Any) -> Any:
+def _anima(_: Any, operations: Any) -> Any:
+    """Whose text adapter alone is wide."""
     from comfy.ldm.anima.model import Anima
 
     return Anima(
@@ -166,7 +167,6 @@ WIDE: Mapping[str, Callable[..., Any]] = {
     "wide_z_image": _wide_z_image,
     "wide_radiance": _wide_radiance,
     "wide_chroma": _wide_chroma,
-    "anima": _anima,  # whose text adapter alone is wide
 }
 
 
@@ -248,12 +248,12 @@ def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
 
         video = {
             "vec_in_dim": 768, "context_in_dim": 4096, "patch_size": [1, 2, 2], "axes_dim": [16, 56, 56],
-            "out_channels": 16, "guidance_embed": True, "byt5": False,
+            "out_channels": 16, "depth": 2, "depth_single_blocks": 2, "guidance_embed": True, "byt5": False, "meanflow": False,
+            "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False,
         }  # fmt: skip
         return HunyuanVideo(
-            in_channels=channels, hidden_size=HEADS * 128, mlp_ratio=4.0, num_heads=HEADS, depth=2, depth_single_blocks=2,
-            theta=256, qkv_bias=True, meanflow=False, use_cond_type_embedding=False, vision_in_dim=None,
-            meanflow_sum=False, **video | sizes, **_settings(operations),
+            in_channels=channels, hidden_size=HEADS * 128, mlp_ratio=4.0, num_heads=HEADS, theta=256, qkv_bias=True,
+            **video | sizes, **_settings(operations),
         )  # fmt: skip
 
     return make
@@ -262,6 +262,14 @@ def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
 HUNYUAN_IMAGE: Mapping[str, Any] = {
     "vec_in_dim": None, "context_in_dim": 3584, "patch_size": [1, 1], "axes_dim": [64, 64], "out_channels": 64,
     "guidance_embed": False, "byt5": True,
+}  # fmt: skip
+HUNYUAN15: Mapping[str, Any] = {
+    "vec_in_dim": None, "context_in_dim": 48, "patch_size": [1, 1, 1], "out_channels": 32, "depth_single_blocks": 0,
+    "guidance_embed": False, "byt5": True, "use_cond_type_embedding": True, "vision_in_dim": 1152, "meanflow_sum": True,
+}  # fmt: skip
+REFINER: Mapping[str, Any] = {
+    "vec_in_dim": None, "context_in_dim": 48, "patch_size": [1, 1, 1], "out_channels": 64, "depth": 1,
+    "guidance_embed": False,
 }  # fmt: skip
 
 
@@ -295,6 +303,16 @@ def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callab
 def _shown(tokens: int) -> Mapping[str, Any]:
     """The mask of a text that is not padded."""
     return {"attention_mask": torch.ones(1, tokens, dtype=torch.int64)}
+
+
+def _padded(tokens: int) -> Mapping[str, Any]:
+    """The mask of a text whose last two tokens are padding."""
+    return {"attention_mask": (torch.arange(tokens) < tokens - 2).long()[None]}
+
+
+def _words(tokens: int) -> Mapping[str, Any]:
+    """What Anima's adapter puts in the place of the text: words of another vocabulary, and what each weighs."""
+    return {"t5xxl_ids": torch.arange(tokens) + 5, "t5xxl_weights": torch.linspace(0.5, 1.5, tokens)}
 
 
 def _speech(tokens: int) -> Mapping[str, Any]:
@@ -417,6 +435,16 @@ def _mochi(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
+LTXV: dict[str, Any] = {
+    "num_attention_heads": HEADS,
+    "attention_head_dim": 32,
+    "cross_attention_dim": HEADS * 32,
+    "caption_channels": 48,
+    "num_layers": 2,
+    "causal_temporal_positioning": True,
+}
+"""What a file of LTX-Video says of itself in its metadata."""
+
 LTXAV = {
     "num_attention_heads": 32,
     "attention_head_dim": 4,
@@ -430,7 +458,7 @@ LTXAV = {
     "connector_num_attention_heads": 3,
     "audio_connector_num_attention_heads": 3,
 }
-"""What a file of LTX-2 says of itself in its metadata."""
+"""The same of LTX-2."""
 
 
 def _ltxav(_: Any, operations: Any) -> Any:
@@ -442,6 +470,13 @@ def _ltxav(_: Any, operations: Any) -> Any:
 TINY: Mapping[str, Tiny] = {
     "minimax": Tiny(_minimax, (), 40),
     "ltxav": Tiny(_ltxav, (), 48, metadata={"config": json.dumps({"transformer": LTXAV})}),
+    "ltxv": Tiny(
+        _of("lightricks.model.LTXVModel", **LTXV),
+        (128, 3, 4, 5),
+        48,
+        _padded,
+        metadata={"config": json.dumps({"transformer": LTXV})},
+    ),
     "flux2": Tiny(_flux2, (128, 7, 5), 48),
     "wan": Tiny(_wan(), (16, 3, 8, 10), 4096),
     "wan_i2v": Tiny(_wan("i2v", image=20), (16, 3, 8, 10), 4096),
@@ -476,6 +511,9 @@ TINY: Mapping[str, Tiny] = {
     "hunyuan_i2v": Tiny(_hunyuan(33), (16, 3, 8, 10), 4096, pooled=768),
     "skyreels": Tiny(_hunyuan(32), (16, 3, 8, 10), 4096, pooled=768),
     "hunyuan_image": Tiny(_hunyuan(64, **HUNYUAN_IMAGE), (64, 9, 7), 3584),
+    "hunyuan15": Tiny(_hunyuan(65, **HUNYUAN15), (32, 3, 4, 5), 48, pooled=768),
+    "meanflow": Tiny(_hunyuan(98, **{**HUNYUAN15, "meanflow": True}), (32, 3, 4, 5), 48, pooled=768),
+    "refiner": Tiny(_hunyuan(128, **REFINER), (32, 1, 8, 10), 48, _padded, pooled=768),
     "cosmos": Tiny(_cosmos(16), (16, 1, 8, 10), 1024),
     "cosmos_i2v": Tiny(_cosmos(17), (16, 3, 8, 10), 1024),
     "hidream": Tiny(
@@ -496,7 +534,7 @@ TINY: Mapping[str, Tiny] = {
         _mochi,
         (12, 3, 8, 10),
         4096,
-        lambda tokens: {"attention_mask": (torch.arange(tokens) < tokens - 2).long()[None]},
+        _padded,
         metadata={"sizes": json.dumps(MOCHI)},
     ),
     "camera": Tiny(
@@ -582,6 +620,7 @@ TINY: Mapping[str, Tiny] = {
         metadata={"sizes": json.dumps(MAGE_FLOW)},
     ),
     "wide_mage_flow": Tiny(_of("mage_flow.model.MageFlowTransformer2DModel", "meta", num_layers=1), (128, 5, 7), 2560),
+    "anima": Tiny(_anima, (16, 1, 9, 14), 1024, _words),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
     "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),
 }

@@ -36,6 +36,9 @@ LATENTS = {
     "wan_i2v": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
     "wan_talk": node("EmptyHunyuanLatentVideo", width=80, height=80, length=9, batch_size=1),
     "wan22_5b": node("LoadLatent", latent="wan22_5b.latent"),
+    "ltxv": node("EmptyLTXVLatentVideo", width=160, height=128, length=17, batch_size=1),
+    "hunyuan15": node("EmptyHunyuanVideo15Latent", width=80, height=64, length=9, batch_size=1),
+    "meanflow": node("EmptyHunyuanVideo15Latent", width=80, height=64, length=9, batch_size=1),
     "minimax": node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22),
     "ltxav": node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0]),
 }

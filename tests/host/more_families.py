@@ -33,7 +33,7 @@ from tests.tiny_comfy import TINY
 Layers = Mapping[str, tuple[str, ...]]
 """Of each family the layers that its LoRA changes, by the names in its file."""
 
-ONE_CALL = ("cosmos", "cosmos_i2v", "flow_rvs")
+ONE_CALL = ("cosmos", "cosmos_i2v", "flow_rvs", "longcat")
 """The families that run one model call at a time, which Parallel Sampler refuses."""
 
 
@@ -50,7 +50,8 @@ def job(name: str, steps: int = 2) -> Graph:
 class Given:
     """What a family's own nodes put beside its text: tensors on the prompts, a mask of the first frame, references.
 
-    `references` are the shapes of latents. The prompts of `sides` have what is given.
+    `references` are the shapes of latents, `method` what ComfyUI's node says of where they are. The prompts of `sides` have
+    what is given.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Given:
     mask: bool = False
     references: tuple[tuple[int, ...], ...] = ()
     sides: tuple[str, ...] = ("positive", "negative")
+    method: str = ""
 
     def graph(self, server: ComfyUI) -> Graph:
         """The family's job with it."""
@@ -73,6 +75,11 @@ class Given:
             save_latent(server, file, 1, *shape)
             for side in self.sides:
                 graph = with_reference(graph, file, side)
+        if self.method:
+            for side in self.sides:
+                last = graph["sampler"]["inputs"][side][0]
+                method = {"reference_latents_method": self.method}
+                graph = insert_after(graph, last, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
         _, frames, height, width = TINY[self.name].latent if self.mask else (0, 0, 0, 0)
         return masked(graph, width, height, frames) if self.mask else graph
 

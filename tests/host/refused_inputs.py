@@ -18,7 +18,16 @@ from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.comfy_oracle import comfy_on_path
-from tests.host.comfy_graphs import TOKENS, graph_of, save_families, save_latent, spread, with_guides, with_tensors
+from tests.host.comfy_graphs import (
+    LATENTS,
+    TOKENS,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+    with_guides,
+    with_tensors,
+)
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
 from tests.host.refused_files import decoding
 from tests.host.sentences import Refusals, exactly
@@ -26,9 +35,7 @@ from tests.host.test_conditioning import WHOLE, round_trip
 from tests.host.test_families import family_graph, save_gguf
 from tests.host.test_other_packs import REFUSED, changed, guided
 from tests.host.test_refusals import LAYER, WAY_OUT, on_one_worker, small
-from tests.host.test_video_families import LATENTS as VIDEOS
-from tests.host.test_video_families import LTXV, TEXT, hunyuan15, ltxv, save
-from tests.tiny_comfy import save_unread
+from tests.tiny_comfy import TINY, save_tiny, save_unread
 from tests.tiny_flux import flux_tensors, save_flux
 from tests.tiny_models import draw
 from tests.tiny_vae import REAL, save_cogvideox_vae
@@ -334,14 +341,17 @@ def linked(server: ComfyUI) -> Refusals:
 def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
     """LTX-Video with a guide of half the size, as an IC-LoRA's file asks for."""
     models = server.base_dir / "models"
-    save(models / "diffusion_models", "refused-ltxv", ltxv(), **LTXV)
+    tensors = load_file(save_tiny(models / "diffusion_models", "ltxv"))
     layer = "diffusion_model.transformer_blocks.0.attn1.to_q"
-    (rows, columns), halved = ltxv().transformer_blocks[0].attn1.to_q.weight.shape, {"reference_downscale_factor": "2"}
+    (rows, columns), halved = (
+        tensors["transformer_blocks.0.attn1.to_q.weight"].shape,
+        {"reference_downscale_factor": "2"},
+    )
     lora = {f"{layer}.lora_A.weight": draw(4, columns, seed=1), f"{layer}.lora_B.weight": draw(rows, 4, seed=2)}
     save_file(lora, models / "loras" / "refused-halved.safetensors", halved)
-    graph = with_guides(server, graph | {"latent": VIDEOS["ltxv"]}, "latent")
+    graph = with_guides(server, graph | {"latent": LATENTS["ltxv"]}, "latent")
     graph["latent"] = node("EmptyLTXVLatentVideo", width=128, height=128, length=17, batch_size=1)
-    graph["model"]["inputs"]["unet_name"] = "refused-ltxv.safetensors"
+    graph["model"]["inputs"]["unet_name"] = "ltxv.safetensors"
     graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name="refused-halved.safetensors", strength_model=0.1)
     graph["parameters"] = node("GetICLoRAParameters", iclora_model=graph["sampler"]["inputs"]["model"])
     graph["end"]["inputs"]["iclora_parameters"] = ["parameters", 0]
@@ -375,12 +385,11 @@ def computed(server: ComfyUI) -> Refusals:
     )
     yield spread(graph), said
     yield spread(graph, pipefusion=2), said  # whose patches are of the size that the latent has
-    save(folder, "refused-hunyuan", hunyuan15())
+    save_tiny(folder, "hunyuan15")
     for side, seed in TOKENS.items():  # of 7 tokens, as the mask has them
-        prompt = {"cond": draw(1, 7, TEXT, seed=seed), "pooled_output": draw(1, 768, seed=1)}
+        prompt = {"cond": draw(1, 7, TINY["hunyuan15"].text, seed=seed), "pooled_output": draw(1, 768, seed=1)}
         save_file(prompt, server.input_dir / f"refused-hunyuan-{side}.safetensors")
-    graph = graph_of("wan") | {"latent": VIDEOS["hunyuan15"]}
-    graph["model"]["inputs"]["unet_name"] = "refused-hunyuan.safetensors"
+    graph = graph_of("hunyuan15")
     for side in TOKENS:
         graph[side]["inputs"]["conditioning"] = f"refused-hunyuan-{side}.safetensors"
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}

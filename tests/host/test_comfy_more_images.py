@@ -1,4 +1,4 @@
-"""HunyuanImage, Ovis, Lens, JoyImage and, at the width that ComfyUI takes them to have, some other models for pictures.
+"""Models for pictures, and some that ComfyUI takes to have a certain width at that width.
 
 These have one block of a kind or two, in fp8. Kandinsky 5 has all tests at that width; the others take hundreds of megabytes
 and long, and have theirs small in test_comfy_sized.
@@ -37,6 +37,34 @@ LAYERS: Layers = {
     "ovis": ("double_blocks.0.img_attn.qkv", "double_blocks.1.txt_mlp.gate_proj", "single_blocks.0.linear1"),
     "lens": ("transformer_blocks.0.attn.img_qkv", "transformer_blocks.1.txt_mlp.w1", "txt_in"),
     "joyimage": ("double_blocks.0.attn.img_attn_qkv", "double_blocks.1.attn.txt_attn_proj", "proj_out"),
+    "krea2": (
+        "blocks.0.attn.wq",
+        "blocks.1.attn.wk",
+        "blocks.2.mlp.down",
+        "txtfusion.refiner_blocks.0.attn.wv",
+        "tproj.1",
+        "last.linear",
+    ),
+    "sd3": (
+        "joint_blocks.0.x_block.attn.qkv",
+        "joint_blocks.1.x_block.attn2.proj",
+        "joint_blocks.1.context_block.mlp.fc1",
+        "context_embedder",
+        "final_layer.linear",
+    ),
+    "anima": (
+        "blocks.0.self_attn.q_proj",
+        "blocks.9.mlp.layer2",
+        "blocks.4.adaln_modulation_mlp.2",
+        "llm_adapter.blocks.0.cross_attn.k_proj",
+        "final_layer.linear",
+    ),
+    "longcat": (
+        "double_blocks.0.img_attn.qkv",
+        "double_blocks.1.txt_mlp.2",
+        "single_blocks.0.linear1",
+        "final_layer.linear",
+    ),
 }
 
 GIVEN: Mapping[str, Given] = {
@@ -47,6 +75,11 @@ GIVEN: Mapping[str, Given] = {
         "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
     ),
     "joyimage, references": Given("joyimage", references=((16, 1, 6, 5), (16, 1, 3, 4)), sides=("positive",)),
+    "krea 2, references": Given("krea2", references=((16, 1, 6, 5), (16, 1, 3, 4)), method="index"),
+    "krea 2, references without noise": Given(
+        "krea2", references=((16, 1, 6, 5), (16, 1, 3, 4)), method="index_timestep_zero", sides=("positive",)
+    ),
+    "longcat-image, a picture to edit": Given("longcat", references=((16, 6, 5),)),
 }
 
 WIDE = ("wide_lumina", "wide_radiance", "wide_auraflow", "wide_ideogram", "wide_mage_flow")

@@ -1,4 +1,4 @@
-"""HunyuanVideo, Cosmos-Predict2, Kandinsky 5 and models over Wan's blocks, through a real ComfyUI against its loader."""
+"""Models for videos and models over Wan's blocks, through a real ComfyUI against its loader."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from scripts.comfyui import ComfyUI
 from tests.host.more_families import Families, Given, Layers, save_with_loras
+from tests.host.test_comfy_wan import GIVEN as BY_FRAME
 from tests.selection import thorough
 from tests.tiny_models import draw
 
@@ -21,9 +22,19 @@ HUNYUAN = (
     "txt_in.individual_token_refiner.blocks.0.self_attn.qkv",
     "final_layer.linear",
 )
+HUNYUAN15 = tuple(name for name in HUNYUAN if not name.startswith("single"))
 WAN = ("blocks.0.self_attn.q", "blocks.1.cross_attn.v", "blocks.1.ffn.2", "time_projection.1", "head.head")
 COSMOS = ("blocks.0.self_attn.q_proj", "blocks.9.mlp.layer2", "blocks.4.adaln_modulation_mlp.2", "final_layer.linear")
 LAYERS: Layers = {
+    "ltxv": (
+        "transformer_blocks.0.attn1.to_q",
+        "transformer_blocks.1.attn2.to_v",
+        "transformer_blocks.1.ff.net.2",
+        "caption_projection.linear_1",
+        "proj_out",
+    ),
+    "hunyuan15": HUNYUAN15,
+    "meanflow": (*HUNYUAN15, "time_r_in.in_layer"),
     **dict.fromkeys(("hunyuan", "hunyuan_i2v", "skyreels"), HUNYUAN),
     **dict.fromkeys(("cosmos", "cosmos_i2v"), COSMOS),
     "kandinsky": (
@@ -33,6 +44,7 @@ LAYERS: Layers = {
         "visual_embeddings.in_layer",
     ),
     **dict.fromkeys(("camera", "camera22", "humo", "humo_17b", "animate", "flow_rvs", "scail2", "fun_control"), WAN),
+    **dict.fromkeys(("scail", "s2v", "dancer"), WAN),
 }
 
 PICTURE = {"concat_latent_image": draw(1, 16, 3, 8, 10, seed=22)}
@@ -47,7 +59,32 @@ PERSONS = {
     "ref_mask_28ch": (draw(1, 4, 28, 8, 10, seed=32).gt(0) & (torch.arange(4) < 1).view(1, 4, 1, 1, 1)).float(),
 }
 
+SMALL = {"concat_latent_image": draw(1, 32, 3, 4, 5, seed=33)}
+SMALL_FIRST = SMALL | {
+    "concat_mask": (torch.arange(3) > 0).float().view(1, 1, 3, 1, 1).expand(1, 1, 3, 4, 5).contiguous()
+}
+SHOWN = {"clip_vision_output": draw(1, 5, 1152, seed=34)}
+SLOWLY = {
+    "fps": torch.tensor(7.5),
+    "audio_inject_scale": torch.tensor(0.8),
+    "clip_vision_output_ref": draw(1, 5, 1280, seed=37),
+}
+GLYPHS = {"conditioning_byt5small": draw(1, 3, 1472, seed=35)}
+
 GIVEN: Mapping[str, Given] = {
+    "ltx-video, first frame": Given("ltxv", mask=True),
+    "hunyuan 1.5, masked text": Given(  # which ComfyUI's own takes with nothing beside it
+        "hunyuan15", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
+    ),
+    "hunyuan 1.5, first frame": Given("hunyuan15", SMALL_FIRST | SHOWN),
+    "hunyuan 1.5, words in quotation marks": Given("hunyuan15", GLYPHS),
+    "hunyuan 1.5 super-resolution": Given(
+        "meanflow", {"concat_latent_image": draw(1, 66, 3, 4, 5, seed=36)} | SHOWN | GLYPHS
+    ),
+    "scail, pose": Given("scail", BY_FRAME["scail"], references=PERSON),
+    "s2v, sound": Given("s2v", BY_FRAME["s2v"], references=PERSON),
+    "wan dancer, music": Given("dancer", BY_FRAME["dancer"]),
+    "wan dancer, all it takes": Given("dancer", {**BY_FRAME["dancer"], **SLOWLY}),
     "hunyuan, first frame": Given("hunyuan", {"guiding_frame_index": torch.tensor(0.0)}, mask=True),
     "hunyuan, reference": Given("hunyuan", {"ref_latent": draw(1, 16, 1, 8, 10, seed=24)}),
     "hunyuan i2v, first frame": Given("hunyuan_i2v", FIRST),

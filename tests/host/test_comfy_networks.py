@@ -15,7 +15,7 @@ from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, insert_after_model, node
 from tests.host.test_comfy_refusals import refused
 from tests.selection import thorough
-from tests.tiny_comfy import save_wide
+from tests.tiny_comfy import save_tiny, save_wide
 from tests.tiny_controlnet import save_wan_vae
 from tests.tiny_models import draw
 from tests.tiny_networks import save_lllite
@@ -32,7 +32,7 @@ ANIMA = "anima"
 def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
     """With two networks, one of which ends before the last step and one of which takes a mask, and without."""
     models = server.base_dir / "models"
-    save_wide(models / "diffusion_models", ANIMA)
+    save_tiny(models / "diffusion_models", ANIMA)
     save_lllite(models / "model_patches" / "lllite.safetensors")
     save_lllite(models / "model_patches" / "lllite-masked.safetensors", masked=True, seed=1)
     save_lllite(models / "model_patches" / "lllite-narrow.safetensors", width=128)

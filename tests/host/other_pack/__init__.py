@@ -447,14 +447,14 @@ class PackPrompt:
     def put(self, conditioning: Any, file: str) -> tuple[Any]:
         given: dict[str, Any] = {}
         for name, tensor in load_file(folder_paths.get_annotated_filepath(file)).items():
-            if name == "clip_vision_output":
+            if name.startswith("clip_vision_output"):
                 given[name] = comfy.clip_vision.Output()
-                given[name].penultimate_hidden_states = tensor
+                given[name].penultimate_hidden_states = given[name].last_hidden_state = tensor
             elif name == "gligen":
                 given[name] = ("position", OBJECTS["MODEL_PATCH"](), [])
             elif name == "hooks":
                 given[name] = comfy.hooks.HookGroup()
-            elif name in ("vace_strength", "reference_latents_method", "guiding_frame_index"):
+            elif not tensor.ndim or name in ("vace_strength", "reference_latents_method"):
                 given[name] = tensor.tolist()
             elif name.startswith("vace_"):  # one for each control video
                 given[name] = list(tensor.unbind())
