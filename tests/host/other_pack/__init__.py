@@ -392,17 +392,22 @@ class StyleModel:
     """Makes tokens of a picture, as FLUX Redux does."""
 
     def get_cond(self, _: Any) -> torch.Tensor:
-        return torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
+        return drawn(1, 5, 64)
 
 
 def vision() -> Any:
     """What a CLIP vision model says of a picture."""
     output = comfy.clip_vision.Output()
-    for name in ("last_hidden_state", "penultimate_hidden_states"):
-        setattr(output, name, torch.zeros(1, 5, 32))
+    output.last_hidden_state = drawn(1, 5, 1152)  # HunyuanVideo 1.5's width
+    output.penultimate_hidden_states = drawn(1, 5, 1280)  # Wan's
     output.image_embeds = torch.zeros(1, 32)
-    output.all_hidden_states = torch.zeros(1, 20, 5, 32)
+    output.all_hidden_states = torch.zeros(1, 20, 5, 1280)
     return output
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """Random numbers, always the same."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 OBJECTS: dict[str, Callable[[], Any]] = {
@@ -518,6 +523,21 @@ class PackZImageNetwork(PackNetwork):
         return (_patcher(model),)
 
 
+class PackSound:
+    """Gives what an encoder of sound says: layers of a width, and music as WanDancer's encoder gives it."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"layers": ("INT",), "width": ("INT",)}}
+
+    RETURN_TYPES = ("AUDIO_ENCODER_OUTPUT",)
+    FUNCTION = "give"
+
+    def give(self, layers: int, width: int) -> tuple[Any]:
+        music = {"audio_feature": drawn(1, 20, 35), "fps": 30.0}
+        return ({"encoded_audio_all_layers": [*drawn(layers, 1, 24, width)], "audio_samples": 8000, **music},)
+
+
 class PackUni3C(PackNetwork):
     """Gives Uni3C's network for a Wan of a width, small inside."""
 
@@ -570,6 +590,7 @@ NODE_CLASS_MAPPINGS = {
     "PackNetwork": PackNetwork,
     "PackSpeech": PackSpeech,
     "PackZImageNetwork": PackZImageNetwork,
+    "PackSound": PackSound,
     "PackUni3C": PackUni3C,
     "PackChangedPatch": PackChangedPatch,
     "PackModel": PackModel,
