@@ -26,6 +26,8 @@ from torch import nn
 
 import nodes
 
+from .stand_ins import PackClip, PackVae
+
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with half its result."""
@@ -591,6 +593,8 @@ NODE_CLASS_MAPPINGS = {
     "PackSpeech": PackSpeech,
     "PackZImageNetwork": PackZImageNetwork,
     "PackSound": PackSound,
+    "PackClip": PackClip,
+    "PackVae": PackVae,
     "PackUni3C": PackUni3C,
     "PackChangedPatch": PackChangedPatch,
     "PackModel": PackModel,
