@@ -351,15 +351,21 @@ def _sd3(_: Any, operations: Any) -> Any:
     return model
 
 
-def _minimax(_: Any, operations: Any) -> Any:
-    from comfy.ldm.minimax.model import MiniMaxH3Model
+def _minimax(**settings: Any) -> Callable[[Any, Any], Any]:
+    def make(_: Any, operations: Any) -> Any:
+        from comfy.ldm.minimax.model import MiniMaxH3Model
 
-    model = MiniMaxH3Model(
-        hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
-        text_dim=40, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **_settings(operations),
-    )  # fmt: skip
-    model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
-    return model
+        model = MiniMaxH3Model(
+            hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS,
+            ffn_hidden_size=128, text_dim=40, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64,
+            **settings, **_settings(operations),
+        )  # fmt: skip
+        model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
+        if model.use_adaln_curves:
+            model.adaln_t_table.copy_(draw(*model.adaln_t_table.shape, seed=7))
+        return model
+
+    return make
 
 
 KANDINSKY: Mapping[str, Any] = {"time_dim": 64, "ff_dim": 256, "num_text_blocks": 1}
@@ -461,15 +467,30 @@ LTXAV = {
 """The same of LTX-2."""
 
 
-def _ltxav(_: Any, operations: Any) -> Any:
-    from comfy.ldm.lightricks.av_model import LTXAVModel
+LTXAV23 = LTXAV | {
+    "cross_attention_adaln": True,
+    "apply_gated_attention": True,
+    "connector_apply_gated_attention": True,
+    "caption_proj_before_connector": True,
+    "caption_projection_first_linear": False,
+    "rope_type": "split",
+    "use_middle_indices_grid": True,
+    "connector_attention_head_dim": 32,
+    "connector_num_attention_heads": 4,
+}
+"""The same for LTX-2.3, whose text has the widths of the video's and of the sound's."""
 
-    return LTXAVModel(num_layers=2, **LTXAV, **_settings(operations))
+
+def _ltxav(config: Mapping[str, Any], text: int) -> Tiny:
+    make = _of("lightricks.av_model.LTXAVModel", num_layers=2, **config)
+    return Tiny(make, (), text, metadata={"config": json.dumps({"transformer": config})})
 
 
 TINY: Mapping[str, Tiny] = {
-    "minimax": Tiny(_minimax, (), 40),
-    "ltxav": Tiny(_ltxav, (), 48, metadata={"config": json.dumps({"transformer": LTXAV})}),
+    "minimax": Tiny(_minimax(), (), 40),
+    "minimax_curves": Tiny(_minimax(adaln_curve_grid=16), (), 40),
+    "ltxav": _ltxav(LTXAV, 48),
+    "ltxav23": _ltxav(LTXAV23, 128 + 96),
     "ltxv": Tiny(
         _of("lightricks.model.LTXVModel", **LTXV),
         (128, 3, 4, 5),

@@ -90,6 +90,7 @@ def indices(placements: Sequence[Placement], rank: int) -> Tensor:
         (4, 2, 3, 2, 3, 1),
         (8, 1, 1, 1, 2, 1),
         (1, 8, 8, 0, 5, 1),
+        (1, 7, 56, 3, 50, 1),
     ],
 )
 def test_ring_x_ulysses_is_attention_for_any_tokens_and_heads(

@@ -39,8 +39,10 @@ LATENTS = {
     "ltxv": node("EmptyLTXVLatentVideo", width=160, height=128, length=17, batch_size=1),
     "hunyuan15": node("EmptyHunyuanVideo15Latent", width=80, height=64, length=9, batch_size=1),
     "meanflow": node("EmptyHunyuanVideo15Latent", width=80, height=64, length=9, batch_size=1),
-    "minimax": node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22),
-    "ltxav": node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0]),
+    **dict.fromkeys(("minimax", "minimax_curves"), node("EmptyMiniMaxH3LatentAV", width=96, height=128, length=22)),
+    **dict.fromkeys(
+        ("ltxav", "ltxav23"), node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0])
+    ),
 }
 
 PLANS: list[dict[str, Any]] = [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
@@ -12,18 +16,33 @@ from tests.host.comfy_graphs import (
     DIFFERENT,
     PLANS,
     TOLERANCE,
+    LatentOf,
     graph_of,
     masked,
     save_families,
     save_latent,
     spread,
     with_guides,
+    with_tensors,
 )
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import UNKNOWN_WRAPPER, Graph, insert_after_model, node, queue_logged, step_by_step, ways
+from tests.host.graphs import (
+    UNKNOWN_WRAPPER,
+    Graph,
+    insert_after,
+    insert_after_model,
+    node,
+    queue_logged,
+    step_by_step,
+    ways,
+)
+from tests.host.test_comfy_files import save_lora, with_lora
 from tests.host.test_comfy_wide import MATTERS
 from tests.host.test_families import refused
-from tests.selection import thorough
+from tests.host.test_ksamplers_list import COMFYUIS, OWN
+from tests.selection import pairwise, thorough
+from tests.tiny_comfy import LTXAV
+from tests.vae.comfy_vaes import KINDS, build
 
 SOUND_PLANS: list[dict[str, Any]] = [
     PLANS[0],
@@ -34,10 +53,47 @@ SOUND_PLANS: list[dict[str, Any]] = [
 ]
 
 
+LAYERS = {
+    "minimax": (
+        "blocks.0.attn.qkv_proj",
+        "blocks.1.mlp.fc2",
+        "blocks.2.adaln_proj.linear",
+        "token_refiner.blocks.0.attn.out_proj",
+        "audio_patch_proj",
+        "final_layer.video_out",
+    ),
+    "ltxav": (
+        "transformer_blocks.0.attn1.to_q",
+        "transformer_blocks.0.audio_ff.net.2",
+        "transformer_blocks.1.video_to_audio_attn.to_v",
+        "video_embeddings_connector.transformer_1d_blocks.0.attn1.to_k",
+        "audio_adaln_single.linear",
+        "proj_out",
+    ),
+}
+"""What their LoRAs change."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "minimax", "ltxav")
     save_latent(comfyui, "ltxav-sound", 1, 8, 11, 16)
+
+
+@pytest.fixture(scope="module")
+def more_files(comfyui: ComfyUI) -> None:
+    """The families' other versions and LoRAs, and LTX-2 in a full checkpoint."""
+    save_families(comfyui, "minimax_curves", "ltxav23")
+    models = comfyui.base_dir / "models"
+    for name, layers in LAYERS.items():
+        tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
+        names = tuple(f"diffusion_model.{layer}" for layer in layers)
+        save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
+    whole = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
+    whole |= {f"vae.{key}": tensor for key, tensor in build("ltx2").state_dict().items()}
+    config = {"transformer": LTXAV, "vae": KINDS["ltx2"].settings}
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(whole, models / "checkpoints" / "ltxav-full.safetensors", {"config": json.dumps(config)})
 
 
 def sound_graph(name: str, **settings: Any) -> Graph:
@@ -47,7 +103,7 @@ def sound_graph(name: str, **settings: Any) -> Graph:
         "save": node("SaveLatent", samples=["apart", 0], filename_prefix="video"),
         "save sound": node("SaveLatent", samples=["apart", 1], filename_prefix="sound"),
     }
-    if name == "ltxav":
+    if name.startswith("ltxav"):
         graph["video"] = node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1)
         graph["sound"] = node("LoadLatent", latent="ltxav-sound.latent")
     return graph
@@ -74,19 +130,66 @@ def stock(comfyui: ComfyUI) -> Any:
 
 
 def assert_same(server: ComfyUI, graph: Graph, expected: tuple[Tensor, Tensor], way: str = "loop") -> None:
-    video, sound, how = both(server, graph)
+    *found, how = both(server, graph)
     assert how == [way]
-    assert relative_error(video, expected[0]) <= TOLERANCE
-    assert relative_error(sound, expected[1]) <= TOLERANCE
+    errors = [relative_error(latent, stock) for latent, stock in zip(found, expected, strict=True)]
+    print("off by {:.1e} and {:.1e}".format(*errors))
+    assert max(errors) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
-    "plan", [SOUND_PLANS[0], SOUND_PLANS[1], *(pytest.param(p, marks=thorough) for p in SOUND_PLANS[2:])]
+    "plan", [pytest.param(plan, marks=() if plan == SOUND_PLANS[1] else thorough) for plan in SOUND_PLANS]
 )
 @pytest.mark.parametrize("name", ["minimax", "ltxav"])
 def test_video_and_sound(name: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
     graph = sound_graph(name)
     assert_same(comfyui, spread(graph, **plan), stock(graph))
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+def test_curves_in_the_place_of_a_time_embedder(plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """MiniMax-H3's pruned file."""
+    graph = sound_graph("minimax_curves")
+    assert_same(comfyui, spread(graph, **plan), stock(graph))
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+def test_text_that_the_models_own_layers_finish(plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """LTX-2.3, whose text encoder leaves that to the model."""
+    plain = sound_graph("ltxav23", steps=2)
+    graph = with_tensors(comfyui, plain, "ltxav23", {"unprocessed_ltxav_embeds": torch.tensor(True)})
+    expected = stock(graph)
+    assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", [SOUND_PLANS[2], SOUND_PLANS[3]])
+@pytest.mark.parametrize("name", LAYERS)
+def test_lora(name: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    plain = sound_graph(name, steps=2)
+    graph = with_lora(plain, name, 0.8)
+    expected = stock(graph)
+    for changed, unchanged in zip(expected, stock(plain), strict=True):
+        assert relative_error(unchanged, changed) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", [SOUND_PLANS[0], SOUND_PLANS[3]])
+def test_a_full_checkpoint(plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """LTX-2's, with the VAE in it, beside ComfyUI's own loader of such files."""
+    graph = sound_graph("ltxav", steps=2)
+    ours = spread(graph, **plan)
+    ours["model"]["inputs"]["unet_name"] = "checkpoints/ltxav-full.safetensors"
+    graph["model"] = node("CheckpointLoaderSimple", ckpt_name="ltxav-full.safetensors")
+    assert_same(comfyui, ours, stock(graph))
 
 
 @pytest.mark.parametrize("name", ["minimax", pytest.param("ltxav", marks=thorough)])
@@ -115,6 +218,187 @@ def test_first_frame_by_a_mask(plan: dict[str, Any], comfyui: ComfyUI, stock: An
     expected = stock(graph)
     assert relative_error(stock(plain)[0], expected[0]) > DIFFERENT
     assert_same(comfyui, spread(graph, **plan), expected)
+
+
+SHOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "references with sound": (
+        "MiniMaxH3ReferenceToVideo",
+        {
+            "audio_vae": ["encoders", 2],
+            "ref_image_size": "match",
+            "ref_images.ref_image_0": ["picture", 0],
+            "ref_videos.ref_video_0": ["shot", 0],
+            "ref_video_audios.ref_video_audio_0": ["noise", 0],
+            "ref_videos.ref_video_1": ["silent shot", 0],
+            "ref_audios.ref_audio_0": ["voice", 0],
+        },
+    ),
+    "sound alone": (
+        "MiniMaxH3ReferenceToVideo",
+        {"audio_vae": ["encoders", 2], "ref_image_size": "match", "ref_audios.ref_audio_0": ["voice", 0]},
+    ),
+    "last frame": ("MiniMaxH3ImageToVideo", {"last_frame": ["picture", 0]}),
+    "first and last frame": (
+        "MiniMaxH3ImageToVideo",
+        {"first_frame": ["other picture", 0], "last_frame": ["picture", 0]},
+    ),
+}
+"""What ComfyUI's own nodes put before MiniMax-H3's video."""
+
+
+def shown(what: str, **settings: Any) -> Graph:
+    """A job with it, beside the positive prompt."""
+    graph = sound_graph("minimax", **{"steps": 2} | settings)
+    class_type, inputs = SHOWN[what]
+    size = {"width": 96, "height": 128, "length": 22}
+    links = {"clip": ["encoders", 0], "vae": ["encoders", 1]}
+    graph["sampler"]["inputs"] |= {"positive": ["shown", 0], "latent_image": ["shown", 1]}
+    return graph | {
+        "encoders": node("PackEncoders", conditioning=["positive", 0]),
+        "shown": node(class_type, **links, **size, prompt="", **inputs),
+        "picture": node("EmptyImage", width=64, height=96, batch_size=1, color=0xC04020),
+        "other picture": node("EmptyImage", width=64, height=96, batch_size=1, color=0x2040C0),
+        "shot": node("EmptyImage", width=64, height=32, batch_size=6, color=0x2040C0),
+        "silent shot": node("EmptyImage", width=32, height=64, batch_size=22, color=0x40C020),
+        "noise": node("EmptyAudio", duration=0.1, sample_rate=16000, channels=2),
+        "voice": node("EmptyAudio", duration=0.2, sample_rate=16000, channels=2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("what", "plan"),
+    [
+        pytest.param(what, plan, marks=[thorough] * ((what, plan) != ("references with sound", PLANS[0])))
+        for what in SHOWN
+        for plan in SOUND_PLANS
+    ],
+)
+def test_what_is_shown_before_the_video(what: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """MiniMax-H3; a seed that no signed number holds draws what is added to pictures."""
+    graph = shown(what, seed=2**64 - 2)
+    expected = stock(graph)
+    assert relative_error(stock(sound_graph("minimax", steps=2, seed=2**64 - 2))[0], expected[0]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+@thorough
+@pytest.mark.parametrize("what", SHOWN)
+def test_what_is_shown_one_forward_at_a_time(what: str, comfyui: ComfyUI, stock: Any) -> None:
+    graph = step_by_step(shown(what))
+    assert_same(comfyui, spread(graph, strict=False, **PLANS[0]), stock(graph), UNKNOWN_WRAPPER)
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+def test_a_video_without_sound(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """LTX-2's."""
+    graph = {name: each for name, each in sound_graph("ltxav", steps=2).items() if name not in ("apart", "save sound")}
+    graph |= {"latent": graph["video"], "save": node("SaveLatent", samples=["sampler", 0], filename_prefix="video")}
+    assert relative_error(latent_of(spread(graph, **plan)), latent_of(graph)) <= TOLERANCE
+
+
+def heard(graph: Graph, guided: bool = False) -> Graph:
+    """LTX-2's job with a sound as a reference, and with the guidance by it that the node puts on the MODEL."""
+    links = {"model": ["model", 0], "positive": ["positive", 0], "negative": ["negative", 0]}
+    strength = {"identity_guidance_scale": 3.0, "start_percent": 0.0, "end_percent": 1.0}
+    sound = {"reference_audio": ["voice", 0], "audio_vae": ["encoders", 3]}
+    given = graph["sampler"]["inputs"] | {"positive": ["heard", 1], "negative": ["heard", 2]}
+    return graph | {
+        "encoders": node("PackEncoders", conditioning=["positive", 0]),
+        "voice": node("EmptyAudio", duration=0.15, sample_rate=16000, channels=2),
+        "heard": node("LTXVReferenceAudio", **links, **strength, **sound),
+        "sampler": node("KSampler", **given | ({"model": ["heard", 0]} if guided else {})),
+    }
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("name", ["ltxav", "ltxav23"])
+def test_reference_sound(name: str, guided: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """With the guidance one forward at a time."""
+    plain = sound_graph(name, steps=2)
+    graph = heard(plain, guided)
+    expected = stock(graph)
+    for changed, unchanged in zip(expected, stock(plain), strict=True):
+        assert relative_error(unchanged, changed) > DIFFERENT
+    way = "the model option sampler_post_cfg_function" if guided else "loop"
+    assert_same(comfyui, spread(graph, strict=not guided, **plan), expected, way)
+
+
+@thorough
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_sde", "dpm_adaptive"])
+@pytest.mark.parametrize("plan", [PLANS[0], {"devices": "cpu:2", "data": 2}, {"devices": "cpu:2", "cfg": 2}])
+def test_a_batch(plan: dict[str, Any], sampler: str, comfyui: ComfyUI, stock: Any) -> None:
+    """LTX-2's, from latents, with a sound as a reference for each."""
+    save_latent(comfyui, "videos", 3, 128, 3, 5, 4)
+    save_latent(comfyui, "sounds", 3, 8, 11, 16)
+    graph = heard(sound_graph("ltxav", sampler_name=sampler, denoise=0.7)) | {
+        "video": node("LoadLatent", latent="videos.latent"),
+        "sound": node("LoadLatent", latent="sounds.latent"),
+    }
+    assert_same(comfyui, spread(graph, **plan), stock(graph))
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+@pytest.mark.parametrize("both_masked", [False, True])
+@pytest.mark.parametrize("name", ["minimax", "ltxav"])
+def test_a_mask_of_the_sound(name: str, both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """A part of the sound is kept, with the video's first frame or without."""
+    save_latent(comfyui, "kept-video", 1, *((24, 7, 8, 6) if name == "minimax" else (128, 3, 5, 4)))
+    save_latent(comfyui, "kept-sound", 1, *((32, 2, 37) if name == "minimax" else (8, 11, 16)))
+    plain = sound_graph(name, steps=2) | {
+        "video": node("LoadLatent", latent="kept-video.latent"),
+        "sound": node("LoadLatent", latent="kept-sound.latent"),
+        "latent": packed("video", "sound"),
+    }
+    width, height = (37, 2) if name == "minimax" else (16, 11)
+    halves = {
+        "kept": node("SolidMask", value=0.0, width=width, height=height),
+        "made": node("SolidMask", value=0.7, width=width, height=height // 2),
+        "of the sound": node("MaskComposite", destination=["kept", 0], source=["made", 0], x=0, y=0, operation="add"),
+    }
+    graph = insert_after(plain, "sound", "SetLatentNoiseMask", "samples", mask=["of the sound", 0]) | halves
+    if both_masked:
+        graph = masked(graph, *((6, 8, 7) if name == "minimax" else (4, 5, 3)), of="video")
+    expected = stock(graph)
+    assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": PLANS[0], "cfg 2": {"devices": "cpu:2", "cfg": 2}}
+SPLITS_OR_STAGES: Mapping[str, dict[str, Any]] = {**SPLITS, "pipefusion 2": SOUND_PLANS[3]}
+
+
+@thorough
+@pairwise(sampler=COMFYUIS, name=("minimax", "ltxav"), split=SPLITS)
+def test_comfyuis_own_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """Noise and errors are of both latents, packed in one."""
+    graph = sound_graph(name, sampler_name=sampler, steps=4)
+    assert_same(comfyui, spread(graph, **split), stock(graph))
+
+
+@thorough
+@pairwise(sampler=OWN, name=("minimax", "ltxav"), split=SPLITS_OR_STAGES)
+def test_the_backends_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    graph = sound_graph(name, sampler_name=sampler, steps=4)
+    assert_same(comfyui, spread(graph, **split), stock(graph))
+
+
+def test_a_guider_and_a_sampler(comfyui: ComfyUI, stock: Any) -> None:
+    """As ComfyUI's template of MiniMax-H3 has them."""
+    graph = sound_graph("minimax")
+    links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
+    graph |= {
+        "noise": node("RandomNoise", noise_seed=7),
+        "guider": node("BasicGuider", model=["model", 0], conditioning=["positive", 0]),
+        "select": node("KSamplerSelect", sampler_name="res_multistep"),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=3, denoise=1.0),
+        "sampler": node("SamplerCustomAdvanced", **links, sampler=["select", 0], latent_image=["latent", 0]),
+    }
+    assert_same(comfyui, spread(graph, strict=False, **PLANS[0]), stock(graph))
 
 
 GUIDES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,12 +55,25 @@ def _by_token(frames: int) -> Tensor:
 
 
 FRAME = draw(1, 24, 1, 8, 10, seed=5)
+LAST = draw(1, 24, 1, 8, 10, seed=6)
+REFERENCES: Sequence[Mapping[str, Any]] = (
+    {"kind": "image", "latent_h": 6, "latent_w": 4, "latent": draw(1, 24, 1, 6, 4, seed=8)},
+    {"kind": "video_audio", "latent_t": 2, "latent_h": 4, "latent_w": 6, "latent": draw(1, 24, 2, 4, 6, seed=9),
+     "ref_audio_t": 3, "audio_latent": draw(1, 32, 2, 3, seed=10)},
+    {"kind": "video", "latent_t": 2, "latent_h": 2, "latent_w": 4, "latent": draw(1, 24, 2, 2, 4, seed=11),
+     "ref_audio_t": 0, "audio_latent": None},
+    {"kind": "audio", "ref_audio_t": 5, "audio_latent": draw(1, 32, 2, 5, seed=12)},
+)  # fmt: skip
+"""As MiniMaxH3ReferenceToVideo lists a picture, a video with its sound, one without and a sound."""
+
 TWO_POINT_THREE: Mapping[str, Any] = {
     "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True,
     "caption_projection_first_linear": False, "rope_type": "split", "use_middle_indices_grid": True,
     "connector_attention_head_dim": 32, "audio_connector_num_attention_heads": 2,
     "text_width": HEADS * 32 + 64,
 }  # fmt: skip
+REFERENCE = {"tokens": draw(1, 5, 128, seed=4)}
+"""As LTXVReferenceAudio gives it."""
 
 SOUND_CASES: Mapping[str, Callable[[], Case]] = {
     "minimax-h3": lambda: _minimax({}),
@@ -73,10 +86,29 @@ SOUND_CASES: Mapping[str, Callable[[], Case]] = {
             "seed": 3,
         }
     ),
+    "minimax-h3, first and last frame": lambda: _minimax(
+        {
+            "keyframes": [{"latent": FRAME, "resolved_frame_index": 0}, {"latent": LAST, "resolved_frame_index": 8}],
+            "frame_count": 9,
+            "cond_video_latents": [FRAME, LAST],
+        }
+    ),
+    "minimax-h3, references with sound": lambda: _minimax(
+        {
+            "refs": REFERENCES,
+            "cond_video_latents": [each["latent"] for each in REFERENCES if "latent" in each],
+            "cond_audio_latents": [each["audio_latent"] for each in REFERENCES if each.get("audio_latent") is not None],
+            "audio_cond_noise_aug": 0.8,
+        }
+    ),
     "minimax-h3, curves": lambda: _minimax({}, adaln_curve_grid=16),
     "ltx-2": lambda: _ltxav({}, torch.tensor([0.6])),
     "ltx-2, video alone": lambda: _ltxav({}, torch.tensor([0.6]), sound=0),
     "ltx-2, a timestep a frame": lambda: _ltxav({}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1))),
     "ltx-2, weighed guide": lambda: _ltxav(guide_of(**WEIGHED), (_by_token(4), torch.tensor([[[0.6]]])), frames=4),
+    "ltx-2, reference sound": lambda: _ltxav({"ref_audio": REFERENCE}, torch.tensor([0.6])),
     "ltx-2.3": lambda: _ltxav({}, torch.tensor([0.6]), **TWO_POINT_THREE),
+    "ltx-2.3, reference sound, a timestep a frame": lambda: _ltxav(
+        {"ref_audio": REFERENCE}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1)), **TWO_POINT_THREE
+    ),
 }

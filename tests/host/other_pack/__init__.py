@@ -470,6 +470,51 @@ class PackPrompt:
         return (node_helpers.conditioning_set_values(conditioning, given),)
 
 
+class PackText:
+    """In a text encoder's place, which gives a prompt as it is, every third token as one of a picture."""
+
+    def __init__(self, prompt: Any) -> None:
+        self._prompt = prompt
+
+    def tokenize(self, _: str, **__: Any) -> None:
+        return None
+
+    def encode_from_tokens_scheduled(self, _: Any) -> Any:
+        tags = (torch.arange(self._prompt[0][0].shape[1]) % 3 > 0).long()
+        return node_helpers.conditioning_set_values(self._prompt, {"minimax_token_tags": tags})
+
+
+class PackEncoder:
+    """In a VAE's place, which makes a random latent of a shape that hangs on that of what it is given."""
+
+    audio_sample_rate = 16000
+
+    def __init__(self, shape: Callable[..., tuple[int, ...]]) -> None:
+        self._shape = shape
+
+    def encode(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.randn(self._shape(*given.shape), generator=torch.Generator().manual_seed(int(given.sum())))
+
+
+class PackEncoders:
+    """Gives what encodes text, videos and sounds for MiniMax-H3, and sounds for LTX-2."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"conditioning": ("CONDITIONING",)}}
+
+    RETURN_TYPES = ("CLIP", "VAE", "VAE", "VAE")
+    FUNCTION = "give"
+
+    def give(self, conditioning: Any) -> tuple[Any, ...]:
+        shapes: tuple[Callable[..., tuple[int, ...]], ...] = (
+            lambda n, height, width, _: (1, 24, 1 if n == 1 else 2 + (n - 5) // 17 * 5, height // 16, width // 16),
+            lambda _, samples, __: (1, 32, 2, samples // 400),
+            lambda _, samples, __: (1, 8, samples // 400, 16),
+        )
+        return PackText(conditioning), *(PackEncoder(shape) for shape in shapes)
+
+
 class PackObjects:
     """Gives one object of each type."""
 
@@ -601,6 +646,7 @@ NODE_CLASS_MAPPINGS = {
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,
     "PackObjects": PackObjects,
+    "PackEncoders": PackEncoders,
     "PackPrompt": PackPrompt,
 }
 

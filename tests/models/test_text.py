@@ -1,0 +1,70 @@
+"""What a model makes of its texts with its own weights before sampling is made once a run, not at every step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.denoise.prompts import Prompts
+from parallel_backend.diffusion import Prompt
+from parallel_backend.mesh import build_mesh
+from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
+from parallel_backend.models.comfyui.model import ComfyModel
+from parallel_backend.models.comfyui.text import ASKED, MARK
+from parallel_backend.models.family import Stage
+from parallel_backend.weights.holding import Replicated
+from tests.models.test_declared import described
+from tests.models.tiny_classes import TEXT
+from tests.models.tiny_sound import SOUND_CASES
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+from tests.tiny_models import draw
+
+STEPS = 3
+TOKENS = (7, 4)
+"""Of the positive and the negative side."""
+
+
+def test_texts_are_refined_once_a_run() -> None:
+    """MiniMax-H3's: each side's once, in a second run again, with the result of the model that refines at every step."""
+    case = SOUND_CASES["minimax-h3"]()
+    texts = {str(side): draw(1, tokens, TEXT, seed=side) for side, tokens in enumerate(TOKENS)}
+    values: dict[str, Any] = {}
+    flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)
+    flatten(ASKED, {MARK: True}, {}, values)
+    sides = {side: [Prompt({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
+    base = described(case.kind).get_model({}, "")
+    base.diffusion_model = case.model
+    blocks = len(case.model.blocks)
+    plan, cpu = cpu_plan(blocks=blocks), torch.device("cpu")
+    times = [torch.tensor(800.0 - 200.0 * step) for step in range(STEPS)]
+    refined: list[int] = []
+
+    @torch.no_grad()
+    def run_twice(_: int) -> tuple[list[list[int]], list[float]]:
+        model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
+        counts, errors = [], []
+        for _run in range(2):
+            refined.clear()
+            prompts = Prompts(sides, tuple(sides), texts, torch.float32, 1, slice(0, 1))
+            forward = model.forward_on(build_mesh(plan, cpu, Meter()), plan, Replicated(), lambda: None)
+            outs = []
+            for time in times:
+                sigmas = (time[None] / 1000, torch.stack(times) / 1000)
+                for batch in prompts.at(sigmas[0][0]):
+                    outs.append((batch, time, forward(batch.inputs(case.x, time, torch.float32, sigmas), case.x, None)))
+            counts.append(refined.copy())
+            for batch, time, out in outs:
+                expected = replace(case, timestep=time[None], arguments=batch.conditioning).stock()
+                assert out is not None
+                errors.append(((out - expected).norm() / expected.norm()).item())
+        return counts, errors
+
+    case.model.token_refiner.register_forward_hook(lambda _, given, __: refined.append(given[0].shape[0]))
+    ((counts, errors),) = run_ranks(1, run_twice)
+    assert counts == [[*TOKENS], [*TOKENS]]
+    assert len(errors) == 2 * STEPS * len(TOKENS)
+    assert max(errors) <= 1e-5
