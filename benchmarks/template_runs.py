@@ -218,7 +218,7 @@ class Trial:
     def _call(self, name: str, node: Node) -> tuple[Any, ...]:
         kind = self._host.kind(node.kind)
         description = kind.INPUT_TYPES()
-        widgets = dict(widgets_of(description, node))
+        widgets = dict(_widgets(description, node))
         inputs: dict[str, Any] = dict(widgets)
         types = dict(node.slots)
         for slot, source in node.links.items():
@@ -304,7 +304,7 @@ def _module(name: str, path: Path) -> Any:
     return module
 
 
-def widgets_of(description: Mapping[str, Any], node: Node) -> Iterator[tuple[str, Any]]:
+def _widgets(description: Mapping[str, Any], node: Node) -> Iterator[tuple[str, Any]]:
     """The values that a node's page has, by the inputs' names."""
     if isinstance(node.widgets, dict):
         yield from node.widgets.items()

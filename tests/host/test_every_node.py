@@ -87,7 +87,7 @@ MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Nodes that say nothing on FLUX.1: the model that each is made for, and inputs as in INPUTS."""
 
 NOT_BESIDE_PLAIN = ("LTXVAddGuide", "LTXVCropGuides", "WanAnimateToVideo", "WanHuMoImageToVideo", "WanVaceToVideo")
-"""What makes the video longer, or does nothing where there is nothing to crop, or gives sound of this length, which HuMo needs."""
+"""What makes the video longer, does nothing where there is nothing to crop, or gives HuMo sound of the video's length."""
 
 ENCODERS = {
     "s2v": {"layers": 25, "width": 1024},

@@ -17,17 +17,18 @@ def drawn(seed: str, *shape: int) -> Tensor:
 
 
 class Text:
-    """A text encoder that gives each text seven random tokens of a width."""
+    """A text encoder that gives each text seven random tokens of a width; LTX-2.3's leaves the rest to the model."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, unprocessed: bool) -> None:
         self._width = width
+        self._more = {"unprocessed_ltxav_embeds": True} if unprocessed else {}
         self.cond_stage_model = nn.Module()
 
     def tokenize(self, text: str, **_: Any) -> str:
         return text
 
     def encode_from_tokens_scheduled(self, text: str, **_: Any) -> list[list[Any]]:
-        return [[drawn(text, 1, 7, self._width), {"pooled_output": drawn(text, 1, 768)}]]
+        return [[drawn(text, 1, 7, self._width), {"pooled_output": drawn(text, 1, 768), **self._more}]]
 
     def generate(self, *_: Any, **__: Any) -> list[int]:
         return []
@@ -72,7 +73,7 @@ class SoundDecoder:
 
     def decode(self, latent: Tensor) -> Tensor:
         heard = latent.movedim(self._length, 1).flatten(2).mean(dim=2).repeat_interleave(SOUND_RATE // 25, dim=1)
-        return heard.tanh()[..., None].expand(*heard.shape, 2)
+        return torch.stack((heard.tanh(), heard.sin()), dim=2)
 
 
 class PackClip:
@@ -80,17 +81,18 @@ class PackClip:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"width": ("INT",)}}
+        return {"required": {"width": ("INT",), "unprocessed": ("BOOLEAN",)}}
 
     RETURN_TYPES = ("CLIP",)
     FUNCTION = "give"
 
-    def give(self, width: int) -> tuple[Any]:
-        return (Text(width),)
+    def give(self, width: int, unprocessed: bool) -> tuple[Any]:
+        return (Text(width, unprocessed),)
 
 
 VAES: dict[str, Callable[[], Any]] = {
     "HunyuanVideo 1.5": lambda: Decoder(16, lambda length: 4 * length - 3),
+    "Wan 2.2": lambda: Decoder(16, lambda length: 4 * length - 3),
     "MiniMax-H3": lambda: Decoder(16, lambda length: 5 + (length - 2) // 5 * 17),
     "MiniMax-H3's sound": lambda: SoundDecoder(3),
     "LTX-2's sound": lambda: SoundDecoder(2),
