@@ -39,7 +39,8 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.weights.holding import Holding, Replicated
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.weights.store import Store, Whole
+from parallel_backend.weights.store import Store
+from parallel_backend.weights.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart, stages
 from tests.comfy_oracle import comfy_on_path
 from tests.plans import cpu_plan

@@ -45,6 +45,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         (QWEN, "one rank", {}),
         (QWEN, "ulysses 2", {"ulysses": 2}),
         (QWEN, "ulysses 4", {"ulysses": 4}),
+        (QWEN, "ulysses 8", {"ulysses": 8}),
         (Z_IMAGE, "one rank", {}),
         (Z_IMAGE, "ring 2 x ulysses 2", {"ring": 2, "ulysses": 2}),
         (HUNYUAN, "one rank", {}),

@@ -34,8 +34,9 @@ from parallel_backend.plan import ModelShape
 from parallel_backend.plan.cost import Job, needs
 from parallel_backend.weights.holding import Holding, Replicated
 from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.store import Store, Whole
+from parallel_backend.weights.store import Store
 from parallel_backend.weights.streamed import Streamed
+from parallel_backend.weights.whole import Whole
 from tests.models.test_spread import Rank, plan_for
 from tests.models.tiny_classes import CASES, SETTINGS, Case, _wan
 from tests.plans import cpu_plan

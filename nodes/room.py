@@ -10,6 +10,7 @@ import torch
 from ..parallel_backend.diffusion import ModelSpec
 from ..parallel_backend.host import Backend
 from ..parallel_backend.plan.profiles import CONTEXT_BYTES
+from .shares import Share
 
 
 def yielding(device: str) -> int:
@@ -24,7 +25,8 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
     """Ask ComfyUI for room on every device of this machine that workers use; models there leave as far as it takes.
 
     ComfyUI does so by itself for the device that it computes on, and only for that one. Where none of its models is, it is
-    not asked: looking at what is free would open the GPU in its process, which takes 0.3 to 0.5 GB of it.
+    not asked (workers make room among themselves): looking at what is free would open the GPU in its process, which takes
+    0.3 to 0.5 GB of it.
 
     Args:
         model: the one that stays.
@@ -43,7 +45,9 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
         needed = count * each - held + contexts
         if device.type == "cuda" and _keeps(device) and torch.cuda.mem_get_info(device)[0] < needed:
             comfy.model_management.soft_empty_cache()  # what torch keeps looks free to ComfyUI, but only to it
-        if any(entry.device == device for entry, _ in loaded if entry not in ours):
+        if any(
+            entry.device == device and not isinstance(patcher, Share) for entry, patcher in loaded if entry not in ours
+        ):
             comfy.model_management.free_memory(needed, device, keep_loaded=ours)
 
 

@@ -33,6 +33,8 @@ class SequenceSplit:
     """The tokens of each of ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
 
     `shares` are in proportion to what each of them is to do; tokens are cut by them already, heads are by their sums.
+    `kv_heads` are the heads of keys and values, each of which as many of the queries' heads, one after the other, share; 0
+    where every head has its own.
     """
 
     tokens: tuple[int, ...]
@@ -40,12 +42,20 @@ class SequenceSplit:
     ring: int
     ulysses: int
     shares: tuple[int, ...]
+    kv_heads: int = 0
 
     @classmethod
-    def of(cls, runs: Sequence[int], heads: int, ring: int, ulysses: int, shares: tuple[int, ...]) -> SequenceSplit:
+    def of(
+        cls, runs: Sequence[int], heads: int, ring: int, ulysses: int, shares: tuple[int, ...], kv_heads: int = 0
+    ) -> SequenceSplit:
         """Of runs of so many tokens, such as text and image, each of which all ranks share."""
         parts = zip(*(cut_by(run, shares) for run in runs), strict=True)
-        return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses, shares)
+        return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses, shares, kv_heads)
+
+    @property
+    def group(self) -> int:
+        """How many of the queries' heads share one of keys and values."""
+        return self.heads // self.kv_heads if self.kv_heads else 1
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
         """Tokens held by each Ulysses rank of one ring rank, in rank order."""
@@ -60,3 +70,15 @@ class SequenceSplit:
         shares = [sum(self.shares[rank :: self.ulysses]) for rank in range(self.ulysses)]
         least = int(self.heads >= self.ulysses)
         return [least + length(run) for run in cut_by(self.heads - least * self.ulysses, shares)]
+
+    def head_runs(self) -> list[slice]:
+        """Which these are."""
+        return [slice(*ends) for ends in pairwise((0, *accumulate(self.head_counts())))]
+
+    def kv_runs(self) -> list[slice]:
+        """The heads of keys and values that each Ulysses rank needs for its own; two ranks' where a group lies in both."""
+        return [slice(run.start // self.group, -(-run.stop // self.group)) for run in self.head_runs()]
+
+    def kv_counts(self) -> list[int]:
+        """How many these are."""
+        return list(map(length, self.kv_runs()))

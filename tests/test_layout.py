@@ -57,6 +57,17 @@ def test_heads_of_equal_ranks_differ_by_at_most_one_and_those_of_a_faster_one_ar
     assert SequenceSplit.of((100,), 24, 1, 2, (100, 50)).head_counts() == [15, 9]
 
 
+@given(group=st.integers(1, 8), groups=st.integers(1, 12), ulysses=degrees, drawn=st.data())
+def test_a_rank_gets_the_heads_of_keys_that_its_own_share(
+    group: int, groups: int, ulysses: int, drawn: st.DataObject
+) -> None:
+    shares = tuple(drawn.draw(st.lists(st.integers(1, 100), min_size=ulysses, max_size=ulysses)))
+    split = SequenceSplit.of((100,), group * groups, 1, ulysses, shares, groups)
+    for heads, shared in zip(split.head_runs(), split.kv_runs(), strict=True):
+        if length(heads):
+            assert {*range(shared.start, shared.stop)} == {head // group for head in range(heads.start, heads.stop)}
+
+
 some = st.integers(0, 50)
 
 

@@ -17,7 +17,7 @@ from parallel_backend.plan.choose import best
 from parallel_backend.plan.cost import Job
 from parallel_backend.plan.known_machines import profile
 from tests.doctor.test_doctor import FAULTS, GOOD
-from tests.plan.test_cost import FLUX, JOB, plan, plans
+from tests.plan.test_cost import FLUX, JOB, plan, plans, with_memory
 
 WORDS = json.loads((Path(__file__).parents[1] / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]
 VALUE = re.compile(r"\{\w+\}")
@@ -66,7 +66,7 @@ def test_a_plan(degrees: dict[str, int | str]) -> None:
 @pytest.mark.parametrize("approximate", [False, True])
 def test_why_a_plan_was_chosen(card: str, job: Job, limit: float, devices: int, approximate: bool) -> None:
     wish = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
-    why = best(wish, FLUX, job, profile(card), limit, approximate).why
+    why = best(wish, FLUX, job, with_memory(profile(card), limit), approximate).why
     assert known(why, "sentences"), why
 
 

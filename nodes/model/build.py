@@ -18,7 +18,8 @@ from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.keymap import tensor_sizes
-from ...parallel_backend.weights.packing import held_bytes, packed_starts
+from ...parallel_backend.weights.packing import expansion_bytes, held_bytes, packed_starts
+from ..shares import Shares
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
@@ -86,9 +87,12 @@ def load_model(
     )
     names = family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
-    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), reader)
+    in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
+    expansion = expansion_bytes(part, dtype, (cast or dtype).itemsize, in_fp8)
+    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expansion, reader)
     model = SKELETONS[family_name].make(model_config, tensors, config)
-    model.diffusion_model = DiffusionProxy(model, remote)
+    shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
+    model.diffusion_model = DiffusionProxy(model, remote, shares)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_backend.weights.adapters import AdapterSet
+from ..shares import InWorkers
 from .given import STRICT
 from .refusals import refuse_weights
-from .remote_model import RemoteModel, device_name
+from .remote_model import RemoteModel
 from .sampler_wrapper import run_in_workers
 
 KEY = "parallel"
 
 
-class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
+class ParallelModelPatcher(InWorkers):
     """A MODEL of Load Parallel FLUX."""
 
     @property
@@ -38,19 +38,12 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
         """Make samplers run in the workers."""
         self.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, run_in_workers)
 
-    def model_size(self) -> int:
-        """Bytes that the workers hold, or will hold, on this process's device."""
-        return self.remote.bytes_on(self.load_device)
-
-    def loaded_size(self) -> int:
-        """Bytes that the workers hold now on this process's device."""
-        return self.remote.backend.held_bytes(self.remote.spec, device_name(self.load_device))
-
     def partially_load(self, device_to: torch.device, extra_memory: int = 0, force_patch_weights: bool = False) -> int:
         """Apply object patches and injections; the workers load the weights when they are asked to sample."""
         with self.use_ejected(skip_and_inject_on_exit_only=True):
             self.unpatch_model()
             self.patch_model(device_to)
+        self.model.diffusion_model.shares.enlist()
         return 0
 
     def load(self, device_to: torch.device | None = None, *_: Any, **__: Any) -> None:
@@ -64,19 +57,11 @@ class ParallelModelPatcher(comfy.model_patcher.ModelPatcher):
         """Undo object patches and injections; there is no weight to move to `device_to`."""
         super().unpatch_model(None, unpatch_weights)
 
-    def partially_unload(
-        self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False
-    ) -> int:
-        """Make the workers on this model's device give their weights' memory back, all of it; others keep theirs."""
-        freed = self.loaded_size()
-        self.remote.backend.release(self.remote.spec, device_name(self.load_device))
-        return freed
-
     def detach(self, unpatch_all: bool = True) -> Any:
-        """Undo patches; where ComfyUI unloads the model (`unpatch_all`), the workers give their memory back."""
+        """Undo patches; where ComfyUI unloads the model (`unpatch_all`), workers give their memory back; see Shares."""
         result = super().detach(unpatch_all)
         if unpatch_all:
-            self.remote.backend.release(self.remote.spec)
+            self.model.diffusion_model.shares.release_home()
         return result
 
     def model_patches_models(self) -> list[Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
+from ..shares import Shares
 from .attention_guides import values_of as guides_as_values
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .networks import PATCHES, networks_of, refuse_stages
@@ -31,7 +32,7 @@ from .within import Within
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
-    def __init__(self, model: Any, remote: RemoteModel) -> None:
+    def __init__(self, model: Any, remote: RemoteModel, shares: Shares) -> None:
         """Takes the place of `model`'s diffusion model, the skeleton."""
         super().__init__()
         skeleton = model.diffusion_model
@@ -40,6 +41,7 @@ class DiffusionProxy(nn.Module):
         self._modules = skeleton._modules
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
+        self.shares = shares
         self.asked_of_text: dict[str, Any] | None = None
         self._within = Within(skeleton)
         self._own = {*vars(self), "_own"}

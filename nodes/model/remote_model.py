@@ -24,6 +24,7 @@ from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
 from ...parallel_backend.wire.frames import Frame
 from ..room import free_devices, yielding
+from ..shares import device_name
 from ..telling import loading
 from .control import Control, residuals_of
 from .given import Given, by_mask
@@ -41,6 +42,7 @@ class RemoteModel:
     wish: ParallelPlan
     devices: tuple[str, ...]
     weight_bytes: int
+    expansion_bytes: float
     reader: AdapterReader
 
     def job(self, forward: Given, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
@@ -61,10 +63,14 @@ class RemoteModel:
             steps=steps,
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
+            expansion=self.expansion_bytes / self.shape.parameters,
         )
 
-    def plan(self, job: Job, forward: Given, dtype: torch.dtype) -> ResolvedPlan:
+    def plan(self, job: Job, forward: Given, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.
+
+        Args:
+            compiler: what the run asks the workers to compile blocks with; empty for nothing.
 
         Raises:
             Refused: the wish cannot be met.
@@ -72,7 +78,13 @@ class RemoteModel:
         rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
         workload = Workload(job.batch, job.two_sided, rows)
         question = Question(
-            self.backend.located(self.wish), torch.cuda.device_count(), self.spec, self.shape, workload, job
+            self.backend.located(self.wish),
+            torch.cuda.device_count(),
+            self.spec,
+            self.shape,
+            workload,
+            job,
+            compiler if self.family.compiles else "",
         )
         try:
             return self.backend.plan(
@@ -204,11 +216,6 @@ class RemoteModel:
 def dtype_name(dtype: torch.dtype) -> str:
     """Its name in messages, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
-
-
-def device_name(device: torch.device) -> str:
-    """A device of this process as plans name it."""
-    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def interruption() -> BaseException:

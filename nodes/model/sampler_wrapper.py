@@ -94,7 +94,8 @@ def run_in_workers(
         example = example_of(run)
         job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
         # of a call whose attentions compare its rows no worker can have some alone
-        plan = remote.plan(replace(job, batch=1, two_sided=False) if compared else job, example, dtype)
+        planned = replace(job, batch=1, two_sided=False) if compared else job
+        plan = remote.plan(planned, example, dtype, fields["compiler"] if reason is None else "")
         if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
             reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
         refuse_stages(plan, adapters.networks)

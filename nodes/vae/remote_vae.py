@@ -16,8 +16,9 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory.rank_memory import available_on_host
-from ..model.remote_model import device_name, interruption
+from ..model.remote_model import interruption
 from ..room import free_devices
+from ..shares import device_name
 from ..telling import loading
 
 GIGABYTE = 10**9
@@ -36,9 +37,9 @@ class RemoteVAE:
     schedule: str
     weight_bytes: int
 
-    def copies_on(self, device: torch.device) -> int:
-        """How many workers hold weights on a device of this process."""
-        return self.devices.count(device_name(device))
+    def bytes_on(self, device: torch.device) -> int:
+        """Bytes of weights that all workers on a device of this process hold, once they are loaded."""
+        return self.devices.count(device_name(device)) * self.weight_bytes
 
     @property
     def dims(self) -> int:

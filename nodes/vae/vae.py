@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import comfy.model_management
-import comfy.model_patcher
 import comfy.sd
 import comfy.utils
 import torch
@@ -24,8 +23,9 @@ from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.digest import file_digest
-from ..model.remote_model import device_name, dtype_name
+from ..model.remote_model import dtype_name
 from ..runtime import telling
+from ..shares import Home, Shares
 from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]
@@ -73,8 +73,9 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         """Have the workers do the work of the model."""
         self._share_memory_use(1 if self.handles_tiling else len(remote.devices))  # the first joins such tiles
         noise = noise_scale(self.first_stage_model)
+        shares = Shares(remote, self.device, comfy.model_management.get_all_torch_devices())
         self.first_stage_model = VAEProxy(
-            remote, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
+            remote, shares, self.vae_output_dtype(), self.memory_used_decode, self.memory_used_encode, noise
         )
         self.patcher = ParallelVAEPatcher(
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
@@ -167,12 +168,18 @@ class VAEProxy(nn.Module):
     """ComfyUI's word for writing into its buffer piece by piece."""
 
     def __init__(
-        self, remote: RemoteVAE, output_dtype: torch.dtype, to_decode: MemoryUse, to_encode: MemoryUse, noise: float
+        self,
+        remote: RemoteVAE,
+        shares: Shares,
+        output_dtype: torch.dtype,
+        to_decode: MemoryUse,
+        to_encode: MemoryUse,
+        noise: float,
     ) -> None:
         super().__init__()
         self._noise = noise
         self._to_decode, self._to_encode = to_decode, to_encode
-        self.remote = remote
+        self.remote, self.shares = remote, shares
         self._output_dtype = output_dtype
 
     def decode_output_shape(self, latent: Sequence[int]) -> tuple[int, ...]:
@@ -210,41 +217,8 @@ class VAEProxy(nn.Module):
         return self.encode(pixels)
 
 
-class ParallelVAEPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
-    """ComfyUI's memory management of a VAE whose weights are elsewhere: there is nothing to move, only to release."""
-
-    @property
-    def remote(self) -> RemoteVAE:
-        """Where the weights are."""
-        return self.model.remote  # type: ignore[no-any-return]
-
-    def model_size(self) -> int:
-        """Bytes that the workers hold, or will hold, on this process's device."""
-        return self.remote.weight_bytes * self.remote.copies_on(self.load_device)
-
-    def loaded_size(self) -> int:
-        """Bytes that the workers hold now on this process's device."""
-        return self.remote.backend.held_bytes(self.remote.spec, device_name(self.load_device))
-
-    def partially_load(self, *_: Any, **__: Any) -> int:
-        """The workers load the weights when they are asked to decode or encode."""
-        return 0
-
-    def partially_unload(self, *_: Any, **__: Any) -> int:
-        """Make the workers give their weights' memory back, all of it."""
-        freed = self.loaded_size()
-        self.remote.backend.release(self.remote.spec)
-        return freed
-
-    def detach(self, unpatch_all: bool = True) -> nn.Module:
-        """Where ComfyUI unloads the VAE (`unpatch_all`), the workers give their memory back."""
-        if unpatch_all:
-            self.remote.backend.release(self.remote.spec)
-        return self.model  # type: ignore[no-any-return]
-
-    def current_loaded_device(self) -> torch.device:
-        """Weights are never anywhere else."""
-        return self.load_device  # type: ignore[no-any-return]
+class ParallelVAEPatcher(Home):
+    """A VAE of Load Parallel VAE, as ComfyUI's memory management sees it."""
 
     def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:
         """Select VAE Device."""

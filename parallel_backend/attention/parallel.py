@@ -17,11 +17,12 @@ from ..layout import SequenceSplit
 from ..mesh import Mesh
 from .cache import KVCache
 from .exchange import HeadExchange
+from .groups import of_groups
 from .merge import PartialAttention
 from .packages import Attend
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
-"""(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of the same shape."""
+"""(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of q's shape; heads are the split's."""
 
 
 class WholeAttention:
@@ -35,7 +36,7 @@ class WholeAttention:
         self._ring = mesh.ring
         self._exchange = HeadExchange(mesh, split)
         self._tokens = split.ring_tokens()
-        self._attend = attend
+        self._attend = of_groups(attend, split, mesh.ulysses.rank)
         self._cache = cache
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -57,14 +58,14 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
     Args:
         tokens: how many keys each ring rank holds.
         q: `[batch, local queries, heads, head_dim]`.
-        kv: `[2, batch, local keys, heads, head_dim]`.
+        kv: `[2, batch, local keys, heads, head_dim]`, with the heads that `attend` takes.
     """
     partial = PartialAttention(q)
     for hop in range(ring.size):
         source = (ring.rank - hop) % ring.size
         wait: Callable[[], Tensor] | None = None
         if hop + 1 < ring.size:  # the next block is in flight while this one is computed
-            shape = (2, q.shape[0], tokens[(source - 1) % ring.size], *q.shape[2:])
+            shape = (2, q.shape[0], tokens[(source - 1) % ring.size], *kv.shape[3:])
             _, wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
         if q.numel() and kv.numel():
             partial.add(*attend(q, kv[0], kv[1]))
@@ -81,7 +82,7 @@ class PatchAttention:
         self._exchange = HeadExchange(mesh, split)
         self._tokens = split.ring_tokens()
         self._patch = patch
-        self._attend = attend
+        self._attend = of_groups(attend, split, mesh.ulysses.rank)
         self._cache = cache
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

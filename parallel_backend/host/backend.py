@@ -267,15 +267,18 @@ class Backend:
         return {name: fault for member in self._groups[devices].members for name, fault in member.kernel_faults.items()}
 
     def _machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        return cached(machine_key(plan.devices), Machine, lambda: self.measure(plan, is_cancelled))
+        key = machine_key(plan.devices, plan.attention)
+        return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
 
-    def _memory(self, plan: ResolvedPlan, yielding: Callable[[str], int], is_cancelled: IsCancelled) -> float:
-        """Bytes that a job may take on the fullest of a plan's devices, for each worker there."""
+    def _memory(
+        self, plan: ResolvedPlan, yielding: Callable[[str], int], is_cancelled: IsCancelled
+    ) -> tuple[float, ...]:
+        """Bytes that a job may take of each rank's device."""
         request = MeasureMemory(next(self._requests), plan)
         message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
-        return min(
+        return tuple(
             free + (0 if is_elsewhere(device) else yielding(device)) / devices.count(device)
             for free, device in zip(message.free, devices, strict=True)
         )
@@ -299,7 +302,7 @@ class Backend:
             return message.times
 
         shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
-        key = f"{machine_key(plan.devices)}\n{model}\n{plan.attention} {compute_dtype} {shapes}"
+        key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes}"
         return cached(key, BlockTimes, measure)
 
     def located(self, plan: ParallelPlan) -> ParallelPlan:
@@ -335,18 +338,19 @@ class Backend:
         """Bytes of this model's weights that all workers on a device hold there."""
         return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
 
-    def release(self, model: ModelSpec, device: str = "") -> None:
-        """Take a model off a device, or off all of them; it stays in host memory where there is room.
+    def release(self, model: ModelSpec, leaves: Callable[[str], bool] = lambda device: True) -> None:
+        """Take a model off the devices of which `leaves` says so; it stays in host memory where there is room.
 
         Never fails: what has ended holds nothing.
         """
         with self._lock:
             for devices, group in list(self._groups.items()):
-                if not group.holds(model) or (device and device not in devices):
+                ranks = [rank for rank, device in enumerate(devices) if leaves(device)]
+                if not any(group.held_bytes(model, devices[rank]) for rank in ranks):
                     continue
                 if group.alive():
                     try:
-                        answer = group.carry_out(Exchange(Release(next(self._requests), model, device)))
+                        answer = group.carry_out(Exchange(Release(next(self._requests), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)

@@ -77,9 +77,9 @@ def compare(
     if plan.world_size == 1:
         raise Refused("the last run was on one device, so there is nothing to compare: choose more in Parallel Plan.")
     single = choice.single.breakdown
-    if single.memory > memory:
+    if not single.fits_into(memory):
         raise Refused(
-            f"one device cannot hold the last run's job ({gigabytes(single.memory)} needed, {gigabytes(memory)} free), so its "
+            f"one device cannot hold the last run's job ({gigabytes(single.memory)} needed, {gigabytes(memory[0])} free), so its "
             "time cannot be measured: choose a smaller picture."
         )
     of = len(denoise.tensors["sigmas"]) - 1

@@ -198,10 +198,6 @@ class WorkerGroup:
         reports = (report for report in self._latest.values() if self.devices[report.rank] == device)
         return sum(held.nbytes for report in reports for held in report.held if held.model == model)
 
-    def holds(self, model: ModelSpec) -> bool:
-        """Whether a worker holds weights of a model on its device."""
-        return any(held.model == model for report in self._latest.values() for held in report.held)
-
     def models(self) -> set[ModelSpec]:
         """The models of which workers hold weights on their devices."""
         return {held.model for report in self._latest.values() for held in report.held}

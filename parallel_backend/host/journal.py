@@ -22,7 +22,7 @@ KINDS = {Sample: "sampling", Forward: "model calls one at a time", Decode: "deco
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A plan with its predicted seconds a step, what they are made of, and the bytes that the fullest device needs.
+    """A plan with its predicted seconds a step, what they are made of, and the bytes that the tightest device needs.
 
     `changes` is whether it changes the picture.
     """
@@ -38,7 +38,7 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Why a plan was chosen, among which; `single` is one device alone, and `memory` the bytes that each device had."""
+    """Why a plan was chosen, among which; `single` is one device alone, and `memory` the bytes that each device had at least."""
 
     why: str
     memory: float
@@ -178,8 +178,8 @@ def _decision(chosen: Chosen) -> Decision:
             seconds=entry.seconds,
             parts={part: seconds for part, seconds in parts.items() if seconds},
             memory=entry.breakdown.memory,
-            fits=entry.breakdown.memory <= memory,
+            fits=entry.breakdown.fits_into(memory),
             changes=is_approximate(entry.plan),
         )
 
-    return Decision(choice.why, memory, alternative(choice.single), [alternative(each) for each in choice.ranking])
+    return Decision(choice.why, min(memory), alternative(choice.single), [alternative(each) for each in choice.ranking])

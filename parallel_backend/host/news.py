@@ -32,7 +32,7 @@ class Planned:
 
     question: Question
     choice: Choice
-    memory: float
+    memory: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def outcome(
     gain = None
     if plan.world_size > 1 and alone is not None:
         gain = alone / seconds_a_step
-    elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.memory <= planned.memory:
+    elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.fits_into(planned.memory):
         gain = predicted_gain(planned.choice)
     return Outcome(
         plan=plan.describe(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,9 +11,10 @@ import msgspec
 from ..diffusion import ModelSpec
 from ..plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ..plan.choose import Choice, best, table
-from ..plan.cost import Job
+from ..plan.cost import Job, lacking
 from ..plan.measure import BlockTimes, Machine, measured_profile
-from ..plan.shares import paces_by, share_by
+from ..plan.profiles import Profile
+from ..plan.shares import paces_by, share_by, share_by_room
 from ..plan.stages import cut_by_time
 
 GIGABYTE = 1e9
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is wanted for, on a machine that shows `gpus` GPUs."""
+    """What a plan is wanted for, on a machine that shows `gpus` GPUs; `compiler` is what the workers compile blocks with."""
 
     wish: ParallelPlan
     gpus: int
@@ -34,6 +35,7 @@ class Question:
     shape: ModelShape
     workload: Workload
     job: Job
+    compiler: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ class Chosen:
     """A choice, and the bytes that were free to each worker then."""
 
     choice: Choice
-    memory: float
+    memory: tuple[float, ...]
 
-    def holds(self, memory: float) -> bool:
+    def holds(self, memory: Sequence[float]) -> bool:
         """Whether it would be the same with so much memory."""
-        return abs(memory - self.memory) < SLACK or _fitting(self.choice, memory) == _fitting(self.choice, self.memory)
+        little = all(abs(now - then) < SLACK for now, then in zip(memory, self.memory, strict=True))
+        return little or _fitting(self.choice, memory) == _fitting(self.choice, self.memory)
 
 
 class Planner:
@@ -63,14 +66,14 @@ class Planner:
     def choose(
         self,
         question: Question,
-        measure_memory: Callable[[ResolvedPlan], float],
+        measure_memory: Callable[[ResolvedPlan], Sequence[float]],
         measure_machine: Callable[[ResolvedPlan], Machine],
         measure_blocks: Callable[[ResolvedPlan], BlockTimes],
     ) -> Chosen:
         """The fastest plan that does what is asked for and fits into memory, and what it was chosen from.
 
         Args:
-            measure_memory: bytes that a job may take now on each device of a plan, for each worker.
+            measure_memory: bytes that a job may take now of each rank's device of a plan.
             measure_machine: what the workers on a plan's devices measure.
             measure_blocks: what they measure of the model's blocks; asked for plans with stages, and where
                 devices are of several kinds.
@@ -81,9 +84,10 @@ class Planner:
         wish, shape, job = question.wish, question.shape, question.job
         found = feasible(wish, question.gpus, shape.limits, question.workload)
         devices = found[0].devices
-        memory = measure_memory(found[0])
+        memory = tuple(measure_memory(found[0]))
         if wish.memory_limit:
-            memory = min(memory, wish.memory_limit * GIGABYTE / max(devices.count(device) for device in devices))
+            allowed = (wish.memory_limit * GIGABYTE / devices.count(device) for device in devices)
+            memory = tuple(map(min, memory, allowed))
         answer = self._answers.get(question)
         if answer is None or not answer.holds(memory):
             machine = measure_machine(found[0])
@@ -91,26 +95,29 @@ class Planner:
             paces: tuple[float, ...] = ()
             if len(set(machine.kinds)) > 1:
                 paces = paces_by(measure_blocks(found[0]))
+                others = [plan for plan in others if plan.devices == devices]  # the others' paces are not known
                 found, others = ([share_by(paces, plan) for plan in plans] for plans in (found, others))
-            profile = measured_profile(machine, memory, "cuda" in devices[0], paces)
+            profile = measured_profile(machine, memory, "cuda" in devices[0], paces, question.compiler)
             if not wish.stages:
-                found = [_cut(plan, measure_blocks) for plan in found]
+                found = [_cut(plan, question, profile, measure_blocks) for plan in found]
+                others = [_cut(plan, question, profile, _all_alike(shape)) for plan in others]
+            found, others = ([share_by_room(plan, shape, job, profile) for plan in plans] for plans in (found, others))
             approximate = wish.pipefusion != 1 or wish.patches > 1
             choice = best(found, shape, job, profile, approximate=approximate, others=others)
-            self._tell(question, choice, memory)
+            self._tell(question, choice)
             answer = self._answers[question] = Chosen(choice, memory)
         self.latest = answer
         return answer
 
     @staticmethod
-    def _tell(question: Question, choice: Choice, memory_limit: float) -> None:
+    def _tell(question: Question, choice: Choice) -> None:
         job = question.job
         log.info(
             "Parallel: plans for %d image and %d text tokens, batch %d, by this machine's measured speed\n%s\nChosen: %s. %s",
             job.image_tokens,
             job.text_tokens,
             job.batch,
-            table(choice.ranking, memory_limit, choice.plan),
+            table(choice.ranking, choice.plan),
             choice.plan.describe(),
             choice.why,
         )
@@ -121,15 +128,24 @@ class Planner:
             )
 
 
-def _fitting(choice: Choice, memory: float) -> set[ResolvedPlan]:
-    return {entry.plan for entry in (*choice.ranking, choice.single) if entry.breakdown.memory <= memory}
+def _fitting(choice: Choice, memory: Sequence[float]) -> set[ResolvedPlan]:
+    return {entry.plan for entry in (*choice.ranking, choice.single) if entry.breakdown.fits_into(memory)}
 
 
-def _cut(plan: ResolvedPlan, measure_blocks: Callable[[ResolvedPlan], BlockTimes]) -> ResolvedPlan:
-    """The plan with its stages cut by the time that blocks take."""
+def _cut(
+    plan: ResolvedPlan, question: Question, profile: Profile, measure_blocks: Callable[[ResolvedPlan], BlockTimes]
+) -> ResolvedPlan:
+    """The plan with its stages cut by the time that blocks take, where each has room for its own."""
     if plan.pipefusion in (1, sum(plan.stages)):
         return plan
-    return msgspec.structs.replace(plan, stages=cut_by_time(plan, measure_blocks(plan)))
+    lacks = lacking(plan, question.shape, question.job, profile)
+    return msgspec.structs.replace(plan, stages=cut_by_time(plan, measure_blocks(plan), lacks))
+
+
+def _all_alike(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
+    """Times of plans that were not asked for, for which nothing is measured: all blocks take equally long."""
+    counts = shape.double_blocks, shape.single_blocks
+    return lambda plan: BlockTimes(((1.0, 1.0),) * plan.world_size, counts)
 
 
 def _leaner(question: Question) -> list[ResolvedPlan]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import Refused
 from .choose import best, table
-from .compare import WEIGHT_BYTES, Asked, by_count, by_way, offered
+from .compare import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
 from .cost import Job
 from .known_machines import linked, profile, profile_names
 from .known_models import KnownModel, known_model, model_names
@@ -101,7 +101,6 @@ def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
         batch=given.batch,
         two_sided=cfg != 1.0,
         steps=steps,
-        weight_element=WEIGHT_BYTES[dtype],
     )
     values = {
         "model": shape.name,
@@ -115,7 +114,11 @@ def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
     assumed = [f"--{name} {value}" for name, value in values.items() if getattr(given, name) is None]
     weights = WEIGHTS if given.weights is None else (given.weights,)
     rows = shape.rows(area.height, area.frames)
-    return Asked(shape, job, machine, dtype, rows, weights, given.patches, given.approximate), known, assumed
+    return (
+        Asked(shape, with_weights(job, dtype), machine, dtype, rows, weights, given.patches, given.approximate),
+        known,
+        assumed,
+    )
 
 
 def heading(asked: Asked) -> str:
@@ -152,14 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def ranking(asked: Asked, devices: int) -> int:
     """Print every plan for so many GPUs and the choice; 2 where none fits."""
     found = [plan for weights in asked.weights for plan in asked.plans(devices, weights)]
-    limit = asked.machine.device.memory
     try:
-        choice = best(found, asked.model, asked.job, asked.machine, limit, asked.approximate)
+        choice = best(found, asked.model, asked.job, asked.machine, asked.approximate)
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         print(f"The choices on {devices} GPUs, in seconds:\n{by_way(asked, (devices,))}", file=sys.stderr)
         return 2
-    print(table(choice.ranking, limit, choice.plan))
+    print(table(choice.ranking, choice.plan))
     print(f"Chosen: {choice.plan.degrees}, weights {choice.plan.weights}. {choice.why}")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import sub
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,9 @@ from .cost import Cost, Job, cost
 from .plan import ResolvedPlan, share_a_gpu
 from .profiles import ModelShape, Profile
 from .roomier import gigabytes
+
+ALIKE = 0.9
+"""Ranks are spoken of as one where the least that is free to any is more than this part of the most."""
 
 PARTS = ("device", "ulysses", "ring", "pipeline", "cfg", "gather", "launch", "fill")
 
@@ -42,20 +46,13 @@ def rank(
     model: ModelShape,
     job: Job,
     profile: Profile,
-    memory_limit: float | None = None,
 ) -> list[Ranked]:
-    """The candidates by predicted seconds a step; those that need more bytes than the limit come last.
-
-    Args:
-        memory_limit: bytes of one device; None is the profile's.
-    """
-    limit = profile.device.memory if memory_limit is None else memory_limit
-    profile = replace(profile, device=replace(profile.device, memory=limit))
+    """The candidates by predicted seconds a step; those that need more than a rank may take come last."""
     ranked = []
     for plan in candidates:
         breakdown = cost(plan, model, job, profile)
         ranked.append(Ranked(plan, breakdown.seconds, breakdown))
-    return sorted(ranked, key=lambda entry: (entry.breakdown.memory > limit, entry.seconds))
+    return sorted(ranked, key=lambda entry: (not entry.breakdown.fits, entry.seconds))
 
 
 def best(
@@ -63,7 +60,6 @@ def best(
     model: ModelShape,
     job: Job,
     profile: Profile,
-    memory_limit: float | None = None,
     approximate: bool = False,
     others: Sequence[ResolvedPlan] = (),
 ) -> Choice:
@@ -76,18 +72,17 @@ def best(
     Raises:
         Refused: no candidate fits into memory; with the numbers and a plan that does.
     """
-    limit = profile.device.memory if memory_limit is None else memory_limit
-    ranking = rank(candidates, model, job, profile, limit)
-    fitting = [entry for entry in ranking if entry.breakdown.memory <= limit]
+    ranking = rank(candidates, model, job, profile)
+    fitting = [entry for entry in ranking if entry.breakdown.fits]
     allowed = [entry for entry in fitting if approximate or not is_approximate(entry.plan)]
     if not allowed:
-        instead = [r for r in rank(others, model, job, profile, limit) if r.breakdown.memory <= limit]
+        instead = [entry for entry in rank(others, model, job, profile) if entry.breakdown.fits]
         instead.sort(key=lambda entry: entry.plan.weights == "streamed")  # where nothing else fits
-        raise PlanRefused(_none_fits(ranking, fitting, instead, limit, job))
+        raise PlanRefused(_none_fits(ranking, fitting, instead, job))
     chosen = allowed[0]
-    (single,) = rank([single_device(chosen.plan)], model, job, profile, limit)
-    alone = chosen.plan.world_size > 1 and single.breakdown.memory <= limit and single.seconds <= chosen.seconds
-    return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single, limit), alone)
+    (single,) = rank([single_device(chosen.plan)], model, job, profile)
+    alone = chosen.plan.world_size > 1 and single.breakdown.fits and single.seconds <= chosen.seconds
+    return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single), alone)
 
 
 def is_approximate(plan: ResolvedPlan) -> bool:
@@ -112,13 +107,13 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
     )
 
 
-def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan | None = None) -> str:
-    """The ranking as plain text: milliseconds a step and their parts, gigabytes on the fullest device."""
+def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
+    """The ranking as plain text: milliseconds a step and their parts, gigabytes on the tightest device."""
     heads = ("", "plan", "ms/step", *PARTS, "GB", "")
     rows: list[tuple[str, ...]] = [heads]
     for entry in ranking:
         notes = []
-        if entry.breakdown.memory > memory_limit:
+        if not entry.breakdown.fits:
             notes.append("does not fit")
         if entry.plan.weights != "replicated":
             notes.append(f"weights {entry.plan.weights}")
@@ -143,49 +138,62 @@ def table(ranking: Sequence[Ranked], memory_limit: float, chosen: ResolvedPlan |
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _none_fits(
-    ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], limit: float, job: Job
-) -> str:
+def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], job: Job) -> str:
     if fitting:
         return (
-            f"Only PipeFusion fits into {gigabytes(limit)} ({fitting[0].plan.degrees} needs "
+            f"Only PipeFusion fits into {gigabytes(fitting[0].breakdown.room)} ({fitting[0].plan.degrees} needs "
             f"{gigabytes(fitting[0].breakdown.memory)}), and it changes the picture slightly: choose preset slow links to allow "
             "it, or weights sharded, or smaller weights (fp8, GGUF)."
         )
     if not ranking:
         return "no plan works for this job on these devices: set all degrees to 0 (automatic), or choose other devices."
-    least = min(ranking, key=lambda entry: entry.breakdown.memory)
+    least = min(ranking, key=lambda entry: entry.breakdown.memory - entry.breakdown.room)
     need, weights = least.breakdown.memory, least.breakdown.weights
     ways_out = []
     if instead:
         other = instead[0]
         how = "" if other.plan.weights == "replicated" else f" with weights {other.plan.weights}"
         ways_out.append(f"use {other.plan.degrees}{how}, which needs {gigabytes(other.breakdown.memory)}")
-    in_fp8 = need - weights * (1 - 1 / max(1, job.weight_element))
-    if in_fp8 < need and in_fp8 <= limit:
-        ways_out.append(f"try weight_dtype fp8_e4m3fn ({gigabytes(in_fp8)})")
+    saved = tuple(held * (1 - 1 / max(1, job.weight_element)) for held in least.breakdown.held)
+    in_fp8 = replace(least.breakdown, needed=tuple(map(sub, least.breakdown.needed, saved)))
+    if any(saved) and in_fp8.fits:
+        ways_out.append(f"try weight_dtype fp8_e4m3fn ({gigabytes(in_fp8.memory)})")
     if not ways_out:
         ways_out = ["use more devices, smaller weights (fp8, GGUF) or a smaller size, length or batch"]
     one_each = least.plan.devices[0].startswith("cuda") and not share_a_gpu(least.plan.devices)
     memory, place = ("GPU memory", "on each GPU") if one_each else ("memory", "for each worker")
+    if not _alike(least):
+        place = f"on {_tightest(least)}"
     return (
         f"Not enough {memory}: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} {place} ({gigabytes(weights)} "
-        f"of it weights), and {_available(least.plan, limit)}: {', or '.join(ways_out)}."
+        f"of it weights), and {_available(least)}: {', or '.join(ways_out)}."
     )
 
 
-def _available(plan: ResolvedPlan, limit: float) -> str:
-    """What a worker may use, and whether the user has said so."""
+def _available(least: Ranked) -> str:
+    """What a worker may use, the tightest where they differ, and whether the user has said so."""
+    plan, room = least.plan, least.breakdown.room
     sharers = max(plan.devices.count(device) for device in plan.devices)
-    if plan.memory_limit and math.isclose(limit * sharers, plan.memory_limit * 1e9):
-        return f"each may use {gigabytes(limit)} (memory_limit {plan.memory_limit:g})"
-    return f"each has {gigabytes(limit)} free"
+    if plan.memory_limit and math.isclose(room * sharers, plan.memory_limit * 1e9):
+        return f"each may use {gigabytes(room)} (memory_limit {plan.memory_limit:g})"
+    return f"{'each' if _alike(least) else _tightest(least)} has {gigabytes(room)} free"
 
 
-def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked, limit: float) -> str:
+def _alike(entry: Ranked) -> bool:
+    """Whether about as much is free to every rank."""
+    return min(entry.breakdown.free) > ALIKE * max(entry.breakdown.free)
+
+
+def _tightest(entry: Ranked) -> str:
+    """The device of the tightest rank, or its worker where it shares that."""
+    rank, devices = entry.breakdown.tightest, entry.plan.devices
+    return devices[rank] if devices.count(devices[rank]) == 1 else f"worker {rank} of {len(devices)}"
+
+
+def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], single: Ranked) -> str:
     sentences = []
     if chosen.plan.world_size > 1:
-        sentences.append(_against_single(chosen, single, limit))
+        sentences.append(_against_single(chosen, single))
     others = [entry for entry in allowed if entry.plan.degrees != chosen.plan.degrees]
     if others:
         second = others[0]
@@ -201,12 +209,12 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
     return " ".join(sentences) or "There is one device and one plan."
 
 
-def _against_single(chosen: Ranked, single: Ranked, limit: float) -> str:
+def _against_single(chosen: Ranked, single: Ranked) -> str:
     name = f"{chosen.plan.degrees} on {chosen.plan.world_size} devices"
-    if single.breakdown.memory > limit:
+    if not single.breakdown.fits:
         return (
             f"{name} takes {_ms(chosen.seconds)} a step; one device cannot hold the job "
-            f"({single.breakdown.memory / 1e9:.1f} GB needed, {limit / 1e9:.1f} GB free)."
+            f"({single.breakdown.memory / 1e9:.1f} GB needed, {single.breakdown.room / 1e9:.1f} GB free)."
         )
     if single.seconds <= chosen.seconds:
         return (

@@ -9,11 +9,21 @@ from typing import NamedTuple
 from .choose import is_approximate, rank
 from .cost import Job
 from .plan import WEIGHTS, ParallelPlan, ResolvedPlan, Workload
-from .profiles import ModelShape, Profile
+from .profiles import ModelShape, Profile, expansion_of
 from .resolve import candidates
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "q8_0": 34 / 32, "q4_k": 144 / 256}
 """Bytes of a weight by its type: as they are, fp8, and two of GGUF's. All are multiplied in bf16."""
+
+WHOLE = ("bf16", "fp8")
+"""Types whose values are stored one by one."""
+
+
+def with_weights(job: Job, dtype: str) -> Job:
+    """The job with weights of a type, expanded where they are not what is computed in."""
+    stored = WEIGHT_BYTES[dtype]
+    expansion = expansion_of(stored, job.element, dtype not in WHOLE) if stored < job.element else 0.0
+    return replace(job, weight_element=stored, expansion=expansion)
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Asked:
 
     def as_dtype(self, dtype: str) -> Asked:
         """The same with weights of another type."""
-        return replace(self, dtype=dtype, job=replace(self.job, weight_element=WEIGHT_BYTES[dtype]))
+        return replace(self, dtype=dtype, job=with_weights(self.job, dtype))
 
 
 class Offer(NamedTuple):
@@ -57,7 +67,6 @@ class Offer(NamedTuple):
 
 def offered(asked: Asked, gpus: int) -> list[Offer]:
     """Of each way to hold the weights, the exact ones first, the fastest plan that fits, or else the smallest."""
-    limit = asked.machine.device.memory
     found = []
     for approximate in (False, True):
         for weights in asked.weights:
@@ -65,7 +74,7 @@ def offered(asked: Asked, gpus: int) -> list[Offer]:
             ranking = rank(plans, asked.model, asked.job, asked.machine)
             if not ranking:
                 continue
-            fits = ranking[0].breakdown.memory <= limit
+            fits = ranking[0].breakdown.fits
             plan, seconds, cost = ranking[0] if fits else min(ranking, key=lambda entry: entry.breakdown.memory)
             held = "PipeFusion" if approximate else weights
             found.append(Offer(held, plan.degrees, seconds * asked.job.steps, cost.memory, fits))

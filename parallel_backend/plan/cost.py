@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..layout import SequenceSplit, cut, length
@@ -22,15 +22,22 @@ EXCHANGED = 6
 CIRCULATED = 17
 """The same for Ring: k and v stacked (2) and as they leave and come (4), merged outputs in fp32 (6), outputs, and q."""
 
+LATENTS = 2
+"""Latents that every rank has whole and in fp32, whatever its share: as it came, and as it is now."""
+
 Flow = tuple[int, int, float]
 """From rank, to rank, bytes."""
+
+Lacking = Callable[[int, int, int], float]
+"""Bytes that the ranks of a stage lack to hold, from a first block on, so many blocks; 0 where all have room."""
 
 
 @dataclass(frozen=True)
 class Job:
     """What is denoised: tokens of one batch item, whether a negative branch takes part.
 
-    `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less).
+    `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less). `expansion` are the
+    bytes read and written to expand a weight wherever it is used, on average over all; 0 where none is.
     """
 
     image_tokens: int
@@ -40,15 +47,17 @@ class Job:
     steps: int = 28
     element: int = 2
     weight_element: float = 2
+    expansion: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds a step on average over the job, and what they are made of (also seconds a step); bytes of one rank.
+    """Seconds a step on average over the job, and what they are made of (also seconds a step); bytes of each rank.
 
     `device` is matmul, attention and memory traffic; `ulysses`, `ring`, `pipeline`, `cfg` and `gather` are the parts of
     communication that do not hide behind it; `launch` is what the host is slower than all of that; `fill` is the
-    warm-up and the filling of the pipeline. `memory` is what the fullest rank needs, `weights` its share of weights.
+    warm-up and the filling of the pipeline. `held` is each rank's share of weights, `needed` what it needs in all, `free`
+    what it may take.
     """
 
     device: float
@@ -59,8 +68,38 @@ class Cost:
     gather: float
     launch: float
     fill: float
-    memory: float
-    weights: float
+    held: tuple[float, ...]
+    needed: tuple[float, ...]
+    free: tuple[float, ...]
+
+    @property
+    def tightest(self) -> int:
+        """The rank to which the least would be left; of ranks that have equally much, the fullest."""
+        return min(range(len(self.needed)), key=lambda rank: self.free[rank] - self.needed[rank])
+
+    @property
+    def memory(self) -> float:
+        """What the tightest rank needs."""
+        return self.needed[self.tightest]
+
+    @property
+    def weights(self) -> float:
+        """The tightest rank's share of weights."""
+        return self.held[self.tightest]
+
+    @property
+    def room(self) -> float:
+        """What the tightest rank may take."""
+        return self.free[self.tightest]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank may take what it needs."""
+        return self.fits_into(self.free)
+
+    def fits_into(self, free: Sequence[float]) -> bool:
+        """The same where other amounts are free."""
+        return all(map(operator.le, self.needed, free))
 
     @property
     def seconds(self) -> float:
@@ -73,14 +112,22 @@ class Cost:
         return self.ulysses + self.ring + self.pipeline + self.cfg + self.gather
 
 
-def ulysses_bytes(tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int) -> float:
-    """Bytes a rank sends in one forward for Ulysses; `tokens` is batch x (text + image). Even cuts."""
-    return 4 * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
+def ulysses_bytes(
+    tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int, group: float = 1
+) -> float:
+    """Bytes a rank sends in one forward for Ulysses; `tokens` is batch x (text + image). Even cuts, of whole groups.
+
+    Args:
+        group: how many of the queries' heads share one of keys and values.
+    """
+    return (2 + 2 / group) * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
 
 
-def ring_bytes(tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int) -> float:
-    """Bytes a rank sends in one forward for Ring; `tokens` is batch x (text + image). Even cuts."""
-    return 2 * (ring - 1) * tokens * hidden / (ring * ulysses) * blocks * element
+def ring_bytes(
+    tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int, group: float = 1
+) -> float:
+    """Bytes a rank sends in one forward for Ring; arguments as of `ulysses_bytes`."""
+    return 2 / group * (ring - 1) * tokens * hidden / (ring * ulysses) * blocks * element
 
 
 def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages: int = 1) -> float:
@@ -106,7 +153,7 @@ def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that the fullest rank needs: its weights, shards of others while they are gathered, and activations."""
+    """Bytes that a rank needs: its weights, shards of others while they are gathered, and activations."""
 
     weights: float
     gathered: float
@@ -119,9 +166,50 @@ class Needs:
 
 
 def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
-    """What a rank needs of its device for a job, besides the context of the device itself."""
+    """What any rank needs of its device for a job, each part by itself, besides the context of the device."""
+    every = needs_by_rank(plan, model, job)
+    return Needs(*(max(getattr(one, part) for one in every) for part in ("weights", "gathered", "activations")))
+
+
+def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[Needs]:
+    """What each rank needs: it holds its stage's blocks, and computes with its own tokens."""
     starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
-    held = max(model.weights(first, count) for first, count in zip(starts, plan.stages, strict=True))
+    held = [_held(plan, model, job, first, count) for first, count in zip(starts, plan.stages, strict=True)]
+    working = _working(plan, model, job)
+    found = []
+    for rank in range(plan.world_size):
+        stage, (activations, cache) = plan.place(rank).pipefusion, working[rank % len(working)]
+        found.append(Needs(*held[stage], activations + cache * plan.stages[stage]))
+    return found
+
+
+def needed_by_rank(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> tuple[float, ...]:
+    """Bytes that each rank needs of its device in all."""
+    beside = _beside_the_model(plan, profile)
+    return tuple(one.weights + one.working + beside for one in needs_by_rank(plan, model, job))
+
+
+def lacking(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Lacking:
+    """What the ranks of a plan's stages lack, however the blocks are cut."""
+    working, beside = _working(plan, model, job), _beside_the_model(plan, profile)
+
+    def left(rank: int) -> tuple[float, float]:
+        """Bytes for blocks and their caches, and those of a block's cache."""
+        activations, cache = working[rank % len(working)]
+        return profile.memory(rank) - beside - activations, cache
+
+    rooms = [set(map(left, plan.stage_ranks(stage))) for stage in range(plan.pipefusion)]
+
+    def lacks(stage: int, first: int, count: int) -> float:
+        held = sum(_held(plan, model, job, first, count))
+        return max(0.0, *(held + cache * count - room for room, cache in rooms[stage]))
+
+    return lacks
+
+
+def _held(plan: ResolvedPlan, model: ModelShape, job: Job, first: int, count: int) -> tuple[float, float]:
+    """Bytes of weights of a rank whose stage has these blocks, and of those that it gathers."""
+    held = model.weights(first, count)
     weights, gathered = float(held + model.other_weights), 0.0
     two = float(min(2 * max(model.double_weights, model.single_weights), held))
     if plan.weights == "sharded":
@@ -129,19 +217,26 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
         weights = held / plan.world_size + model.other_weights
     elif plan.weights == "streamed":
         weights = two + model.other_weights  # the rest is in host memory, as far as it has no room here
+    return weights * job.weight_element, gathered * job.weight_element
+
+
+def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[float, float]]:
+    """Bytes of each sequence rank's activations, and of its keys and values of one block that patches find kept."""
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
     row = model.hidden * job.element
     copies = model.copies + EXCHANGED * (plan.ulysses > 1) + CIRCULATED * (plan.ring > 1)
-    activations = copies * math.ceil(tokens * max(plan.shares) / sum(plan.shares)) * row
-    if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
-        activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
-    cache = 0.0
-    if plan.patches > 1:  # keys and values of all tokens, split by heads and by Ring's blocks of tokens
-        split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares)
-        features = max(split.head_counts()) * model.head_dim
-        cache = 2 * max(split.ring_tokens()) * features * job.element * model.attentions * max(plan.stages)
-    return Needs(weights * job.weight_element, gathered * job.weight_element, activations + cache)
+    split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
+    kept = itertools.product(split.ring_tokens(), split.kv_counts())  # keys and values of all tokens are split so
+    latents = LATENTS * job.batch * job.image_tokens * model.channels * 4
+    found = []
+    for share, (keys, heads) in zip(plan.shares, kept, strict=True):
+        activations = copies * math.ceil(tokens * share / sum(plan.shares)) * row
+        if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
+            activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
+        cache = 2 * keys * heads * model.head_dim * job.element * model.attentions if plan.patches > 1 else 0.0
+        found.append((latents + activations, cache))
+    return found
 
 
 def connections(plan: ResolvedPlan) -> int:
@@ -155,6 +250,12 @@ def connections(plan: ResolvedPlan) -> int:
 def rows_connections(plan: ResolvedPlan) -> int:
     """Those that decoding and sharded weights add; decoding finds the card as the denoise has left it."""
     return plan.world_size - 1 if plan.transport == "nccl" else 0
+
+
+def _beside_the_model(plan: ResolvedPlan, profile: Profile) -> float:
+    """Bytes that a worker needs besides the model and what it computes with."""
+    device = profile.device
+    return device.context + (connections(plan) + rows_connections(plan)) * device.connection
 
 
 def items(plan: ResolvedPlan, job: Job) -> int:
@@ -188,18 +289,21 @@ class _Estimate:
         self.batch = items(plan, job)
         self.text = job.text_tokens if model.joint_text else 0
         self.stage_starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
+        self.held = tuple(one.weights + one.gathered for one in needs_by_rank(plan, model, job))
+        self.needed = needed_by_rank(plan, model, job, profile)
+        self.free = tuple(map(profile.memory, range(plan.world_size)))
 
     def total(self) -> Cost:
         plan, job = self.plan, self.job
-        weights, memory = self._memory()
         whole = [self._pass(stage, job.image_tokens, self.text, False) for stage in range(plan.pipefusion)]
         cfg = self._cfg()
         if plan.patches == 1 and plan.pipefusion == 1:
             (one,) = whole
-            return Cost(one.device, one.ulysses, one.ring, 0, cfg, one.gather, one.launch, 0, memory, weights)
-        return self._piped(whole, cfg, memory, weights)
+            seconds = one.device, one.ulysses, one.ring, 0, cfg, one.gather, one.launch, 0
+            return Cost(*seconds, self.held, self.needed, self.free)
+        return self._piped(whole, cfg)
 
-    def _piped(self, whole: list[_Pass], cfg: float, memory: float, weights: float) -> Cost:
+    def _piped(self, whole: list[_Pass], cfg: float) -> Cost:
         """Steps in patches: each stage works without pause unless a patch's round trip takes longer than the step."""
         plan, job = self.plan, self.job
         largest = max(length(run) for run in cut(job.image_tokens, plan.patches))
@@ -230,15 +334,17 @@ class _Estimate:
             gather=part("gather"),
             launch=part("launch"),
             fill=fill,
-            memory=memory,
-            weights=weights,
+            held=self.held,
+            needed=self.needed,
+            free=self.free,
         )
 
     def _pass(self, stage: int, image: int, text: int, patched: bool) -> _Pass:
         """One pass through a stage; with `patched`, all other keys and values come from the stage's cache."""
         model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
         blocks = self.plan.stages[stage]
-        layout = SequenceSplit.of((text, image), model.heads, self.plan.ring, self.plan.ulysses, self.plan.shares)
+        sizes = self.plan.ring, self.plan.ulysses
+        layout = SequenceSplit.of((text, image), model.heads, *sizes, self.plan.shares, model.kv_heads)
         paces = self._paces(stage)
         tokens = self.batch * max(map(operator.truediv, layout.tokens, paces))  # those of a rank of pace 1 in its place
         attended = itertools.product(layout.ring_tokens(), layout.head_counts())
@@ -253,7 +359,8 @@ class _Estimate:
         memory = (traffic + merges) / device.bandwidth
         ulysses = model.attentions * self._ulysses(layout)
         ring = model.attentions * self._ring(layout, attention, patched)
-        own = matmul + model.attentions * attention + crossed / device.attention + memory
+        expanded = model.weights(self.stage_starts[stage], blocks) / blocks * job.expansion / device.bandwidth
+        own = matmul + model.attentions * attention + crossed / device.attention + memory + expanded
         gather = self._gather(own + ulysses + ring, stage)
         own_operations = soft.launch * model.operations(self.stage_starts[stage], blocks)
         added = soft.added_launch * model.attentions * blocks * self._added_operations(patched)
@@ -263,7 +370,7 @@ class _Estimate:
 
     def _paces(self, stage: int) -> list[float]:
         """Of the slowest rank at each place of a stage's sequence ranks."""
-        ranks = [rank for rank, place in self._places() if place.pipefusion == stage]
+        ranks = self.plan.stage_ranks(stage)
         return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
     def _added_operations(self, patched: bool) -> int:
@@ -276,14 +383,14 @@ class _Estimate:
         """Seconds of one block's all-to-alls (4 tensors: q, k, v there, the output back)."""
         if layout.ulysses == 1:
             return 0.0
-        heads = layout.head_counts()
+        heads, kv = layout.head_counts(), layout.kv_counts()
         row = self.batch * self.model.head_dim * self.job.element
 
         def flows() -> Iterator[Flow]:
             for rank, place in self._places():
                 tokens, one = layout.ulysses_tokens(place.ring), place.ulysses
                 for other in range(layout.ulysses):
-                    size = row * (3 * tokens[one] * heads[other] + tokens[other] * heads[one])
+                    size = row * (tokens[one] * (heads[other] + 2 * kv[other]) + tokens[other] * heads[one])
                     yield rank, self.plan.rank_at(place._replace(ulysses=other)), size
 
         return transfer_seconds(flows(), self.profile.levels, self.profile.software.all_to_alls)
@@ -292,7 +399,7 @@ class _Estimate:
         """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
         if layout.ring == 1:
             return 0.0
-        heads, blocks = layout.head_counts(), layout.ring_tokens()
+        heads, blocks = layout.head_counts() if patched else layout.kv_counts(), layout.ring_tokens()
         row = 2 * self.batch * self.model.head_dim * self.job.element
 
         def flows(hop: int) -> Iterator[Flow]:
@@ -336,7 +443,7 @@ class _Estimate:
         plan, blocks = self.plan, self.plan.stages[stage]
         held = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
         if plan.weights == "streamed":
-            return self._stream(held, blocks * block_seconds, blocks)
+            return self._stream(held, blocks * block_seconds, stage)
         world = plan.world_size
         if plan.weights != "sharded" or world == 1:
             return 0.0
@@ -344,22 +451,12 @@ class _Estimate:
         taken = transfer_seconds(((rank, (rank + 1) % world, size) for rank in range(world)), self.profile.levels)
         return taken + (blocks - 1) * (taken - self.profile.overlap * min(taken, block_seconds))
 
-    def _stream(self, held: float, seconds: float, blocks: int) -> float:
+    def _stream(self, held: float, seconds: float, stage: int) -> float:
         """Seconds of copying the blocks that do not stay, beyond those of computing all of them."""
         device = self.profile.device
-        _, least = self._memory()
         largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
-        room = device.memory - least
+        room = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))
         if room + 2 * largest >= held:
             return 0.0
         copied = held - max(0.0, room)
         return max(largest / device.host_bandwidth * (room < largest), copied / device.host_bandwidth - seconds)
-
-    def _memory(self) -> tuple[float, float]:
-        """Bytes of weights and of everything on the fullest rank."""
-        found = needs(self.plan, self.model, self.job)
-        return found.weights + found.gathered, found.weights + found.working + self._beside_the_model()
-
-    def _beside_the_model(self) -> float:
-        device = self.profile.device
-        return device.context + (connections(self.plan) + rows_connections(self.plan)) * device.connection

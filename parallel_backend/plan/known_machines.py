@@ -34,12 +34,20 @@ EAGER = Software(
     added_launch=0.7,
 )
 
+# torch.compile fuses what is between matmuls, attention and collectives, and starts it without Python: 7 µs each.
+FUSED_PASSES, FUSED_LAUNCH = 8, 0.2
+
+# Attention, and so all that Ulysses and Ring add, is an operator that the compiler does not look into.
+COMPILED = replace(EAGER, passes=FUSED_PASSES, launch=FUSED_LAUNCH)
+
+FUSING = {"inductor": COMPILED}
+"""By torch.compile's backend; others, such as cudagraphs, fuse nothing."""
+
 # xDiT's, around diffusers' modules, to which the fitted host time belongs: its attention read off its source, four
 # operations an all-to-all. Its merge of partial attentions is TorchScript and counts as one.
 XDIT_EAGER = replace(EAGER, ulysses=16, ring=11, ring_hop=9, patched=0, all_to_alls=4, launch=1.0, added_launch=1.0)
 
-# torch.compile fuses what is between matmuls, attention and collectives, and starts it without Python: 7 µs each.
-XDIT_COMPILED = replace(XDIT_EAGER, passes=8, merge_bytes=30, launch=0.2, added_launch=0.2)
+XDIT_COMPILED = replace(XDIT_EAGER, passes=FUSED_PASSES, merge_bytes=30, launch=FUSED_LAUNCH, added_launch=FUSED_LAUNCH)
 
 LAUNCH = 36 * MICRO  # fitted; of the computer rather than the card
 
@@ -108,6 +116,11 @@ def _profiles() -> dict[str, Profile]:
         nvlink("a100-10gbit", A100, NVLINK3, ETHERNET_10),
     )
     return {profile.name: profile for profile in found}
+
+
+def software(compiler: str) -> Software:
+    """This project's code, its blocks compiled by a backend of torch.compile's, or eager if that is empty."""
+    return FUSING.get(compiler, EAGER)
 
 
 def profile(name: str) -> Profile:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..comm.moments import Moments
-from .known_machines import EAGER, PCIE_OVERLAP
+from .known_machines import PCIE_OVERLAP, software
 from .profiles import Device, Level, Profile
 
 BUDGET = 0.2
@@ -145,10 +145,12 @@ def forget_all(folder: Path | None = None) -> None:
             path.unlink(missing_ok=True)
 
 
-def machine_key(devices: Sequence[str]) -> str:
-    """What a measurement depends on: the devices and their models in rank order, torch, CUDA, and the heads measured."""
+def machine_key(devices: Sequence[str], attention: str) -> str:
+    """What a measurement depends on: the devices and their models in rank order, torch, CUDA, the heads measured, and the
+    choice of attention kernel."""
     names = [device_kind(name) for name in devices]
-    return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda), f"heads of {HEAD_DIM}"])
+    heads = f"heads of {HEAD_DIM} by {attention}"
+    return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda), heads])
 
 
 def device_kind(device: str) -> str:
@@ -161,13 +163,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
 
 
-def measured_profile(machine: Machine, memory: float, gpus: bool, paces: tuple[float, ...] = ()) -> Profile:
+def measured_profile(
+    machine: Machine,
+    memory: tuple[float, ...],
+    gpus: bool,
+    paces: tuple[float, ...] = (),
+    compiler: str = "",
+) -> Profile:
     """The measured machine as a profile; how well transfers hide behind compute is taken from machines with such links.
 
     Args:
-        memory: bytes that a job may take on each device now.
+        memory: bytes that a job may take of each rank's device now.
         gpus: whether the workers are on GPUs.
         paces: as the profile's.
+        compiler: what blocks are compiled with; empty for nothing.
     """
     overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else PCIE_OVERLAP
     return Profile(
@@ -176,7 +185,7 @@ def measured_profile(machine: Machine, memory: float, gpus: bool, paces: tuple[f
             machine.matmul,
             machine.attention,
             machine.bandwidth,
-            memory,
+            min(memory),
             machine.launch,
             KERNEL_BYTES if gpus else 0.0,
             machine.connection,
@@ -184,8 +193,9 @@ def measured_profile(machine: Machine, memory: float, gpus: bool, paces: tuple[f
         ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,
-        software=EAGER,
+        software=software(compiler),
         paces=paces,
+        free=memory,
     )
 
 

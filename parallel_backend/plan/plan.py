@@ -104,6 +104,10 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rank = rank * degree + at
         return rank
 
+    def stage_ranks(self, stage: int) -> list[int]:
+        """The world ranks of a stage."""
+        return [rank for rank in range(self.world_size) if self.place(rank).pipefusion == stage]
+
     @property
     def degrees(self) -> str:
         """The degrees above 1, such as `cfg 2 x ulysses 4`; `1 worker` if there is none."""
@@ -119,7 +123,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.patches > 1:
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
         if len(set(self.shares)) > 1:
-            text += f", tokens {' : '.join(map(str, self.shares))} by speed"
+            text += f", tokens {' : '.join(map(str, self.shares))} by speed and memory"
         if self.attention == APPROXIMATE_ATTENTION:
             text += f", attention {self.attention} (approximate)"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")

@@ -21,7 +21,8 @@ class ModelShape:
     picture before it takes its tokens. `copies` are the features that a block holds at its peak for each token, in units
     of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average. `whole_picture`:
     what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring together.
-    `double_operations` and `single_operations` are what one block starts on one rank's device, as its code is.
+    `double_operations` and `single_operations` are what one block starts on one rank's device, as its code is. `kv_heads` are
+    the heads of keys and values; 0 where there are as many as `heads`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelShape:
     whole_picture: bool = False
     double_operations: int = 0
     single_operations: int = MIDDLING
+    kv_heads: int = 0
 
     @property
     def blocks(self) -> int:
@@ -104,6 +106,18 @@ def copies_of(hidden: int, taken: int, given: int, gated: int = 0) -> float:
             are held at once.
     """
     return BESIDE_LAYERS + (max(taken, 2 * gated) + max(given, 2 * gated)) / hidden
+
+
+UNPACKING = 30
+"""Bytes that are read and written in between where a value of one of GGUF's blocks is unpacked, in fp32.
+
+Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/gguf_blocks.py`.
+"""
+
+
+def expansion_of(stored: float, element: int, unpacked: bool) -> float:
+    """Bytes read and written where a weight of so many bytes is expanded to `element` bytes (`Job.expansion`)."""
+    return stored + element + UNPACKING * unpacked
 
 
 CONTEXT_BYTES = 0.8e9
@@ -171,7 +185,8 @@ class Software:
 class Profile:
     """A machine and the software on it. `overlap` is the part of a transfer that really hides behind compute.
 
-    `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast.
+    `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast. `free` are the bytes
+    that ranks may take of their devices; of ranks that are not in it those are `device.memory`.
     """
 
     name: str
@@ -180,6 +195,11 @@ class Profile:
     overlap: float
     software: Software
     paces: tuple[float, ...] = ()
+    free: tuple[float, ...] = ()
+
+    def memory(self, rank: int) -> float:
+        """Bytes that a rank may take of its device."""
+        return self.free[rank] if rank < len(self.free) else self.device.memory
 
     def pace(self, rank: int) -> float:
         """A rank's speed in units of the slowest's."""

@@ -1,4 +1,5 @@
-"""How the tokens are shared among ranks whose devices are not equally fast, so that none waits for another."""
+"""How the tokens are shared among ranks whose devices are not equally fast, so that none waits for another, or have not
+equally much memory, so that each has room for its own."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from .cost import Job, needed_by_rank
 from .measure import BlockTimes
 from .plan import ResolvedPlan
+from .profiles import ModelShape, Profile
 
 FASTEST = 100
 """The share of the fastest rank."""
@@ -37,3 +40,32 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
         return plan
     shares = tuple(max(1, round(FASTEST * pace / max(slowest))) for pace in slowest)
     return msgspec.structs.replace(plan, shares=shares)
+
+
+def share_by_room(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> ResolvedPlan:
+    """The plan with tokens moved away from ranks that lack memory for theirs, to those that have most left.
+
+    It is what it was where all have room, and where that does not help: every rank holds its weights whatever its tokens are.
+    """
+    places = len(plan.shares)
+
+    def left(shares: Sequence[int]) -> list[float]:
+        """Bytes left on the fullest rank at each place."""
+        cut = msgspec.structs.replace(plan, shares=tuple(shares))
+        each = [profile.memory(rank) - needed for rank, needed in enumerate(needed_by_rank(cut, model, job, profile))]
+        return [min(each[place::places]) for place in range(places)]
+
+    def lack(rooms: Sequence[float]) -> float:
+        return -sum(min(0.0, room) for room in rooms)
+
+    rooms = left(plan.shares)
+    if min(rooms) >= 0:
+        return plan
+    shares = [max(1, FASTEST * share // max(plan.shares)) for share in plan.shares]
+    while before := lack(rooms):
+        fullest, emptiest = rooms.index(min(rooms)), rooms.index(max(rooms))
+        shares[fullest] -= 1
+        shares[emptiest] += 1
+        if shares[fullest] < 1 or lack(rooms := left(shares)) >= before:
+            return plan
+    return msgspec.structs.replace(plan, shares=tuple(shares))

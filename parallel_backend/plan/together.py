@@ -17,7 +17,7 @@ LEAST_PACE = 1 / 3
 """Of the fastest GPU's: what a slower one would take off the others is less than what exchanging with it costs."""
 
 LEAST_MEMORY = 0.5
-"""Of the largest GPU's: what fits into each of them is what a plan may need."""
+"""Of the largest GPU's: what each rank of Ulysses and Ring holds whole has to fit into the smallest."""
 
 
 def worth_together(gpus: Sequence[Gpu]) -> tuple[int, ...]:

@@ -14,12 +14,14 @@ from ..comm.communicator import Communicator
 
 log = logging.getLogger(__name__)
 
+HOST = torch.device("cpu")
+
 
 def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Tensor:
     """Bytes (uint8) that all sharers see, which are processes of this machine and of one user. A collective.
 
     It is memory of the kernel's (memfd): none of /dev/shm, of which containers have little, and it goes with its last user.
-    Where `device` is a GPU it is pinned for it, for as long as the tensor lives.
+    Where `device` is a GPU it is pinned for it.
     """
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
@@ -36,12 +38,12 @@ def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Te
     os.close(descriptor)
     data = torch.frombuffer(memory, dtype=torch.uint8)
     if device.type == "cuda":
-        _pin(data)
+        pin(data)
     return data
 
 
-def _pin(data: Tensor) -> None:
-    """Let the GPU's copy engine read it. Where the system forbids that, copies are slower and wait for the host."""
+def pin(data: Tensor) -> None:
+    """Let the GPU's copy engine use it, as long as it lives. Where the system forbids that, copies are slower and wait."""
     cudart, address = torch.cuda.cudart(), data.data_ptr()
     if error := int(cudart.cudaHostRegister(address, data.nbytes, 0)):
         log.warning("Parallel: %d bytes of host memory could not be pinned (CUDA error %d)", data.nbytes, error)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import Refused
+from ..plan.profiles import expansion_of
 from .entry import Checkpoint, Entry
 from .keymap import KeyMap, Piece
 from .layers import pack
@@ -44,6 +45,21 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
             storage = PLAIN[WIDE]
         scales = 4 * entry.shape[0] if entry.scale else 0
         total += math.prod(entry.shape) // storage.values * storage.nbytes + scales
+    return total
+
+
+def expansion_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> float:
+    """Bytes read and written where all matrices that are held quantised are expanded once, to values of `element` bytes.
+
+    Those that ComfyUI's own operations multiply by are not expanded; with `fast_fp8` neither is plain fp8_e4m3fn.
+    """
+    total = 0.0
+    for entry in checkpoint.entries.values():
+        storage = held_as(entry, dtype)
+        as_it_is = fast_fp8 and storage.dtype == torch.float8_e4m3fn and entry.scale is None
+        if len(entry.shape) == 2 and storage.quantised and not entry.kept and not as_it_is:
+            each = expansion_of(storage.nbytes / storage.values, element, storage.unpack is not None)
+            total += math.prod(entry.shape) * each
     return total
 
 

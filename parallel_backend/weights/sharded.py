@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..comm.communicator import Communicator
 from .block_bytes import BlockBytes
+from .host_memory import HOST
 from .store import Run, Store
 
 
@@ -49,8 +50,16 @@ class Sharded(Store):
         sizes = [size // self._everyone.size for size in self._bytes.sizes]
         self._shards = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
 
-    def move(self, device: torch.device) -> None:
+    def leave(self, here: bool) -> None:
         """The same."""
+        if here:
+            self._move(HOST)
+
+    def come_back(self) -> None:
+        """The same."""
+        self._move(self._everyone.device)
+
+    def _move(self, device: torch.device) -> None:
         assert not self._coming, "weights are moved between forwards"
         self._bytes.move_outside(device)
         self._shards = [shard.to(device) for shard in self._shards]

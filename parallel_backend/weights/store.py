@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,23 @@ class Store(ABC):
     def materialise(self, device: torch.device) -> None:
         """Take memory for them; what it holds is to be filled, but for a module's buffers that have values."""
 
+    def leaving(self, here: bool) -> int:
+        """Bytes of host memory that this rank answers for if they leave devices now, this rank's where `here` says so.
+
+        A collective of the ranks that have one copy there, as `leave` is, which comes next.
+        """
+        return self.moving if here else 0
+
     @abstractmethod
-    def move(self, device: torch.device) -> None:
-        """Take them to another device."""
+    def leave(self, here: bool) -> None:
+        """Move them to host memory, off this rank's device where `here` says so."""
+
+    @abstractmethod
+    def come_back(self) -> None:
+        """Move them back to the device that they left."""
+
+    def stay(self) -> None:  # noqa: B027 - most have nothing to give up
+        """Give up what is kept for ranks that they left: they are on the devices of all."""
 
     @abstractmethod
     def run(self, name: str) -> Run:
@@ -72,43 +85,3 @@ class Store(ABC):
 
     def settle(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until all ranks have written what they have to. A collective where they write into the same memory."""
-
-
-class Whole(Store):
-    """All of a module's weights, on this rank alone."""
-
-    shared = False
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        # once: a rank asks for those of all models that it holds at every request
-        self._nbytes = sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
-
-    @property
-    def nbytes(self) -> int:
-        """Of parameters and buffers."""
-        return self._nbytes
-
-    def materialise(self, device: torch.device) -> None:
-        """Of every parameter and buffer."""
-        made = [
-            (part, name, buffer.to(device))
-            for part in self._module.modules()
-            for name, buffer in part.named_buffers(recurse=False)
-            if not buffer.is_meta
-        ]
-        self._module.to_empty(device=device)
-        for part, name, buffer in made:
-            part._buffers[name] = buffer
-
-    def move(self, device: torch.device) -> None:
-        """All of them."""
-        self._module.to(device)
-
-    def run(self, name: str) -> Run:
-        """All of it."""
-        return Run(self._module.get_parameter(name).data.view(-1))
-
-    def full(self, name: str) -> Tensor:
-        """As it is."""
-        return self._module.get_parameter(name).data

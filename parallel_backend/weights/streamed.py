@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..comm.communicator import Communicator
 from ..comm.meter import Meter
 from .block_bytes import BlockBytes
-from .host_memory import shared_bytes
+from .host_memory import HOST, shared_bytes
 from .store import Run, Store
 
 
@@ -94,10 +94,15 @@ class Streamed(Store):
         ends = list(accumulate(self._bytes.sizes))
         self._host = [memory[end - size : end] for end, size in zip(ends, self._bytes.sizes, strict=True)]
 
-    def move(self, device: torch.device) -> None:
+    def leave(self, here: bool) -> None:
         """What is outside of blocks; no block stays."""
-        self._leave_all_but(())
-        self._bytes.move_outside(device)
+        if here:
+            self._leave_all_but(())
+            self._bytes.move_outside(HOST)
+
+    def come_back(self) -> None:
+        """What is outside of blocks."""
+        self._bytes.move_outside(self._device)
 
     def run(self, name: str) -> Run:
         """This rank's part of the host's copy; the device's, which it makes stale, goes."""

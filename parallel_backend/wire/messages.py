@@ -173,11 +173,11 @@ class Adapters(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Give back the memory that a model's weights take on a device; on all of them where `device` is empty."""
+    """Give back the memory that a model's weights take on the devices of these ranks."""
 
     request: int
     model: ModelSpec
-    device: str
+    ranks: list[int]
 
 
 class Cancel(Message, frozen=True):

@@ -16,6 +16,7 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.models.spread.placement import Placement, slots_of, spread_by
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
+from tests.selection import thorough
 
 CPU = torch.device("cpu")
 
@@ -25,17 +26,18 @@ def qkv(tokens: int, heads: int, batch: int = 1, head_dim: int = 16) -> Tensor:
     return torch.randn(3, batch, tokens, heads, head_dim, generator=generator)
 
 
-def torch_attention(inputs: Tensor) -> Tensor:
+def torch_attention(inputs: Tensor, group: int = 1) -> Tensor:
     q, k, v = (t.transpose(1, 2) for t in inputs.double())
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k[:, ::group], v[:, ::group], enable_gqa=True).transpose(1, 2)
 
 
 def attend_over_ranks(
-    inputs: Tensor, text: int, ring: int, ulysses: int, patches: int = 1, shares: tuple[int, ...] = ()
+    inputs: Tensor, text: int, ring: int, ulysses: int, patches: int = 1, shares: tuple[int, ...] = (), group: int = 1
 ) -> Tensor:
     """The whole result, each rank's tokens put back where they belong.
 
-    With several patches each chunk is computed against a cache that was filled with the same keys and values.
+    With several patches each chunk is computed against a cache that was filled with the same keys and values. Of keys and
+    values the first head of each `group` counts.
     """
     tokens, heads = inputs.shape[2:4]
     ranks = ring * ulysses
@@ -47,17 +49,21 @@ def attend_over_ranks(
 
     def split(placements: Sequence[Placement]) -> SequenceSplit:
         counts = tuple(len(indices(placements, rank)) for rank in range(ranks))
-        return SequenceSplit(counts, heads, ring, ulysses, plan.shares)
+        return SequenceSplit(counts, heads, ring, ulysses, plan.shares, heads // group)
+
+    def local(placements: Sequence[Placement], rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = inputs[:, :, indices(placements, rank)]
+        return q, k[:, :, ::group], v[:, :, ::group]
 
     def attend_on(rank: int) -> list[Tensor]:
         mesh = build_mesh(plan, CPU, Meter())
         around = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
         cache = KVCache(slots_of(streams, around, patches)) if patches > 1 else None
-        whole = WholeAttention(mesh, split(streams), attend, cache)(0, *inputs[:, :, indices(streams, rank)])
+        whole = WholeAttention(mesh, split(streams), attend, cache)(0, *local(streams, rank))
         if cache is None:
             return [whole]
         parts = [
-            PatchAttention(mesh, split(chunk), patch, attend, cache)(0, *inputs[:, :, indices(chunk, rank)])
+            PatchAttention(mesh, split(chunk), patch, attend, cache)(0, *local(chunk, rank))
             for patch, chunk in enumerate(chunks)
         ]
         return [whole, *parts]
@@ -111,6 +117,27 @@ def test_ranks_with_unequal_shares(ring: int, ulysses: int, shares: tuple[int, .
     inputs = qkv(7 + 45, heads=5)
     found = attend_over_ranks(inputs, 7, ring, ulysses, patches, shares)
     torch.testing.assert_close(found.double(), torch_attention(inputs), rtol=1e-5, atol=1e-5)
+
+
+@thorough
+@pytest.mark.parametrize("patches", [1, 3])
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "kv_heads", "shares"),
+    [
+        *((1, ulysses, 2, ()) for ulysses in (1, 2, 3, 4)),
+        *((2, ulysses, 2, ()) for ulysses in (1, 2)),
+        (1, 4, 1, ()),
+        (1, 2, 3, ()),
+        (1, 2, 2, (100, 41)),
+    ],
+)
+def test_heads_of_queries_that_share_those_of_keys(
+    ring: int, ulysses: int, kv_heads: int, shares: tuple[int, ...], patches: int
+) -> None:
+    """Groups of six heads that lie on one rank, or on several."""
+    inputs = qkv(7 + 45, heads=6, batch=2)
+    found = attend_over_ranks(inputs, 7, ring, ulysses, patches, shares, 6 // kv_heads)
+    torch.testing.assert_close(found.double(), torch_attention(inputs, 6 // kv_heads), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

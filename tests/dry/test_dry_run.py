@@ -38,6 +38,7 @@ LIMITS = {
     "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0),
     "Qwen-Image, ulysses 2": (168, {"QwenImageTransformerBlock": 52}, 5),
     "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5),
+    "Qwen-Image, ulysses 8": (168, {"QwenImageTransformerBlock": 52}, 5),
     "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0),
     "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17),
     "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0),

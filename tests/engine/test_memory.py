@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
+import msgspec
 import psutil
 import pytest
 import torch
+from torch import nn
 
+from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import WorkerOutOfMemory
+from parallel_backend.host import Backend
 from parallel_backend.plan import ParallelPlan
-from tests.engine.conftest import Job, Runner, sigmas
+from scripts.comfyui import REPO
+from tests.comfy_oracle import comfy_on_path
+from tests.engine.conftest import Job, Runner, sigmas, spec_of
 from tests.plans import cpu_plan
+from tests.selection import thorough
 from tests.vae.comfy_vaes import save_comfy_vae
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
@@ -103,9 +116,40 @@ def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_o
         assert torch.equal(run(job, tight), expected)
         for report in run.answer.reports:
             assert [held.model.path for held in report.held] == [str(job.path)]
-            assert report.on_host + report.weights == both
+            assert report.weights + sum(report.on_host for report in run.answer.reports) == both, "one copy for both"
         assert {report.restored for report in run.answer.reports} <= {0, report.weights}
     assert run.answer.reports[0].restored == run.answer.reports[0].weights
+
+
+@thorough
+@pytest.mark.parametrize(
+    "plan", [cpu_plan(ulysses=2), cpu_plan(pipefusion=2, ulysses=2, cfg=2)], ids=lambda plan: plan.degrees
+)
+def test_a_worker_that_dies_while_weights_wait_leaves_no_copy_of_them(run: Runner, models, plan):
+    """Each stage has one copy, whatever its ranks; it goes when they are restored, or with the last of them."""
+    job = small(models)
+    run.end_workers()
+    expected = run(job, plan)
+    held = [report.weights for report in run.answer.reports]
+    for _ in range(2):
+        before = run.workers()
+        for _ in range(2):
+            run.backend.release(spec_of("comfyui", job.path))
+            assert [copies(pid) for pid in before] == [1] * plan.world_size
+        ranks = [rank for group in run.backend.status().groups for rank in group.ranks]
+        assert sum(rank.on_host for rank in ranks) == sum(held) * plan.pipefusion // plan.world_size
+        assert torch.equal(run(job, plan), expected)
+        assert [copies(pid) for pid in before] == [0] * plan.world_size
+    run.backend.release(spec_of("comfyui", job.path))
+    psutil.Process(before[1]).kill()
+    assert torch.equal(run(job, plan), expected)
+    assert not any(map(psutil.pid_exists, before))
+    assert not any(copies(process.pid) for process in (psutil.Process(), *psutil.Process().children(recursive=True)))
+
+
+def copies(pid: int) -> int:
+    """How many copies of weights off their devices a process sees."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:parallel weights")
 
 
 def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
@@ -120,4 +164,80 @@ def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
     wish = ParallelPlan(devices="cpu:2", memory_limit=2 * (both + room) / 1e9)
     for working, on_host in [(room // 2, 0), (2 * room, held)]:
         run.decode(vae, latent, wish, working)
-        assert [report.on_host for report in run.answer.reports] == [on_host] * 2
+        assert [2 * report.on_host for report in run.answer.reports] == [on_host] * 2
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_it_unloads_all(
+    run: Runner, models, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own memory management, which has two devices here."""
+    comfy_on_path()
+    import comfy.model_management as management
+
+    shares = nodes_module("shares", monkeypatch)
+    job, names = small(models), ("cpu:0", "cpu:1")
+    here, there = map(torch.device, names)
+    weights = Weights(run.backend, spec_of("comfyui", job.path), names)
+    model = nn.Module()
+    model.remote, model.shares = weights, shares.Shares(weights, here, (here, there))
+    patchers = [shares.Home(model, load_device=here, offload_device=here)]
+    del model
+    latents = []
+
+    def listed() -> list[str]:
+        devices = [str(entry.device) for entry in management.current_loaded_models]
+        return sorted(device for device in devices if device in names)
+
+    def expect(*on_devices: bool, stays: Sequence[str]) -> None:
+        assert tuple(run.backend.held_bytes(weights.spec, name) > 0 for name in names) == on_devices
+        assert listed() == [*stays]
+
+    def sample() -> None:
+        management.load_models_gpu(patchers)
+        latents.append(run(job, msgspec.structs.replace(cpu_plan(ulysses=2), devices=names)))
+        expect(True, True, stays=names)
+
+    sample()
+    management.free_memory(1e30, there)
+    expect(True, False, stays=names[:1])
+    sample()
+    management.free_memory(1e30, here)
+    expect(False, True, stays=names[1:])
+    sample()
+    entry = next(entry for entry in management.current_loaded_models if entry.device == here)
+    assert not entry.model_unload(1), "a part is enough"
+    expect(False, True, stays=names)
+    sample()
+    for device in (here, there):  # as unload_all_models does
+        management.free_memory(1e30, device)
+    expect(False, False, stays=())
+    sample()
+    assert all(torch.equal(latent, latents[0]) for latent in latents)
+    del entry
+    patchers.clear()
+    gc.collect()
+    assert not listed(), "what nobody uses is no model of ComfyUI's"
+    run.end_workers()
+
+
+def nodes_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the nodes, without what their package imports, which is a whole ComfyUI; on this process's engine."""
+    for package, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
+        patch.setitem(sys.modules, package, ModuleType(package))
+        sys.modules[package].__path__ = [str(path)]
+    for engine in [name for name in sys.modules if name.partition(".")[0] == "parallel_backend"]:
+        patch.setitem(sys.modules, f"pack.{engine}", sys.modules[engine])
+    return importlib.import_module(f"pack.nodes.{name}")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model in the workers, as ComfyUI's memory management is told of it."""
+
+    backend: Backend
+    spec: ModelSpec
+    devices: tuple[str, ...]
+
+    def bytes_on(self, device: torch.device) -> int:
+        return 1 << 20

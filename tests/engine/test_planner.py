@@ -82,6 +82,8 @@ def test_this_machine_is_measured_once_and_the_ranking_logged(backend, models, c
     other = question(models[4], tokens=2048, devices="cpu:2")
     choose(backend, other)
     assert kept.read_bytes() == measured and "Chosen" in caplog.text
+    choose(backend, question(models[4], devices="cpu:2", attention="sdpa"))
+    assert len([*cache.glob("machine-*.json")]) == 2  # with the kernel that is asked for
 
 
 @pytest.mark.parametrize("workers", [2])
@@ -124,7 +126,7 @@ def test_devices_of_several_kinds_share_the_tokens_by_measured_block_times(
     times.write_bytes(b'{"seconds":[[1.0,1.0],[2.0,2.0]],"counts":[1,2]}')
     plan = choose(backend, question(models[4], text=28, devices="cpu:2", ulysses=2))
     assert plan.shares == (100, 50)
-    assert "tokens 100 : 50 by speed" in caplog.text
+    assert "tokens 100 : 50 by speed and memory" in caplog.text
     job = Denoise(models[4], sigmas(2), height=17, width=13, text=(21, 8))
     assert relative_error(run(job, plan), run(job, alike)) <= TOLERANCE
 

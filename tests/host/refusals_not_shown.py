@@ -55,6 +55,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the model's attention is given …, which",
             "the model's … attends with … queries to … keys where this pack knows of … and",
             "the model's … attends with … queries to … keys where this pack knows of …: update",
+            "the model's … shares keys and values among heads otherwise than this pack knows",
         ),
         "parallel_backend/models/spread/blocks.py": (
             "the model's block of … returns … values",

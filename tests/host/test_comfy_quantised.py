@@ -15,6 +15,7 @@ from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, graph_of, save_familie
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, queue_logged
 from tests.host.test_comfy_files import LORA, save_lora, with_lora
+from tests.host.test_memory import check_that_one_copy_waits_and_comes_back
 from tests.selection import thorough
 from tests.tiny_quantised import FORMATS, save_quantised
 
@@ -119,6 +120,13 @@ def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str
 def test_lora_on_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
     exact = with_lora(graph_of(name, steps=2), name, 0.8)
     distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)
+
+
+@thorough
+@pytest.mark.parametrize("form", FORMATS)
+def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, form: str) -> None:
+    graph = spread(with_lora(of_file("flux2", form), "flux2", 0.8), **PLANS["ulysses"])
+    check_that_one_copy_waits_and_comes_back(comfyui, graph)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import NARROW, relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, step_by_step, ways
+from tests.host.test_memory import check_that_one_copy_waits_and_comes_back
 from tests.selection import product, thorough
 from tests.tiny_formats import save_fp8, save_gguf, save_scaled
 from tests.tiny_lora import HIDDEN, SCHEMES, save_adapter
@@ -122,6 +123,16 @@ def test_adapters_on_scaled_and_gguf_weights(latent_of: LatentOf, plan: dict[str
     ours = parallel(stock, **plan)
     ours["model"]["inputs"]["unet_name"] = model
     assert relative_error(latent_of(ours), latent_of(stock)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize(
+    "model", [f"{NARROW}.safetensors", "tiny-q4.gguf", "tiny-fp8.safetensors", "tiny-scaled.safetensors"]
+)
+def test_weights_with_adapters_leave_the_devices_and_come_back(comfyui: ComfyUI, model: str) -> None:
+    graph = parallel(job(("dora-columns", 0.7), ("lora-peft", -0.3)), ulysses=2)
+    graph["model"]["inputs"]["unet_name"] = model
+    check_that_one_copy_waits_and_comes_back(comfyui, graph)
 
 
 @thorough

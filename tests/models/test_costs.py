@@ -14,17 +14,23 @@ from parallel_backend.plan.cost import Job, needs, ring_bytes, ulysses_bytes
 from tests.models.test_spread import CASES, Rank, plan_for
 from tests.models.tiny_classes import HEADS, WIDTH, Case
 from tests.ranks import run_ranks
+from tests.selection import thorough
 
 ELEMENT = 4
 
 
 class Count(NamedTuple):
-    """By hand: how many tokens of text and of pictures attend to each other in each block, and where blocks are."""
+    """By hand: how many tokens of text and of pictures attend to each other in each block, and where blocks are.
+
+    `kv_heads` are the model's heads of keys and values, and of these what each of two Ulysses ranks needs.
+    """
 
     attended: tuple[tuple[int, int], ...]
     hidden: int
     blocks: tuple[str, ...]
     head: tuple[str, ...]
+    heads: int = HEADS
+    kv_heads: tuple[int, int, int] = (HEADS, HEADS // 2, HEADS - HEADS // 2)
 
     @property
     def tokens(self) -> int:
@@ -48,10 +54,23 @@ COUNTS: Mapping[str, Count] = {
     "hunyuan video 1.5, glyphs and picture": Count(
         ((7 + 3 + 5, 3 * 6 * 10),) * 3, WIDTH, tuple(f"double_blocks.{n}." for n in range(3)), FLUX_HEAD
     ),
+    "krea 2": Count(  # three heads share one, so that each rank has a group
+        ((7, 5 * 7),) * 3, 2 * WIDTH, tuple(f"blocks.{n}." for n in range(3)), ("last.",), 6, (2, 1, 1)
+    ),
+    "omnigen 2": Count(  # two share one: a group lies on both ranks
+        ((0, 5 * 7),) * 2 + ((7, 5 * 7),) * 2,
+        2 * WIDTH,
+        (*(f"noise_refiner.{n}." for n in range(2)), *(f"layers.{n}." for n in range(2))),
+        ("norm_out.",),
+        6,
+        (3, 2, 2),
+    ),
 }
+GROUPED = ("krea 2", "omnigen 2")
+"""Those whose heads share keys and values."""
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[thorough] * (name in GROUPED)) for name in COUNTS])
 def family(request: Any) -> tuple[Case, Count]:
     """A tiny model, and what it counts."""
     return CASES[request.param](), COUNTS[request.param]
@@ -68,10 +87,14 @@ def share(of: int, ranks: int, rank: int) -> int:
 
 
 def test_ulysses_and_ring_send_their_exact_sums(family: tuple[Case, Count]) -> None:
-    """Of uneven tokens and heads; together within the formulas' even cuts by what is uneven."""
+    """Of uneven tokens and heads; together within the formulas' even cuts by what is uneven.
+
+    Heads of keys and values that heads of queries share are sent once to each rank that needs them.
+    """
     case, count = family
     plan = plan_for(case, ring=2, ulysses=2)
-    head_dim = count.hidden // HEADS
+    head_dim = count.hidden // count.heads
+    kv_heads, *each = count.kv_heads
 
     def sent(_: int) -> dict[str, int]:
         rank = Rank(case, plan)
@@ -81,19 +104,20 @@ def test_ulysses_and_ring_send_their_exact_sums(family: tuple[Case, Count]) -> N
     found = run_ranks(4, sent)
     for number, one in enumerate(found):
         ring_rank, ulysses_rank = divmod(number, 2)
-        heads = share(HEADS, 2, ulysses_rank)
+        heads = share(count.heads, 2, ulysses_rank)
         ulysses = ring = 0
         for streams in count.attended:
             local = sum(share(stream, 4, number) for stream in streams)
             group = sum(share(stream, 4, 2 * ring_rank + other) for stream in streams for other in range(2))
-            ulysses += 3 * local * (HEADS - heads) + (group - local) * heads
-            ring += 2 * group * heads
+            ulysses += local * (count.heads - heads + 2 * each[1 - ulysses_rank]) + (group - local) * heads
+            ring += 2 * group * each[ulysses_rank]
         assert one["ulysses"] == ulysses * head_dim * ELEMENT
         assert one["ring"] == ring * head_dim * ELEMENT
     shape = shape_of(case)
+    assert (shape.kv_heads or shape.heads) == kv_heads
     tokens = sum(map(sum, count.attended)) / shape.blocks
     for axis, formula in (("ulysses", ulysses_bytes), ("ring", ring_bytes)):
-        even = formula(tokens, shape.hidden, shape.blocks, ELEMENT, ring=2, ulysses=2)
+        even = formula(tokens, shape.hidden, shape.blocks, ELEMENT, ring=2, ulysses=2, group=shape.heads / sum(each))
         assert sum(one[axis] for one in found) / 4 == pytest.approx(even, rel=0.05)
 
 
@@ -101,7 +125,7 @@ def test_a_stage_holds_and_keeps_what_the_formulas_say(family: tuple[Case, Count
     """Its blocks and what is outside of blocks; keys and values of all tokens, split by heads."""
     case, count = family
     plan = plan_for(case, pipefusion=2, ulysses=2, patches=2)
-    head_dim = count.hidden // HEADS
+    head_dim = count.hidden // count.heads
 
     def held(_: int) -> tuple[int, int]:
         rank = Rank(case, plan)
@@ -123,7 +147,7 @@ def test_a_stage_holds_and_keeps_what_the_formulas_say(family: tuple[Case, Count
         weights += sum(size for name, size in every.items() if name.startswith(count.head)) if stage else 0
         rows = sum(2 * sum(count.attended[n]) for n in mine) * head_dim * ELEMENT
         for ulysses_rank in range(2):
-            assert found[2 * stage + ulysses_rank] == (weights, rows * share(HEADS, 2, ulysses_rank))
+            assert found[2 * stage + ulysses_rank] == (weights, rows * count.kv_heads[1 + ulysses_rank])
         assert weights <= formula.weights
     kept = max(cache for _, cache in found)
     without = needs(plan_for(case, pipefusion=2, ulysses=2, patches=1), shape_of(case), job)

@@ -24,7 +24,7 @@ from parallel_backend.weights.holding import Replicated
 from parallel_backend.weights.loader import load_weights
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.weights.store import Whole
+from parallel_backend.weights.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from tests.plans import cpu_plan
 from tests.ranks import run_in_turn, run_ranks

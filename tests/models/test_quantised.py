@@ -31,7 +31,8 @@ from parallel_backend.weights.reading import Neighbours, Watch
 from parallel_backend.weights.requantised import compute_in
 from parallel_backend.weights.sharded import Sharded
 from parallel_backend.weights.storage import PLAIN
-from parallel_backend.weights.store import Store, Whole
+from parallel_backend.weights.store import Store
+from parallel_backend.weights.whole import Whole
 from tests.ranks import run_ranks
 from tests.tiny_models import draw
 from tests.tiny_quantised import FORMATS, save_quantised

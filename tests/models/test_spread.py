@@ -271,13 +271,10 @@ def test_more_ranks_than_text_tokens(ranks: int, case: Any) -> None:
 
 
 def without(declaration: Declaration, *, argument: str = "", attention: bool = False) -> Declaration:
-    """The declaration less an argument, or less an attention, of its first group."""
+    """The declaration less an argument, or less the attentions, of its first group."""
     first, *others = declaration.groups
     arguments = {name: kind for name, kind in first.arguments.items() if name != argument}
-    attentions = first.attentions
-    if attention:
-        assert isinstance(attentions, tuple)
-        attentions = attentions[1:]
+    attentions = () if attention else first.attentions
     return replace(declaration, groups=(replace(first, arguments=arguments, attentions=attentions), *others))
 
 
@@ -303,6 +300,20 @@ def test_an_attention_that_is_not_declared_is_refused(name: str, case: Any) -> N
     found, _ = case(name)
     rank = run_alone(found, without(found.declaration, attention=True))
     with refused("calls attention more than 0 times"):
+        rank.run()
+
+
+@pytest.mark.parametrize(("name", "kv_heads"), [("krea 2", 3), pytest.param("omnigen 2", 2, marks=thorough)])
+def test_heads_of_keys_that_are_shared_otherwise_than_declared_are_refused(name: str, kv_heads: int, case: Any) -> None:
+    """By what the model has repeated before its call, and by their number."""
+    found, _ = case(name)
+    (attention,) = found.declaration.groups[0].attentions(blocks_of(found.model, found.declaration)[0].module)
+    assert attention.kv_heads not in (0, kv_heads)
+    other = replace(found.declaration.groups[0], attentions=(replace(attention, kv_heads=kv_heads),))
+    rank = Rank(
+        found, plan_for(found, patches=2), replace(found.declaration, groups=(other, *found.declaration.groups[1:]))
+    )
+    with refused("shares keys and values among heads otherwise than this pack knows"):
         rank.run()
 
 

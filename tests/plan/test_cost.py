@@ -188,16 +188,17 @@ def test_tokens_of_pictures_and_videos() -> None:
 
 
 def test_a_refusal_for_memory_names_the_numbers() -> None:
+    small = with_memory(profile("h100"), 16e9)
     with pytest.raises(
         Refused, match=r"needs \d+\.\d+ GB on each GPU \(23\.\d+ GB of it weights\), and each has 16\.00 GB free"
     ):
-        best(plans(4, pipefusion=1), FLUX, JOB, profile("h100"), 16e9)
+        best(plans(4, pipefusion=1), FLUX, JOB, small)
     with pytest.raises(
         Refused,
         match=r"^Only PipeFusion fits into 16\.00 GB \(pipefusion 4 needs [\d.]+ GB\), .* choose preset slow links",
     ):
-        best(plans(4), FLUX, JOB, profile("h100"), 16e9)
-    assert best(plans(4), FLUX, JOB, profile("h100"), 16e9, approximate=True).plan.pipefusion == 4
+        best(plans(4), FLUX, JOB, small)
+    assert best(plans(4), FLUX, JOB, small, approximate=True).plan.pipefusion == 4
     with pytest.raises(Refused, match="no plan works"):
         best([], FLUX, JOB, profile("h100"))
 
@@ -214,7 +215,7 @@ def test_plans_that_change_the_picture_are_ranked_but_not_chosen() -> None:
 
 def test_it_says_when_one_device_is_faster() -> None:
     slow = faster_links(profile("4090"), 0.05)
-    choice = best(plans(2, pipefusion=1), FLUX, JOB, slow, 48e9)
+    choice = best(plans(2, pipefusion=1), FLUX, JOB, with_memory(slow, 48e9))
     assert choice.single.seconds < choice.ranking[0].seconds
     assert choice.why.startswith("One device is faster: ")
     assert "is waiting for its" in choice.why
@@ -232,10 +233,10 @@ def test_ulysses_wins_inside_a_node_and_crosses_slow_networks_last() -> None:
 
 
 def test_the_ranking_is_a_table() -> None:
-    ranking = rank(plans(4), FLUX, JOB, profile("l40"), 20e9)
+    ranking = rank(plans(4), FLUX, JOB, with_memory(profile("l40"), 20e9))
     fits = [entry.breakdown.memory <= 20e9 for entry in ranking]
     assert fits == sorted(fits, reverse=True)
-    text = table(ranking, 20e9, ranking[0].plan)
+    text = table(ranking, ranking[0].plan)
     lines = text.splitlines()
     assert len(lines) == len(ranking) + 1
     assert lines[0].split()[:3] == ["plan", "ms/step", "device"]

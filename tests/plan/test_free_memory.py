@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +14,11 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host.planner import SLACK, Planner, Question
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.cost import Job, connections, cost, rows_connections
+from parallel_backend.plan.cost import Cost, Job, connections, cost, rows_connections
 from parallel_backend.plan.known_models import known_model
 from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, measured_profile
+from parallel_backend.plan.profiles import ModelShape
+from parallel_backend.plan.shares import share_by_room
 from tests.plans import MEASURED, cpu_plan
 
 FLUX = known_model("flux-dev").shape
@@ -32,14 +37,14 @@ def question(**wish: object) -> Question:
     return Question(ParallelPlan(**wish), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
 
 
-def choose(planner: Planner, free: float, asked: Question) -> ResolvedPlan:
-    def blocks(plan: ResolvedPlan) -> BlockTimes:
-        raise AssertionError("no stages here")
+def choose(planner: Planner, free: float | Sequence[float], asked: Question) -> ResolvedPlan:
+    """On two cards of which every block takes as long as any other."""
+    each = (free, free) if isinstance(free, float) else free
+    times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
+    return planner.choose(asked, lambda plan: each, lambda plan: CARD, lambda plan: times).choice.plan
 
-    return planner.choose(asked, lambda plan: free, lambda plan: CARD, blocks).choice.plan
 
-
-def gpu_plan(**degrees: int) -> ResolvedPlan:
+def gpu_plan(**degrees: Any) -> ResolvedPlan:
     plan = cpu_plan(**degrees, blocks=57)
     return msgspec.structs.replace(plan, devices=tuple(f"cuda:{rank}" for rank in range(plan.world_size)))
 
@@ -61,7 +66,7 @@ def test_what_is_free_is_asked_for_each_time():
 def test_the_same_plan_is_not_told_twice(caplog):
     caplog.set_level(logging.INFO)
     planner, asked = Planner(), question()
-    needed = cost(gpu_plan(ulysses=2), FLUX, JOB, measured_profile(CARD, TOTAL, gpus=True)).memory
+    needed = cost(gpu_plan(ulysses=2), FLUX, JOB, measured_profile(CARD, (TOTAL,), gpus=True)).memory
     plan = choose(planner, needed, asked)
     caplog.clear()
     assert choose(planner, needed - 0.9 * SLACK, asked) == plan  # the kernels that its first run has loaded
@@ -83,8 +88,96 @@ def test_communicators_take_memory_for_each_pair_of_gpus():
     assert connections(gpu_plan(pipefusion=4, cfg=2)) == 3 + 3 + 1  # there and back, and the other side
     assert connections(cpu_plan(ulysses=8)) == rows_connections(cpu_plan(ulysses=8)) == 0
     assert rows_connections(gpu_plan(ring=2, ulysses=4)) == 7  # so that a decode finds room for its own
-    profile = measured_profile(CARD, TOTAL, gpus=True)
-    free = measured_profile(msgspec.structs.replace(CARD, connection=0.0), TOTAL, gpus=True)
+    profile = measured_profile(CARD, (TOTAL,), gpus=True)
+    free = measured_profile(msgspec.structs.replace(CARD, connection=0.0), (TOTAL,), gpus=True)
     plan = gpu_plan(ulysses=8)
     assert cost(plan, FLUX, JOB, profile).memory - cost(plan, FLUX, JOB, free).memory == pytest.approx((14 + 7) * 3e7)
     assert free.device.context == KERNEL_BYTES
+
+
+def on(plan: ResolvedPlan, free: tuple[float, ...], model: ModelShape = FLUX, job: Job = JOB) -> Cost:
+    return cost(plan, model, job, measured_profile(CARD, free, gpus=True))
+
+
+def test_each_rank_is_judged_by_what_it_needs_and_what_is_free_to_it():
+    uneven = msgspec.structs.replace(gpu_plan(pipefusion=2), stages=(40, 17))
+    needed = on(uneven, (TOTAL, TOTAL)).needed
+    assert needed[0] > 2 * needed[1]
+    enough = (needed[0] + 1, needed[1] + 1)  # less than the fullest needs, for the other one
+    assert on(uneven, enough).fits and not on(uneven, enough[::-1]).fits
+    short = on(uneven, (needed[0] + 5e9, needed[1] - 1e9))
+    assert (short.tightest, short.memory, short.room, short.fits) == (1, needed[1], needed[1] - 1e9, False)
+
+
+def test_blocks_are_cut_by_what_is_free_on_each_card():
+    asked = question(pipefusion=2)
+    even = choose(Planner(), (TOTAL, TOTAL), asked).stages
+    assert sorted(even) == [28, 29]
+    for free in ((16e9, 24e9), (24e9, 10e9)):
+        assert not on(msgspec.structs.replace(gpu_plan(pipefusion=2), stages=even), free).fits
+        plan = choose(Planner(), free, asked)
+        assert on(plan, free).fits
+        assert (plan.stages[0] > even[0]) == (free[0] > free[1])
+
+
+def test_blocks_that_no_cut_has_room_for_are_refused_with_the_figures_of_the_card_that_lacks_most():
+    with pytest.raises(Refused, match=r"pipefusion 2, needs 1\d\.\d\d GB on cuda:1 .* cuda:1 has 8\.00 GB free"):
+        choose(Planner(), (12e9, 8e9), question(pipefusion=2))
+
+
+def test_a_plan_is_named_whose_blocks_are_cut_by_what_is_free():
+    with pytest.raises(
+        Refused, match=r"needs 24\.\d\d GB on cuda:0 .* cuda:0 has 16\.00 GB free: use pipefusion 2, which"
+    ):
+        choose(Planner(), (16e9, 24e9), question())
+
+
+def test_tokens_leave_a_card_that_lacks_memory_for_them():
+    wan = known_model("wan2.2-14b").shape
+    job = Job(image_tokens=75_600, text_tokens=512, weight_element=1)
+    even = msgspec.structs.replace(gpu_plan(ulysses=2), stages=(40,))
+    needed = on(even, (TOTAL, TOTAL), wan, job).needed[0]
+    free = (needed + 2e9, needed - 1e9)
+
+    def shared(free: tuple[float, ...]) -> ResolvedPlan:
+        return share_by_room(even, wan, job, measured_profile(CARD, free, gpus=True))
+
+    plan = shared(free)
+    assert plan.shares[0] > plan.shares[1] and on(plan, free, wan, job).fits
+    assert shared((needed, needed)) == even  # there is room
+    assert shared((needed - 1, needed - 1)) == even  # nobody has any left
+    assert shared((needed + 9e9, needed - 9e9)) == even  # the weights alone are too large
+
+
+def test_compiled_blocks_are_predicted_as_such():
+    by = {
+        compiler: cost(
+            gpu_plan(ulysses=2), FLUX, JOB, measured_profile(CARD, (TOTAL,) * 2, gpus=True, compiler=compiler)
+        )
+        for compiler in ("", "inductor", "cudagraphs")
+    }
+    assert by["inductor"].device < by[""].device
+    assert by["inductor"].ulysses == by[""].ulysses
+    assert by["cudagraphs"] == by[""]
+    seconds = [
+        Planner()
+        .choose(
+            dataclasses.replace(question(), compiler=compiler), lambda plan: (TOTAL,) * 2, lambda plan: CARD, blocks
+        )
+        .choice.single.seconds
+        for compiler in ("", "inductor")
+    ]
+    assert seconds[1] < 0.95 * seconds[0]
+
+
+def blocks(plan: ResolvedPlan) -> BlockTimes:
+    raise AssertionError("no stages here")
+
+
+def test_weights_that_are_expanded_where_they_are_used_cost_their_bytes_in_every_pass_and_patch():
+    plan, patched = gpu_plan(ulysses=2), gpu_plan(ulysses=2, patches=4)
+    expanded = dataclasses.replace(JOB, weight_element=1, expansion=3)
+    each = 3 * FLUX.weights(0, 57) / CARD.bandwidth
+    for way, passes in ((plan, 1), (patched, 4 * (1 - 1 / JOB.steps))):
+        whole, more = (on(way, (TOTAL, TOTAL), job=job).device for job in (JOB, expanded))
+        assert more - whole == pytest.approx(passes * each)

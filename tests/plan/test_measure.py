@@ -39,7 +39,7 @@ def test_all_ranks_get_the_same_measurements() -> None:
     assert machine.kinds == ("a CPU",) * 3
     assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__ if field != "kinds")
     assert machine.connection == 2  # the most that any rank found
-    found = measured_profile(machine, 8e9, gpus=False)
+    found = measured_profile(machine, (8e9, 9e9, 8e9), gpus=False)
     assert (found.device.memory, found.device.context, found.device.connection) == (8e9, 0, 2)
     (level,) = found.levels
     assert (level.size, level.bandwidth, level.latency) == (3, machine.link_bandwidth, machine.link_latency)
@@ -73,4 +73,5 @@ def test_a_damaged_file_is_measured_again_and_a_read_only_folder_does_no_harm(tm
 
 
 def test_other_devices_have_another_key() -> None:
-    assert machine_key(["cpu", "cpu"]) != machine_key(["cpu"])
+    assert machine_key(["cpu", "cpu"], "auto") != machine_key(["cpu"], "auto")
+    assert machine_key(["cpu"], "sage") != machine_key(["cpu"], "auto")

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_backend.plan.measure import BlockTimes
-from parallel_backend.plan.stages import cut_by_cost, cut_by_time, stage_ranks
+from parallel_backend.plan.stages import cut_by_cost, cut_by_time
 from tests.plans import cpu_plan
+
+
+def roomy(stage: int, first: int, count: int) -> float:
+    return 0.0
 
 
 def largest(costs: list[list[float]], cuts: tuple[int, ...]) -> float:
@@ -22,11 +26,31 @@ def largest(costs: list[list[float]], cuts: tuple[int, ...]) -> float:
 def test_no_other_cut_has_a_faster_slowest_stage(data: st.DataObject, stages: int, blocks: int) -> None:
     row = st.lists(st.integers(1, 9).map(float), min_size=blocks, max_size=blocks)
     costs = data.draw(st.lists(row, min_size=stages, max_size=stages))
-    cuts = cut_by_cost(costs)
+    cuts = cut_by_cost(costs, roomy)
     assert sum(cuts) == blocks and min(cuts) >= 1 and len(cuts) == stages
     every = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
     ways = [tuple(b - a for a, b in pairwise(ends)) for ends in every]
     assert largest(costs, cuts) == min(largest(costs, way) for way in ways)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(4, 9))
+def test_the_fastest_cut_that_has_room_is_taken_and_if_none_has_one_that_lacks_least(
+    data: st.DataObject, stages: int, blocks: int
+) -> None:
+    row = st.lists(st.integers(1, 9).map(float), min_size=blocks, max_size=blocks)
+    costs = data.draw(st.lists(row, min_size=stages, max_size=stages))
+    rooms = data.draw(st.lists(st.integers(1, blocks), min_size=stages, max_size=stages))
+
+    def lack(cuts: tuple[int, ...]) -> int:
+        return max(max(0, count - room) for count, room in zip(cuts, rooms, strict=True))
+
+    cuts = cut_by_cost(costs, lambda stage, first, count: max(0, count - rooms[stage]))
+    every = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
+    ways = [tuple(b - a for a, b in pairwise(ends)) for ends in every]
+    least = min(map(lack, ways))
+    assert lack(cuts) == least
+    if least == 0:
+        assert largest(costs, cuts) == min(largest(costs, way) for way in ways if lack(way) == 0)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +62,16 @@ def test_no_other_cut_has_a_faster_slowest_stage(data: st.DataObject, stages: in
 )
 def test_a_flux_is_cut_by_the_time_of_its_two_kinds_of_blocks(seconds, expected) -> None:
     plan = cpu_plan(pipefusion=2, blocks=57)
-    assert sorted(cut_by_time(plan, BlockTimes((seconds, seconds), (19, 38)))) == sorted(expected)
+    assert sorted(cut_by_time(plan, BlockTimes((seconds, seconds), (19, 38)), roomy)) == sorted(expected)
 
 
 def test_a_slow_card_gets_fewer_blocks() -> None:
     plan = cpu_plan(pipefusion=2, ulysses=2, blocks=30)
     fast, slow = (1.0,), (2.0,)
-    assert stage_ranks(plan) == [[0, 1], [2, 3]]
-    assert cut_by_time(plan, BlockTimes((fast, slow, fast, fast), (30,))) == (10, 20)
+    assert [plan.stage_ranks(stage) for stage in range(2)] == [[0, 1], [2, 3]]
+    assert cut_by_time(plan, BlockTimes((fast, slow, fast, fast), (30,)), roomy) == (10, 20)
 
 
 def test_the_ranks_of_a_stage_are_in_every_cfg_branch() -> None:
-    assert stage_ranks(cpu_plan(cfg=2, pipefusion=2, ring=2)) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    plan = cpu_plan(cfg=2, pipefusion=2, ring=2)
+    assert [plan.stage_ranks(stage) for stage in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]

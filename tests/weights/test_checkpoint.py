@@ -19,7 +19,7 @@ from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.loader import load_weights, wanted
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.weights.reading import CHUNK_BYTES, Neighbours, Want, Watch, read_wanted
-from parallel_backend.weights.store import Whole
+from parallel_backend.weights.whole import Whole
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
 from tests.selection import thorough

@@ -23,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.family import Stage
+from parallel_backend.plan.profiles import UNPACKING
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.packing import held_bytes, shape_parameters
+from parallel_backend.weights.packing import expansion_bytes, held_bytes, shape_parameters
 from parallel_backend.weights.storage import PLAIN
 from tests.comfy_oracle import comfy_on_path
 from tests.tiny_cogvideox import save_cogvideox
@@ -66,6 +67,22 @@ def test_blocks_expand_bit_for_bit_as_the_gguf_package_does(kind: Type) -> None:
 
 def test_the_block_types_are_all_supported() -> None:
     assert set(BLOCK_TYPES) == set(HALVES)
+
+
+def test_what_is_expanded_where_it_is_used_is_known_from_the_header(tmp_path: Path) -> None:
+    def expanded(path: Path, dtype: torch.dtype, fast: bool = False) -> float:
+        part, _ = FAMILIES["comfyui"].inspect(read_header(path))
+        return expansion_bytes(part, dtype, 2, fast)
+
+    plain = save_flux(tmp_path / "plain.safetensors", **SHAPE)
+    matrices = [tensor for tensor in load_file(plain).values() if tensor.ndim == 2]
+    inside = [t for name, t in load_file(plain).items() if t.ndim == 2 and "blocks" in name]
+    assert expanded(plain, torch.bfloat16) == 0
+    assert expanded(plain, torch.float8_e4m3fn) == 3 * sum(t.numel() for t in matrices)
+    assert expanded(plain, torch.float8_e4m3fn, fast=True) == 0
+    assert expanded(save_scaled(tmp_path / "marks.safetensors", "marks", **SHAPE), torch.bfloat16) == 0  # by ComfyUI's
+    blocks = save_gguf(tmp_path / "x.gguf", tmp_path / "values.safetensors", Type.Q8_0, **SHAPE)
+    assert expanded(blocks, torch.bfloat16) == (34 / 32 + 2 + UNPACKING) * sum(t.numel() for t in inside)
 
 
 # -- what is not supported is named, with what is

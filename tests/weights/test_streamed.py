@@ -67,7 +67,7 @@ def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: in
         streamed.settle()
         with streamed.block(0):
             assert not model.blocks[0].weight.any(), "what stays is not what it was"
-        streamed.move(CPU)
+        streamed.leave(True)
         return size, kept, whole, copied, beyond, streamed.whole
 
     found = run_ranks(ranks, rank)
@@ -153,5 +153,5 @@ def test_on_a_gpu_blocks_come_bit_by_bit_and_leave_nothing() -> None:
             with streamed.block(index):
                 for name, value in expected.blocks[index].named_parameters():
                     assert torch.equal(bits(getattr(model.blocks[index], name)).cpu(), bits(value)), name
-    streamed.move(CPU)
+    streamed.leave(True)
     assert torch.cuda.memory_allocated(device) == nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,7 +15,8 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.store import Store, Whole
+from parallel_backend.weights.store import Store
+from parallel_backend.weights.whole import ALONE, Whole
 from parallel_backend.worker.memory.holder import Holder
 from parallel_backend.worker.memory.rank_memory import Allowance, Memory, OutOfMemory
 from parallel_backend.worker.process.status import Status
@@ -30,13 +32,13 @@ PLENTY = Allowance(limit=1 << 30)
 
 
 class Rows:
-    """A part of so many times ROW bytes, filled with a value; may be sharded over all ranks."""
+    """A part of so many times ROW bytes, filled with a value; may be sharded over all ranks, or be the same on all."""
 
-    def __init__(self, rows: int, value: float = 1.0, sharded: bool = False) -> None:
+    def __init__(self, rows: int, value: float = 1.0, sharded: bool = False, sharers: Communicator = ALONE) -> None:
         self.value = value
         self.fills = 0
         self.module = nn.Linear(ROWS, ROWS * rows, bias=False, device="meta")
-        self.store: Store = Whole(self.module)
+        self.store: Store = Whole(self.module, sharers)
         if sharded:
             everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
             self.store = self.sharded = Sharded(self.module, [self.module], everyone)
@@ -164,6 +166,39 @@ def test_only_the_rank_whose_device_is_asked_for_gives_way():
     first, second = run_ranks(2, rank)
     assert (first[0], second[0]) == (({}, {"a": 2}), ({"a": 2}, {}))
     assert first[1:] == second[1:] == (({"b": 2}, {"a": 2}), {"b": 2, "a": 2}, 2, 1)
+
+
+def all_ranks() -> Communicator:
+    return Communicator("alike", dist.group.WORLD, CPU, False, Meter())
+
+
+def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
+    def rank(number: int) -> Any:
+        held, limit = holder(), Allowance(limit=3 * ROW)
+        part = held.hold(A, "whole", lambda: Rows(2, value=0.1, sharers=all_ranks()), PLENTY)
+        part.module.weight.data.view(-1).copy_(torch.arange(2 * ROWS * ROWS) / 3)
+        before = part.module.weight.clone()
+        held.release(A, here=number == 2)
+        first = held.on_device()[A] if number < 2 else 0, held.on_host()[A]
+        held.release(A)
+        counted = held.on_host()[A]
+        here = torch.equal(part.module.weight, before), mappings()
+        held.hold(B, "whole", lambda: Rows(2), limit)
+        assert held.hold(A, "whole", pytest.fail, limit) is part
+        back = torch.equal(part.module.weight, before), mappings()
+        part.module.weight.data.fill_(number)  # its own again
+        all_agree(True)
+        return first, counted, here, back, part.module.weight.mean().item(), on_host(held)
+
+    share = -(-2 * ROW // 3)
+    for number, found in enumerate(run_ranks(3, rank)):
+        device = 0 if number == 2 else 2 * ROW
+        assert found == ((device, share), share, (True, 1), (True, 0), number, {"b": 2})
+
+
+def mappings() -> int:
+    """How many copies of weights this process sees."""
+    return Path("/proc/self/maps").read_text().count("memfd:parallel weights")
 
 
 def test_sharded_weights_count_as_shards_and_come_back_bit_equal():

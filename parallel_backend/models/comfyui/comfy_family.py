@@ -84,6 +84,7 @@ class ComfyFamily:
     takes: frozenset[str] | None = None
     asks = frozenset({"process_timestep"})
     imports: tuple[str, ...] = ()
+    compiles = True
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ComfyConfig]:
         """The model's own tensors under ComfyUI's names, and what ComfyUI finds it to be.
@@ -389,6 +390,8 @@ def plan_shape(
     inside = sum(sizes)
     double = sum(sizes[:doubles])
     operations = [of_a_block(type(block.module).__name__) for block in blocks]
+    spread = [attention for block in blocks for attention in _spread_attentions(block)]
+    kv_heads = max((attention.kv_heads or heads for attention in spread), default=heads)
     double_operations = sum(operations[:doubles])
     volume = 1
     for step in as_patch_size(declaration.patch_size(module), dims):
@@ -407,10 +410,11 @@ def plan_shape(
         joint_text=declaration.joint_text,
         embeds_whole=True,
         copies=_copies(blocks, heads * head_dim),
-        attentions=sum(map(_spread_attentions, blocks)) / units,
+        attentions=len(spread) / units,
         whole_picture=declaration.whole_picture,
         double_operations=double_operations // doubles if doubles else 0,
         single_operations=(sum(operations) - double_operations) // (units - doubles),
+        kv_heads=0 if kv_heads == heads else kv_heads,
     )
 
 
@@ -439,5 +443,5 @@ def _copies(blocks: Sequence[Block], hidden: int) -> float:
     return copies_of(hidden, max(taken), max(given), gated)
 
 
-def _spread_attentions(block: Block) -> int:
-    return sum(isinstance(attention, Spread) for attention in attentions_of(block.group, block.module))
+def _spread_attentions(block: Block) -> list[Spread]:
+    return [attention for attention in attentions_of(block.group, block.module) if isinstance(attention, Spread)]

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Boundary, Declaration, Group, Pictured, Same, Spread
+from collections.abc import Sequence
+from typing import Any
+
+from ..spread.declaration import Along, Attention, Boundary, Declaration, Group, Pictured, Same, Spread
+
+
+def _attentions(block: Any) -> Sequence[Attention]:
+    return (Spread(("x",), kv_heads=block.attn.kvheads),)
+
 
 KREA2 = Declaration(
     groups=(
@@ -14,7 +22,7 @@ KREA2 = Declaration(
                 "freqs": Along(("x",), dim=2),
                 "timestep_zero_index": Boundary("x"),
             },
-            attentions=(Spread(("x",)),),
+            attentions=_attentions,
             returns=("x",),
         ),
     ),

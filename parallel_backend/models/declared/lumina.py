@@ -5,10 +5,10 @@ The text's own refiners run on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..spread.declaration import Along, Argument, Declaration, Group, Pictured, Same, Segments, Spread
+from ..spread.declaration import Along, Argument, Attention, Declaration, Group, Pictured, Same, Segments, Spread
 
 MULTIPLE = 32
 """Z-Image pads the picture's tokens to a multiple of this, at their end."""
@@ -25,7 +25,7 @@ def _declaration(picture: Pictured) -> Declaration:
             path,
             streams={"x": picture},
             arguments=arguments,
-            attentions=(Spread(("x",)),),
+            attentions=_attentions,
             modulations=("adaLN_modulation",),
             returns=("x",),
         )
@@ -39,6 +39,10 @@ def _declaration(picture: Pictured) -> Declaration:
         text_width=lambda model: model.cap_embedder[1].in_features,
         positions=("rope_embedder",),
     )
+
+
+def _attentions(block: Any) -> Sequence[Attention]:
+    return (Spread(("x",), kv_heads=block.attention.n_local_kv_heads),)
 
 
 def _heads(model: Any) -> tuple[int, int]:

@@ -5,12 +5,17 @@ The refiners of the text and of the references run on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread, StreamKind
+from ..spread.declaration import Along, Attention, Beside, Declaration, Group, Pictured, Same, Spread, StreamKind
 
 LAST = Pictured(lambda length, picture: length - picture)
 """References come before the picture."""
+
+
+def _attentions(block: Any) -> Sequence[Attention]:
+    return (Spread(("hidden_states",), kv_heads=block.attn.kv_heads),)
 
 
 def _single(path: str) -> Group:
@@ -18,7 +23,7 @@ def _single(path: str) -> Group:
         path,
         streams={"hidden_states": LAST},
         arguments={"image_rotary_emb": Along(("hidden_states",), dim=1), "temb": Same()},
-        attentions=(Spread(("hidden_states",)),),
+        attentions=_attentions,
         returns=("hidden_states",),
     )
 
@@ -40,6 +45,13 @@ def _heads(model: Any) -> tuple[int, int]:
 
 
 JOINT = ("instruct_hidden_states", "img_hidden_states")
+
+
+def _double_attentions(block: Any) -> Sequence[Attention]:
+    joint, own = block.img_instruct_attn.kv_heads, block.img_self_attn.kv_heads
+    return Spread(JOINT, kv_heads=joint), Spread(("img_hidden_states",), kv_heads=own)
+
+
 DOUBLE = Group(
     "double_stream_layers",
     streams={"img_hidden_states": LAST, "instruct_hidden_states": Beside()},
@@ -48,7 +60,7 @@ DOUBLE = Group(
         "img_rotary_emb": Along(("img_hidden_states",), dim=1),
         "temb": Same(),
     },
-    attentions=(Spread(JOINT), Spread(("img_hidden_states",))),
+    attentions=_double_attentions,
     returns=("img_hidden_states", "instruct_hidden_states"),
 )
 

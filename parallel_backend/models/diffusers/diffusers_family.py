@@ -42,6 +42,7 @@ class DiffusersFamily(ABC, Generic[C]):
     takes: frozenset[str] | None
     asks: frozenset[str] = frozenset()
     imports: tuple[str, ...] = ("diffusers.models.transformers",)
+    compiles = False
 
     @abstractmethod
     def make(self, config: C) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,10 +38,9 @@ class Operands:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool) -> Operands:
-        """From the arguments; a head of k and v that several of q share is repeated for each."""
+        """From the arguments."""
         if skip_reshape:
-            shared = q.shape[1] // k.shape[1]
-            return cls(q, *(x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (k, v)))
+            return cls(q, k, v)
         return cls(*(x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v)))
 
     def weighed(self, weights: Tensor) -> Operands:
@@ -159,7 +158,7 @@ class Attentions:
         spread = isinstance(attention, Spread)
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
             assert block is not None
-            out = self._merged(block, attention, Operands.of(q, k, v, heads, skip_reshape))
+            out = self._merged(block, attention, self._given(block, heads, Operands.of(q, k, v, heads, skip_reshape)))
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if not spread or (alone and weights is None and not self._masked(attention)):
@@ -168,7 +167,8 @@ class Attentions:
                 skip_output_reshape=skip_output_reshape, **others,
             )  # fmt: skip
         assert block is not None and isinstance(attention, Spread)
-        given = Operands.of(q, k, v, heads, skip_reshape)
+        kv_heads = attention.kv_heads or heads
+        given = self._given(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape))
         width = given.v.shape[3]
         out = self._spread(block, attention, given if weights is None else given.weighed(weights))[..., :width]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
@@ -179,6 +179,28 @@ class Attentions:
 
     def _idle(self, placement: Placement) -> bool:
         return placement.counts[self._call.rank] == 0
+
+    def _given(self, block: BlockCall, kv_heads: int, given: Operands) -> Operands:
+        """With each head of k and v once, where the model has repeated it for the heads of q that share it.
+
+        Raises:
+            Refused: it has other heads than are declared, or, looked at in the first call of a run, has not repeated them.
+        """
+        if given.k.shape[1] == given.v.shape[1] == kv_heads:
+            return given
+        group = given.q.shape[1] // kv_heads
+        once = replace(given, k=given.k[:, ::group], v=given.v[:, ::group])
+
+        def repeated() -> bool:
+            counts = once.k.shape[1], once.v.shape[1]
+            return counts == (kv_heads, kv_heads) and _repeats(given.k, once.k) and _repeats(given.v, once.v)
+
+        if not self._call.places.once(("repeated", block.number, block.turn, block.done), repeated):
+            raise Refused(
+                f"the model's {block.name} shares keys and values among heads otherwise than this pack knows: update the pack, "
+                "or use Load Diffusion Model."
+            )
+        return once
 
     def _merged(self, block: BlockCall, attention: Merged, given: Operands) -> Tensor:
         """`[batch, tokens, heads, head_dim]`, the same on all ranks."""
@@ -202,7 +224,7 @@ class Attentions:
                 f"knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
-        split = self._split(placements, q.shape[2])
+        split = self._split(placements, q.shape[2], k.shape[2])
         attend = self.kernel(q)
         key = block.number, block.turn, block.done - 1
         patch = self._call.places.patch
@@ -214,12 +236,13 @@ class Attentions:
             out = PatchAttention(self._mesh, split, patch, attend, self._caches.by_attention[key])(key, q, k, v)
         return _with_idle(out, shown, counts)
 
-    def _split(self, placements: Sequence[Placement], heads: int) -> SequenceSplit:
+    def _split(self, placements: Sequence[Placement], heads: int, kv_heads: int) -> SequenceSplit:
         def find() -> SequenceSplit:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
-            return SequenceSplit(tokens, heads, self._mesh.ring.size, self._mesh.ulysses.size, self._call.places.shares)
+            sizes = self._mesh.ring.size, self._mesh.ulysses.size
+            return SequenceSplit(tokens, heads, *sizes, self._call.places.shares, kv_heads)
 
-        return self._call.places.once(("split", heads, *placements), find)
+        return self._call.places.once(("split", heads, kv_heads, *placements), find)
 
     def kernel(self, q: Tensor) -> Attend:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers."""
@@ -237,6 +260,12 @@ class Attentions:
             return slots_of(placements, range(first, first + self._mesh.ulysses.size), self._call.places.patches)
 
         return self._call.places.once(("slots", *placements), find)
+
+
+def _repeats(x: Tensor, once: Tensor) -> bool:
+    """Whether x, `[batch, heads, ...]`, has each head of `once` several times, one after the other, bit for bit or NaN."""
+    apart = x.unflatten(1, (once.shape[1], -1))
+    return torch.allclose(apart, once.unsqueeze(2).expand_as(apart), rtol=0, atol=0, equal_nan=True)
 
 
 def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:

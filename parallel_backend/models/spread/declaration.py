@@ -148,11 +148,13 @@ class Spread:
     """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order.
 
     If `weighed`, it may be given the rows of a `Weighs` of this rank's tokens as a mask; other masks are ComfyUI's for whole
-    streams and not heeded.
+    streams and not heeded. `kv_heads` are the model's heads of keys and values, where heads of queries share them: these are
+    exchanged, whether or not the model repeats them before its call; 0 where every head has its own.
     """
 
     streams: tuple[str, ...]
     weighed: bool = False
+    kv_heads: int = 0
 
 
 @dataclass(frozen=True)

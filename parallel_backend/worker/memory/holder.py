@@ -36,6 +36,8 @@ class _Held:
     on_device: bool = False
     somewhere: bool = False
     """Whether it is on the device of any rank."""
+    aside: int = 0
+    """Bytes of host memory that this rank answers for because it has left devices."""
 
     @property
     def store(self) -> Store:
@@ -49,7 +51,7 @@ class _Held:
     @property
     def on_host(self) -> int:
         """Bytes of host memory that it takes now."""
-        return self.store.kept + (0 if self.on_device else self.store.moving)
+        return self.store.kept + self.aside
 
 
 class Holder:
@@ -112,8 +114,10 @@ class Holder:
             self._make_room(held, allowance)
             if not held.on_device:
                 self._status.enter("restoring the model from host memory")
-                self._memory.to_device(held.store)
+                held.store.come_back()
                 self.restored += held.store.moving
+            held.store.stay()
+            held.aside = 0
         held.on_device = held.somewhere = True
         self._held[model] = held
         held.store.fit(self._spare(held, allowance))
@@ -186,13 +190,14 @@ class Holder:
         """
         held = self._held[model]
         leaves = here and held.on_device
-        while not self._agree(not leaves or self._memory.has_host_room(held.store.moving)):
+        needed = held.store.leaving(leaves)
+        while not self._agree(not needed or self._memory.has_host_room(needed)):
             oldest = next((spec for spec, other in self._held.items() if not other.somewhere), model)
             del self._held[oldest]
             self._memory.give_back()
             if oldest == model:
                 return
-        if leaves:
-            self._memory.to_host(held.store)
-            held.on_device = False
+        self._memory.to_host(held.store, leaves)
+        held.aside += needed
+        held.on_device = held.on_device and not leaves
         held.somewhere = not self._agree(not held.on_device)

@@ -15,8 +15,6 @@ import torch
 
 from ...weights.store import Store
 
-HOST = torch.device("cpu")
-
 HOST_RESERVE = 4 << 30
 """What is left free for ComfyUI and everything else."""
 
@@ -76,7 +74,7 @@ class Allowance:
 class Memory:
     """The memory of one rank's device and its share of the host's.
 
-    On a CPU rank the device's memory is the host's: moving copies nothing, and only the accounting changes.
+    On a CPU rank the device's memory is the host's: weights that it has alone do not move, and only the accounting changes.
 
     Args:
         device: of this rank.
@@ -108,18 +106,14 @@ class Memory:
         return torch.cuda.mem_get_info(self._device)[0] + unused
 
     def has_host_room(self, nbytes: int) -> bool:
-        """Whether every rank of this machine could take so many bytes to the host."""
+        """Whether so many bytes for every rank of this machine could be taken of the host."""
         return nbytes * self._local_ranks <= available_on_host() - self._host_reserve
 
-    def to_host(self, weights: Store) -> None:
-        """Move weights off the device."""
-        weights.move(HOST)
-        if self._device != HOST:  # else they take what they took
+    def to_host(self, weights: Store, here: bool) -> None:
+        """Move weights off devices, off this rank's where `here` says so. A collective."""
+        weights.leave(here)
+        if here:
             self.give_back()
-
-    def to_device(self, weights: Store) -> None:
-        """Move weights back."""
-        weights.move(self._device)
 
     def give_back(self) -> None:
         """Free what is no longer used, for other processes too."""

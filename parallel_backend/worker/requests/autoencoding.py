@@ -16,7 +16,8 @@ from ...vae.rows import Slab, slab_of
 from ...weights.checkpoint import read_header
 from ...weights.loader import load_weights
 from ...weights.reading import Neighbours, Watch
-from ...weights.store import Store, Whole
+from ...weights.store import Store
+from ...weights.whole import Whole
 from ...wire.messages import Decode, Done, Encode, Pixels
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
@@ -29,10 +30,13 @@ class AutoencoderPart:
     """A whole autoencoder, built on the meta device; a Part for the Holder. Every rank holds all of its weights.
 
     Args:
+        sharers: the ranks of this machine.
         neighbours, watch: with whom it is loaded, and who looks on.
     """
 
-    def __init__(self, spec: ModelSpec, device: torch.device, neighbours: Neighbours, watch: Watch) -> None:
+    def __init__(
+        self, spec: ModelSpec, device: torch.device, sharers: Communicator, neighbours: Neighbours, watch: Watch
+    ) -> None:
         name, self._checkpoint, config = recognise(read_header(spec.path))
         family = AUTOENCODERS[name]
         self._keys = family.keys(config, self._checkpoint)
@@ -42,7 +46,7 @@ class AutoencoderPart:
         self._watch = watch
         self.autoencoder: Autoencoder = family.build(config)
         self.module = self.autoencoder.module.to(self._dtype)
-        self.store: Store = Whole(self.module)
+        self.store: Store = Whole(self.module, sharers)
 
     def fill(self) -> None:
         """Load the weights by byte range."""
@@ -66,7 +70,7 @@ class Autoencoding:
             part = rank.holder.hold(
                 message.model,
                 None,
-                lambda: AutoencoderPart(rank.files.find(message.model), rank.device, rank.neighbours, watch),
+                lambda: self._part(message.model, watch),
                 rank.allowance(message.plan, message.working),
             )
             started = rank.start()
@@ -80,6 +84,12 @@ class Autoencoding:
         rank.report(message.request, message.model, started)
         if first:
             rank.link.send(Done(message.request), answer)
+
+    def _part(self, model: ModelSpec, watch: Watch) -> AutoencoderPart:
+        """This rank's. A collective."""
+        rank = self._rank
+        found, sharers = rank.files.find(model), rank.world.alike(rank.neighbours.machines, rank.meter)
+        return AutoencoderPart(found, rank.device, sharers, rank.neighbours, watch)
 
     def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.

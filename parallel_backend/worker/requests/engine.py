@@ -79,7 +79,7 @@ class Engine:
     def _release(self, message: Release) -> None:
         rank = self._rank
         started = rank.start()
-        rank.holder.release(message.model, here=message.device in ("", str(rank.device)))
+        rank.holder.release(message.model, here=rank.world.rank in message.ranks)
         rank.report(message.request, message.model, started)
         if rank.world.rank == 0:
             rank.link.send(Done(message.request))

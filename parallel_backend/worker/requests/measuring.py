@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...attention.kernels import choose_kernel
+from ...attention.kernels import choose_kernel, kernel_refusals
 from ...attention.packages import package_faults
 from ...comm.meter import Meter
 from ...comm.moments import Moments
@@ -46,7 +46,10 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     rank.status.enter("measuring devices and links")
     kinds = rank.world.gather(device_kind(str(rank.device)))
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
-    kernel = choose_kernel("auto", rank.device, dtype, HEAD_DIM, package_faults(rank.device))
+    attention = message.plan.attention
+    if attention in kernel_refusals(rank.device):  # what samples with it is declined in a sentence
+        attention = "auto"
+    kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_faults(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
     if mesh.reports:

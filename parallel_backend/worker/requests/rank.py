@@ -23,8 +23,8 @@ from ...weights.holding import Replicated
 from ...weights.patching import Keep
 from ...weights.reading import Watch
 from ...weights.sharded import Sharded
-from ...weights.store import Whole
 from ...weights.streamed import Streamed
+from ...weights.whole import Whole
 from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, WasCancelled
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
@@ -151,10 +151,10 @@ class Rank:
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
             return lambda module, blocks: _twice(Sharded(module, blocks, everyone))
+        sharers = self.world.alike([*zip(stages(plan), self.neighbours.machines, strict=True)], self.meter)
         if plan.weights == "streamed":
-            sharers = self.world.alike([*zip(stages(plan), self.neighbours.machines, strict=True)], self.meter)
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
-        return lambda module, blocks: (Whole(module), Replicated())
+        return lambda module, blocks: (Whole(module, sharers), Replicated())
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""

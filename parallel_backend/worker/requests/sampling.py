@@ -32,8 +32,12 @@ from .previews import Previews
 from .rank import Rank
 
 
-def sample(rank: Rank, message: Sample, tensors: Mapping[str, Tensor]) -> None:
-    """Answer with the final latent, and with what every step believes it to be."""
+def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
+    """Answer with the final latent, and with what every step believes it to be.
+
+    Args:
+        tensors: the prompts' are taken out: they are not kept in fp32 beside what they are cast to.
+    """
     mesh = rank.mesh(message.plan)
     try:
         model, forward = rank.prepare(message, mesh)
@@ -178,10 +182,10 @@ class _Run:
             self._previews.show(Progress(self._message.request, step), {"denoised": denoised, "x": x})
 
 
-def _prompts(message: Sample, tensors: Mapping[str, Tensor], mesh: Mesh) -> Prompts:
+def _prompts(message: Sample, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts:
     sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
     mine = list(sides) if mesh.cfg.size == 1 else [mesh.cfg.rank]
     batch = tensors["x"].shape[0]
     rows = cut(batch, mesh.data.size)[mesh.data.rank]
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith("prompt.")}
+    own = {name: tensors.pop(name) for name in list(tensors) if name.startswith("prompt.")}
     return Prompts(sides, mine, own, getattr(torch, message.compute_dtype), batch, rows)

@@ -1,0 +1,107 @@
+"""Weights of which a rank has all on its device, and a machine one copy when they are off it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.communicator import Communicator
+from ..comm.meter import Meter
+from .host_copy import HostCopy, bring_back, digest, tensors_of
+from .host_memory import HOST
+from .store import Run, Store
+
+ALONE = Communicator("alone", None, HOST, False, Meter())
+"""Of a rank that shares with no other."""
+
+
+class Whole(Store):
+    """All of a module's weights, on this rank's device.
+
+    Off the devices they are in memory that the sharers of a machine have together, written by those that leave first; a rank
+    that still has them on its device finds them there when it leaves. It is given up once all have them back. Ranks whose
+    weights differ in a bit, as adapters merged by different GPUs may, keep a copy each. Alone on a CPU, where they are in host
+    memory as it is, nothing moves.
+
+    Args:
+        sharers: the ranks of this machine that hold the same, on CPU tensors.
+    """
+
+    shared = False
+
+    def __init__(self, module: nn.Module, sharers: Communicator = ALONE) -> None:
+        self._module = module
+        self._device = HOST
+        self._sharers = self._sharing = sharers
+        self._writers: tuple[int, ...] = ()
+        self._copy: HostCopy | None = None
+        self._is_off = False
+        self._nbytes = self._now()  # once: a rank asks for those of all models that it holds at every request
+
+    @property
+    def nbytes(self) -> int:
+        """Of parameters and buffers."""
+        return self._nbytes
+
+    def materialise(self, device: torch.device) -> None:
+        """Of every parameter and buffer."""
+        self._device = device
+        made = [
+            (part, name, buffer.to(device))
+            for part in self._module.modules()
+            for name, buffer in part.named_buffers(recurse=False)
+            if not buffer.is_meta
+        ]
+        self._module.to_empty(device=device)
+        for part, name, buffer in made:
+            part._buffers[name] = buffer
+
+    def leaving(self, here: bool) -> int:
+        """All of them, or this rank's part of the machine's copy; nothing more where there is one."""
+        if self._copy is not None:
+            return 0
+        self._writers = tuple(rank for rank, (leaves,) in enumerate(self._told(int(here))) if leaves)
+        if self._writers and not self._hold_the_same():
+            self._sharing, self._writers = ALONE, (0,) if here else ()
+        return -(-self._now() // self._sharing.size) if self._writers else 0
+
+    def leave(self, here: bool) -> None:
+        """All of them."""
+        if self._copy is None and self._writers and not (self._sharing.size == 1 and self._device == HOST):
+            self._copy = HostCopy(tensors_of(self._module), self._sharing, self._writers, self._device)
+        if here and self._copy is not None:
+            self._copy.take(self._module)
+            self._is_off = True
+
+    def come_back(self) -> None:
+        """All of them."""
+        if self._is_off:
+            bring_back(self._module, self._device)
+            self._is_off = False
+
+    def stay(self) -> None:
+        """The copy."""
+        self._copy, self._sharing = None, self._sharers
+
+    def run(self, name: str) -> Run:
+        """All of it."""
+        return Run(self._module.get_parameter(name).data.view(-1))
+
+    def full(self, name: str) -> Tensor:
+        """As it is."""
+        return self._module.get_parameter(name).data
+
+    def _now(self) -> int:
+        return sum(tensor.nbytes for tensor in tensors_of(self._module).values())
+
+    def _hold_the_same(self) -> bool:
+        """Whether all that share have the same bits. A collective."""
+        if self._sharing.size == 1:
+            return True
+        return len(set(self._told(*digest(tensors_of(self._module).values(), self._device)))) == 1
+
+    def _told(self, *numbers: int) -> list[tuple[int, ...]]:
+        """What each of those that share says; so many numbers. A collective."""
+        ours = torch.tensor([[[number] for number in numbers]])
+        said = self._sharing.gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()
+        return [tuple(said[first : first + len(numbers)]) for first in range(0, len(said), len(numbers))]

@@ -1,0 +1,97 @@
+"""Weights off their devices: one copy for ranks that hold the same to the last bit, and a copy each for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.weights.host_copy import WORDS, digest
+from parallel_backend.weights.whole import Whole
+from tests.ranks import run_ranks
+from tests.weights.test_sharded import CPU, bits, tiny
+
+
+def model() -> nn.Module:
+    """Tensors of every kind, of other order in memory, and of no memory of their own."""
+    module = tiny("cpu")
+    module.register_parameter("turned", nn.Parameter(torch.arange(35.0).view(5, 7).T))
+    module.register_buffer("repeated", torch.tensor([[1.0], [2.0]]).expand(2, 3))
+    module.register_buffer("number", torch.tensor(7))
+    module.register_buffer("nothing", torch.empty(0, 3))
+    for block in module.blocks:
+        block.register_buffer("number", module.number)
+        block.whole = module.blocks[0].whole
+    return module
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def expect_the_same(module: nn.Module, expected: dict[str, Tensor]) -> None:
+    for name, tensor in tensors(module).items():
+        assert torch.equal(bits(tensor), bits(expected[name])), name
+        assert tensor.shape == expected[name].shape
+        assert name == "repeated" or tensor.stride() == expected[name].stride(), name
+    assert module.blocks[1].whole is module.blocks[0].whole
+    assert module.blocks[1].number is module.number
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unlike: bool) -> None:
+    def rank(number: int) -> Any:
+        module = model()
+        if unlike:
+            module.blocks[4].exact.data[10].add_(number * 1e-16)  # the last of the last block's
+        expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
+        whole = Whole(module, Communicator("alike", dist.group.WORLD, CPU, False, Meter()))
+        taken = []
+        for leavers in ({0, 1, 2}, {1}, {0, 2}):
+            taken.append(whole.leaving(number in leavers))
+            whole.leave(number in leavers)
+            dist.barrier()
+            if leavers == {0, 1, 2} and number == 1:
+                module.turned.data.add_(1)  # which all see, if it is one copy
+            dist.barrier()
+            seen = torch.equal(module.turned, expected["turned"] + 1)
+            dist.barrier()
+            if leavers == {0, 1, 2} and number == 1:
+                module.turned.data.sub_(1)
+            dist.barrier()
+            taken.append(seen)
+            expect_the_same(module, expected)
+            if leavers != {1}:
+                whole.come_back()
+                whole.stay()
+                dist.barrier()
+                module.blocks[number].weight.data.zero_()  # its own, as the others' are
+                dist.barrier()
+                assert all(module.blocks[other].weight.data.any() for other in range(3) if other != number)
+                module.blocks[number].weight.data.copy_(expected[f"blocks.{number}.weight"])
+                expect_the_same(module, expected)
+        return taken, whole.nbytes
+
+    for number, (taken, nbytes) in enumerate(run_ranks(3, rank)):
+        part = nbytes if unlike else -(-nbytes // 3)
+        some, rest = (nbytes * (number == 1), nbytes * (number != 1)) if unlike else (part, 0)
+        assert taken == [part, not unlike or number == 1, some, False, rest, False]
+
+
+def test_a_digest_tells_bits_places_shapes_and_types_apart() -> None:
+    base = torch.arange(8 * WORDS + 5, dtype=torch.float64).view(torch.uint8)[:-3]
+    last, swapped = base.clone(), base.clone()
+    last[-1] ^= 1
+    swapped[:8], swapped[8:16] = base[8:16], base[:8]
+    cases = [[base], [last], [swapped], [base[:-1]], [base[None]], [base.view(torch.int8)], [base, base]]
+    cases += [[base[:16], base[16:32]], [base[16:32], base[:16]]]
+    found = [digest(case, CPU) for case in cases]
+    assert len(set(found)) == len(cases)
+    assert found == [digest(case, CPU) for case in cases]
+    assert digest([base[3:]], CPU) == digest([base[3:].clone()], CPU)  # wherever it begins in memory
