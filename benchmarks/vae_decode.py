@@ -1,12 +1,16 @@
 """Memory and time of decoding on several ranks, on CPUs with gloo and one thread a rank.
 
-Writes docs/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m benchmarks.vae_decode
+Writes docs/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m benchmarks.vae_decode, and with --counts to
+count memory and bytes anew, which other programs do not disturb, and keep the times.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +26,14 @@ from scripts.comfyui import REPO
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.tiny_vae import random_weights
+from tests.vae import test_tiles
 from tests.vae.comfy_vaes import KINDS, build
 
 RANKS = (1, 2, 3, 4)
 ROUNDS = 3
 MEBIBYTE = 1 << 20
+PAGE = REPO / "docs" / "vae.md"
+TIMES = "## Time"
 
 
 @dataclass(frozen=True)
@@ -36,24 +43,53 @@ class Subject:
     title: str
     autoencoder: Autoencoder
     latent: Tensor
-    schedule: str
+    schedule: str = "original"
+    timed: bool = False
 
 
 def subjects() -> list[Subject]:
-    """A clip by both schedules, a picture, and one of ComfyUI's own."""
+    """CogVideoX's by both schedules, and each kind of ComfyUI's own; a few of them are timed."""
     video = CogVideoXAutoencoder(CogVideoXConfig((32, 64, 64, 128), 3, 16))
     module = video.module.to_empty(device="cpu")
     module.load_state_dict(random_weights(module, seed=0))
-    image = ComfyAutoencoder(build("flux", ch=64, num_res_blocks=2), KINDS["flux"].scale)
-    wan = ComfyAutoencoder(build("wan", dim=32), KINDS["wan"].scale)
-    ltx = ComfyAutoencoder(build("ltx095", decoder_base_channels=32), KINDS["ltx095"].scale)
     clip = torch.randn(1, 16, 5, 12, 8)
+    half: dict[str, Any] = {"ch": 64, "num_res_blocks": 2}
+
+    def comfyuis(title: str, kind: str, latent: tuple[int, ...], timed: bool = False, **settings: Any) -> Subject:
+        autoencoder = ComfyAutoencoder(build(kind, **settings), KINDS[kind].scale)
+        return Subject(title, autoencoder, torch.randn(1, *latent), timed=timed)
+
     return [
-        Subject("CogVideoX, 17 frames of 64x96, original batches", video, clip, "original"),
-        Subject("CogVideoX, 17 frames of 64x96, ComfyUI's batches", video, clip, "comfyui"),
-        Subject("FLUX, 192x192", image, torch.randn(1, 16, 24, 24), "original"),
-        Subject("Wan 2.1, 9 frames of 96x64", wan, torch.randn(1, 16, 3, 12, 8), "original"),
-        Subject("LTX-Video 0.9.5, 17 frames of 384x128", ltx, torch.randn(1, 128, 3, 12, 4), "original"),
+        Subject("CogVideoX, 17 frames of 64x96, original batches", video, clip, timed=True),
+        Subject("CogVideoX, 17 frames of 64x96, ComfyUI's batches", video, clip, "comfyui", timed=True),
+        comfyuis("FLUX.1, 192x192", "flux", (16, 24, 24), timed=True, **half),
+        comfyuis("Stable Diffusion, 192x192", "sd", (4, 24, 24), **half),
+        comfyuis("FLUX.2, 192x192", "flux2", (128, 12, 12), **half),
+        comfyuis(
+            "HunyuanImage 2.1, 384x384",
+            "hunyuan_image",
+            (64, 12, 12),
+            block_out_channels=[32, 64, 128, 128, 256, 256],
+            num_res_blocks=2,
+        ),
+        comfyuis("Wan 2.1, 9 frames of 96x64", "wan", (16, 3, 12, 8), timed=True, dim=32),
+        comfyuis("Wan 2.2, 9 frames of 192x128", "wan22", (48, 3, 12, 8), dim=40, dec_dim=64),
+        comfyuis("HunyuanVideo, 9 frames of 96x64", "hunyuan", (16, 3, 12, 8), **half),
+        comfyuis(
+            "HunyuanVideo 1.5, 9 frames of 192x128",
+            "hunyuan15",
+            (32, 3, 12, 8),
+            block_out_channels=[32, 64, 128, 256, 256],
+            num_res_blocks=2,
+        ),
+        comfyuis(
+            "LTX-Video 0.9.5, 17 frames of 384x128", "ltx095", (128, 3, 12, 4), timed=True, decoder_base_channels=32
+        ),
+        Subject(
+            "MiniMax-H3, 30 frames of 112x80 in eight tiles",
+            ComfyAutoencoder(test_tiles.autoencoder(), 16),
+            test_tiles.inputs("clip")[0],
+        ),
     ]
 
 
@@ -117,57 +153,98 @@ def times(subject: Subject) -> tuple[Times, Times]:
     return Times(*one), Times(*two)
 
 
-def main() -> None:
-    """Measure and write."""
-    text = [
-        "# Decoding on several ranks",
-        "",
-        "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores "
-        "(gloo, one thread a rank); CogVideoX's with a quarter of its "
-        "channels, FLUX's with half, Wan's with a third, LTX-Video's with a quarter (these three are ComfyUI's own code). "
-        "*Peak*: bytes of tensors alive "
-        "at the same time at the most, on each rank, without weights; the first rank also gathers the pixels. *Share*: the "
-        "largest against one rank's. *Sent*: by the rank that sends most. Seconds are the shortest of "
-        f"{ROUNDS} decodes, one rank and two taking turns in one run; both by the clock, while other programs used the "
-        "machine too, and of the busiest rank's computing thread, without its waiting for a core or for its neighbour. "
-        "On a CPU torch's conv3d changes kernels with the size (one thread: 0.038 s for an input of [1, 32, 10, 66, 98], "
-        "0.082 s for half of its height), so clips differ in whether one rank or two are faster.",
-        "",
-        "CogVideoX's is not ComfyUI's code: `original`, the default, is diffusers' result. ComfyUI's own module, which gives "
-        "the other, over rows of the same clip had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a "
-        "fifth and two fifths more than ours (its norms enlarge the latent before they convolve it).",
-        "",
-        "ComfyUI's decoders of clips hand out frames as they make them, so that a rank holds about eight of them "
-        "however long the clip is, and the host has the first ones while the next are decoded. Wan 2.1 "
-        "(Qwen-Image's too) makes two at a time, Wan 2.2 four, HunyuanVideo and 1.5 eight, LTX-Video as many as "
-        "its own limit of bytes allows: a small clip is made at once. CogVideoX's come batch by batch. "
-        "MiniMax-H3's tiles are joined whole, so its frames come at the end. Before they were handed out, 81 "
-        "frames of 96x64 by the Wan 2.1 below had a peak of 32.1 MiB on one rank, 17.6 on two and 8.8 on four; "
-        "now 27.1, 15.3 and 8.0, as 9 frames have. At full size in bf16, counted without a GPU "
-        "([dry-run.md](dry-run.md)), 81 frames of 1280x720 took 8640 MB on one rank and 2119 on four, and now "
-        "8242 and 2022.",
-    ]
+INTRODUCTION = [
+    "# Decoding on several ranks",
+    "",
+    "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores (gloo, one "
+    "thread a rank), with a part of their channels: FLUX.1's, Stable Diffusion's, FLUX.2's and HunyuanVideo's with half, Wan "
+    "2.1's with a third, the others' with a quarter, MiniMax-H3's with two small blocks. All but CogVideoX's are ComfyUI's own "
+    "code.",
+    "",
+    "CogVideoX's is not ComfyUI's code: `original`, the default, is diffusers' result. ComfyUI's own module, which gives "
+    "the other, over rows of the same clip had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a "
+    "fifth and two fifths more than ours (its norms enlarge the latent before they convolve it).",
+    "",
+    "ComfyUI's decoders of clips hand out frames as they make them, so that a rank holds about eight of them "
+    "however long the clip is, and the host has the first ones while the next are decoded. Wan 2.1 "
+    "(Qwen-Image's too) makes two at a time, Wan 2.2 four, HunyuanVideo and 1.5 eight, LTX-Video as many as "
+    "its own limit of bytes allows: a small clip is made at once. CogVideoX's come batch by batch. "
+    "MiniMax-H3's tiles are joined whole, so its frames come at the end. Before they were handed out, 81 "
+    "frames of 96x64 by the Wan 2.1 below had a peak of 32.1 MiB on one rank, 17.6 on two and 8.8 on four; "
+    "now 27.1, 15.3 and 8.0, as 9 frames have. At full size in bf16, counted without a GPU "
+    "([dry-run.md](dry-run.md)), 81 frames of 1280x720 took 8640 MB on one rank and 2119 on four, and now "
+    "8242 and 2022.",
+]
+
+MEMORY = [
+    "## Memory and bytes",
+    "",
+    "*Peak*: bytes of tensors alive at the same time at the most, on each rank, without weights; the first rank also gathers "
+    "the pixels. *Share*: the largest against one rank's. *Sent*: by the rank that sends most.",
+    "",
+    "A convolution of a clip's rows copies them together with a row of each neighbour, and one rank alone need not: so each of "
+    "two ranks has up to 0.61 of what one has (LTX-Video, HunyuanVideo), which more ranks divide. Of four, LTX-Video's first "
+    "one has most while it gathers the pixels of eight frames.",
+    "",
+    "MiniMax-H3's decoder works in tiles of its own, which overlap and see nothing of each other: a rank computes whole tiles, "
+    "and the first one joins all of them. So memory is not divided by the ranks: each holds the whole latent and a tile's "
+    "work, and the first one the whole clip too and a tile of each other rank at a time, which is more than one rank alone has.",
+    "",
+    "| autoencoder | ranks | peak MiB of each rank | share | sent MiB |",
+    "|---|---:|---|---:|---:|",
+]
+
+CLOCKED = [
+    TIMES,
+    "",
+    f"Seconds are the shortest of {ROUNDS} decodes, one rank and two taking turns in one run; both by the clock, while other "
+    "programs used the machine too, and of the busiest rank's computing thread, without its waiting for a core or for its "
+    "neighbour. On a CPU torch's conv3d changes kernels with the size (one thread: 0.038 s for an input of [1, 32, 10, 66, 98], "
+    "0.082 s for half of its height), so clips differ in whether one rank or two are faster.",
+    "",
+    "| autoencoder | one rank: clock, computing | two ranks | times as fast |",
+    "|---|---|---|---|",
+]
+
+
+def counted() -> Iterator[str]:
+    """Rows of memory and bytes."""
     for subject in subjects():
-        one, two = times(subject)
-        text += [
-            "",
-            f"## {subject.title}",
-            "",
-            f"One rank {one.clock:.2f} s by the clock and {one.processor:.2f} s of computing; two ranks {two.clock:.2f} s and "
-            f"{two.processor:.2f} s: {one.clock / two.clock:.2f} and {one.processor / two.processor:.2f} times as fast.",
-            "",
-            "| ranks | peak MiB of each rank | share | sent MiB |",
-            "|---:|---|---:|---:|",
-        ]
-        print("\n".join(text[-5:]), flush=True)
         alone = 0
         for ranks in RANKS:
             peaks, sent = footprint(subject, ranks)
             alone = alone or max(peaks)
             each = ", ".join(f"{peak / MEBIBYTE:.1f}" for peak in peaks)
-            text.append(f"| {ranks} | {each} | {max(peaks) / alone:.2f} | {max(sent) / MEBIBYTE:.1f} |")
-            print(text[-1], flush=True)
-    (REPO / "docs" / "vae.md").write_text("\n".join(text) + "\n")
+            share = max(peaks) / alone
+            yield f"| {subject.title} | {ranks} | {each} | {share:.2f} | {max(sent) / MEBIBYTE:.1f} |"
+
+
+def clocked() -> Iterator[str]:
+    """Rows of times."""
+    for subject in subjects():
+        if subject.timed:
+            one, two = times(subject)
+            yield (
+                f"| {subject.title} | {one.clock:.2f} s, {one.processor:.2f} s | {two.clock:.2f} s, {two.processor:.2f} s | "
+                f"{one.clock / two.clock:.2f}, {one.processor / two.processor:.2f} |"
+            )
+
+
+def shown(rows: Iterator[str]) -> Iterator[str]:
+    """Rows, printed as they come."""
+    for row in rows:
+        print(row, flush=True)
+        yield row
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", action="store_true", help="count memory and bytes anew, keep the times")
+    kept = parser.parse_args().counts
+    text = [*INTRODUCTION, "", *MEMORY, *shown(counted()), ""]
+    text += ["".join(PAGE.read_text().partition(TIMES)[1:])] if kept else [*CLOCKED, *shown(clocked())]
+    PAGE.write_text("\n".join(text).rstrip() + "\n")
 
 
 if __name__ == "__main__":

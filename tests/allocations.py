@@ -13,7 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of tensors made inside, as long as they live; kernels' own working space is not seen."""
+    """Counts the bytes of tensors made inside, as long as they live; kernels' own working space is not seen.
+
+    A tensor on the meta device has none, though it says so of its storage.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class Allocations(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
                 key, nbytes = storage._cdata, storage.nbytes()
                 if key not in given and key not in self._seen:

@@ -73,16 +73,27 @@ GLYPHS = {"conditioning_byt5small": draw(1, 3, 1472, seed=35)}
 
 GIVEN: Mapping[str, Given] = {
     "ltx-video, first frame": Given("ltxv", mask=True),
+    "ltx-video, frames a second": Given("ltxv", {"frame_rate": torch.tensor(12.5)}),
     "hunyuan 1.5, masked text": Given(  # which ComfyUI's own takes with nothing beside it
         "hunyuan15", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
     ),
     "hunyuan 1.5, first frame": Given("hunyuan15", SMALL_FIRST | SHOWN),
     "hunyuan 1.5, words in quotation marks": Given("hunyuan15", GLYPHS),
     "hunyuan 1.5 super-resolution": Given(
-        "meanflow", {"concat_latent_image": draw(1, 66, 3, 4, 5, seed=36)} | SHOWN | GLYPHS
+        "meanflow",
+        {"concat_latent_image": draw(1, 66, 3, 4, 5, seed=36), "noise_augmentation": torch.tensor(0.3)}
+        | SHOWN
+        | GLYPHS,
     ),
     "scail, pose": Given("scail", BY_FRAME["scail"], references=PERSON),
     "s2v, sound": Given("s2v", BY_FRAME["s2v"], references=PERSON),
+    "s2v, what came before": Given(
+        "s2v", {**BY_FRAME["s2v"], "reference_motion": draw(1, 16, 19, 8, 10, seed=38)}, references=PERSON
+    ),
+    "s2v, longer sound": Given("s2v", {**BY_FRAME["s2v"], "audio_embed": draw(1, 25, 1024, 17, seed=43)}),
+    "s2v, shorter sound": Given("s2v", {**BY_FRAME["s2v"], "audio_embed": draw(1, 25, 1024, 7, seed=43)}),
+    "wan dancer, longer music": Given("dancer", {**BY_FRAME["dancer"], "audio_embed": draw(1, 33, 35, seed=43)}),
+    "wan dancer, shorter music": Given("dancer", {**BY_FRAME["dancer"], "audio_embed": draw(1, 7, 35, seed=43)}),
     "wan dancer, music": Given("dancer", BY_FRAME["dancer"]),
     "wan dancer, all it takes": Given("dancer", {**BY_FRAME["dancer"], **SLOWLY}),
     "hunyuan, first frame": Given("hunyuan", {"guiding_frame_index": torch.tensor(0.0)}, mask=True),

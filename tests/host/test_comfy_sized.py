@@ -3,7 +3,8 @@
 It is a copy of the real one whose detection also looks for sizes in a file's metadata, as ComfyUI's own does for Wan and
 LTX-Video. Both loaders and the workers use that copy, of which all else is as it was. In ComfyUI's detection HiDream has 17
 billion parameters, Mochi 10, ERNIE-Image 8 and OmniGen 2 four; of the others blocks may be left out, but a block has a hundred
-million or more.
+million or more. The VAE of HunyuanVideo has a quarter of a billion, that of HunyuanImage 2.1 0.4, of Wan 2.2 0.7 and of
+HunyuanVideo 1.5 more than one.
 """
 
 from __future__ import annotations
@@ -11,16 +12,31 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.host.comfy_graphs import LatentOf
-from tests.host.conftest import latents
+from tests.host.comfy_graphs import (
+    DIFFERENT,
+    TOKENS,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+)
+from tests.host.conftest import latents, relative_error, saved_latent
+from tests.host.graphs import insert_after, node
 from tests.host.more_families import Families, Given, Layers, save_with_loras
+from tests.host.test_vae import decode, encode, parallel, pixels
 from tests.selection import thorough
 from tests.tiny_models import draw
+from tests.vae.comfy_vaes import KINDS, save_comfy_vae
 
 pytestmark = thorough
 
@@ -78,6 +94,45 @@ def model_config_from_unet(*args, metadata=None, **kwargs):
     return found
 """
 
+VAE_SIZES = """
+
+_made = VAE.__init__
+
+
+def _sized(of_a_kind, sizes):
+    def change(settings):
+        if "num_res_blocks" in settings:
+            settings |= sizes
+        for inner in settings.values():
+            if isinstance(inner, dict):
+                change(inner)
+        return settings
+
+    return lambda **settings: of_a_kind(**change(settings))
+
+
+def _with_sizes(self, sd=None, device=None, config=None, dtype=None, metadata=None):
+    global AutoencoderKL, AutoencodingEngine
+    known = AutoencoderKL, AutoencodingEngine, comfy.ldm.wan.vae2_2.WanVAE
+    sizes = json.loads((metadata or {}).get("sizes", "{}"))
+    AutoencoderKL, AutoencodingEngine, comfy.ldm.wan.vae2_2.WanVAE = (_sized(kind, sizes) for kind in known)
+    try:
+        _made(self, sd, device, config, dtype, metadata)
+    finally:
+        AutoencoderKL, AutoencodingEngine, comfy.ldm.wan.vae2_2.WanVAE = known
+
+
+VAE.__init__ = _with_sizes
+"""
+
+VAES = ("wan22", "hunyuan", "hunyuan15", "hunyuan_image")
+PICTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "wan_i2v": ("wan", node("WanImageToVideo", width=80, height=64, length=9, batch_size=1)),
+    "wan22_5b": ("wan22", node("Wan22ImageToVideoLatent", width=96, height=64, length=9, batch_size=1)),
+    "hunyuan15": ("hunyuan15", node("HunyuanVideo15ImageToVideo", width=80, height=64, length=9, batch_size=1)),
+}
+"""Models that are given a picture to begin with, with the VAE that encodes it and the node."""
+
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
@@ -86,8 +141,9 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     copy = folder / "ComfyUI"
     left = shutil.ignore_patterns(".git", "__pycache__")
     shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=left)
-    with (copy / "comfy" / "model_detection.py").open("a") as detection:
-        detection.write(SIZES)
+    for file, read in (("model_detection", SIZES), ("sd", VAE_SIZES)):
+        with (copy / "comfy" / f"{file}.py").open("a") as code:
+            code.write(read)
     server = ComfyUI(
         copy,
         folder / "base",
@@ -95,6 +151,12 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         packs={**PACKS, "other-pack": REPO / "tests" / "host" / "other_pack"},
     )
     save_with_loras(server, LAYERS)
+    for name in (*VAES, "wan"):
+        save_comfy_vae(server.base_dir / "models" / "vae" / f"{name}.safetensors", name)
+        save_latent(server, f"of-{name}", *KINDS[name].latent)
+    save_families(server, *PICTURES)
+    noise = torch.randint(0, 256, (4, 5, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8).numpy()
+    Image.fromarray(noise).resize((80, 64), Image.Resampling.NEAREST).save(server.input_dir / "first.png")
     with server:
         yield server
 
@@ -108,3 +170,32 @@ class TestSized(Families):
     layers = LAYERS
     given = GIVEN
     refused = (("radiance", "pipefusion 2"),)  # host/refused_inputs.py
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("name", VAES)
+def test_vaes(name: str, workers: int, comfyui: ComfyUI) -> None:
+    graph = decode(name, f"of-{name}")
+    assert relative_error(pixels(comfyui, parallel(graph, workers)), pixels(comfyui, graph)) <= TOLERANCE
+    graph = encode(name, f"of-{name}")
+    ours, theirs = (saved_latent(comfyui, comfyui.queue(g).check()) for g in (parallel(graph, workers), graph))
+    assert relative_error(ours, theirs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_first_frame_encoded_by_a_parallel_vae(name: str, latent_of: LatentOf) -> None:
+    vae, making = PICTURES[name]
+    graph = graph_of(name, steps=2) | {
+        "vae": node("VAELoader", vae_name=f"{vae}.safetensors"),
+        "first": node("LoadImage", image="first.png"),
+    }
+    inputs, given = graph["sampler"]["inputs"], {"vae": ["vae", 0], "start_image": ["first", 0]}
+    if name == "wan22_5b":
+        inputs["latent_image"] = ["making", 0]
+    else:
+        given |= {side: [side, 0] for side in TOKENS}
+        inputs |= {"positive": ["making", 0], "negative": ["making", 1], "latent_image": ["making", 2]}
+    graph["making"] = node(making["class_type"], **making["inputs"], **given)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(insert_after(graph, "first", "ImageInvert", "image")), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(parallel(graph), ring=2)), stock) <= TOLERANCE

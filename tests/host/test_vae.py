@@ -35,6 +35,7 @@ LATENTS = {
     "wide": (1, 16, 9, 15),
     "wan-video": (1, 16, 3, 5, 3),
     "flux2-image": (1, 128, 5, 3),
+    "sd-image": (1, 4, 5, 7),
 }
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
@@ -140,11 +141,21 @@ def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: Com
 
 @pytest.mark.parametrize(
     ("vae", "latent", "workers"),
-    [("wan", "wan-video", 1), ("wan", "wan-video", 3), pytest.param("flux2", "flux2-image", 2, marks=thorough)],
+    [
+        ("wan", "wan-video", 1),
+        ("wan", "wan-video", 3),
+        pytest.param("wan", "wan-video", 4, marks=thorough),
+        pytest.param("sd", "sd-image", 4, marks=thorough),
+        pytest.param("flux2", "flux2-image", 2, marks=thorough),
+    ],
 )
 def test_comfyuis_own_code_over_rows(server: ComfyUI, stock: Stock, vae: str, latent: str, workers: int) -> None:
+    """Others, which ComfyUI takes to be too large, are in test_comfy_sized."""
+    file = server.base_dir / "models" / "vae" / f"{vae}.safetensors"
     if vae == "flux2":  # of 340 MB
-        save_comfy_vae(server.base_dir / "models" / "vae" / "flux2.safetensors", "flux2", **OF_A_FILE)
+        save_comfy_vae(file, vae, **OF_A_FILE)
+    if vae == "sd":
+        save_image_vae(file, torch.float16, vae)
     graph = decode(vae, latent)
     assert relative_error(pixels(server, parallel(graph, workers)), stock(graph)) <= TOLERANCE
     graph = encode(vae, latent)

@@ -33,7 +33,12 @@ MASKED = GIVEN["hunyuan 1.5, masked text"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    save_families(comfyui, "ltxv", "hunyuan15", "meanflow", "refiner")
+    save_families(comfyui, "ltxv", "hunyuan15", "meanflow")
+
+
+@pytest.fixture(scope="module")
+def _refiner(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "refiner")
     save_latent(comfyui, "refiner", 1, *TINY["refiner"].latent)
     lora = comfyui.base_dir / "models" / "loras" / "refiner-lora.safetensors"
     save_lora(lora, LORA, load_file(comfyui.base_dir / "models" / "diffusion_models" / "refiner.safetensors"))
@@ -94,6 +99,7 @@ LORA = (
 
 
 @thorough
+@pytest.mark.usefixtures("_refiner")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("plan", EVERY_SPLIT)
 def test_a_picture_is_refined(plan: str, lora: bool, latent_of: LatentOf) -> None:

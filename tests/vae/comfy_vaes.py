@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ class Kind:
     latent: tuple[int, ...]
     settings: Mapping[str, Any]
     frames: int = 4
+
+    def of(self, frames: int) -> Kind:
+        """The same with a clip of so many latent frames."""
+        batch, channels, _, *size = self.latent
+        return replace(self, latent=(batch, channels, frames, *size))
 
     def pixels(self) -> tuple[int, ...]:
         """The shape of what the latent decodes to."""
@@ -131,10 +136,14 @@ NOISE_INSIDE: dict[str, Any] = {
 
 
 def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
-    """Write one of `KINDS` to a file, with other settings of its code if given."""
+    """Write one of `KINDS` to a file, with other settings of its code if given.
+
+    LTX-Video's files say what they are; the sizes of others are for a ComfyUI that looks for them (host/test_comfy_sized).
+    """
     tensors = {key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}
-    config = {"vae": {**KINDS[name].settings, **settings}} if name.startswith("ltx") else {}
-    save_file(tensors, path, {"config": json.dumps(config)})
+    sizes = {**KINDS[name].settings, **settings}
+    metadata = {"config": json.dumps({"vae": sizes})} if name.startswith("ltx") else {"sizes": json.dumps(sizes)}
+    save_file(tensors, path, metadata)
 
 
 def save_image_vae(path: Path, dtype: torch.dtype = torch.float32, name: str = "flux") -> Path:
@@ -157,10 +166,10 @@ def build(kind: str, **settings: Any) -> nn.Module:
     return module
 
 
-def inputs(name: str) -> tuple[Tensor, Tensor]:
-    """A latent and pixels from -1 to 1."""
+def inputs(name: str, frames: int = 0) -> tuple[Tensor, Tensor]:
+    """A latent and pixels from -1 to 1; of a clip of so many latent frames, if it is said."""
     generator = torch.Generator().manual_seed(7)
-    kind = KINDS[name]
+    kind = KINDS[name].of(frames) if frames else KINDS[name]
     return torch.randn(kind.latent, generator=generator), torch.rand(kind.pixels(), generator=generator) * 2 - 1
 
 

@@ -35,6 +35,9 @@ SEED = 11
 GATHERS = {"flux2": 1}
 """Pictures that are gathered whole, of one decode and one encode: FLUX.2 normalises its finished latent."""
 
+CLIPS = ("wan", "wan22", "hunyuan", "hunyuan15")
+"""Kinds that make more frames of a latent's later frames than of its first one, and LTX-Video in a test of its own."""
+
 Results = dict[str, tuple[Tensor, Tensor, int]]
 
 
@@ -50,9 +53,15 @@ def mixed(module: nn.Module, latent: Tensor) -> Tensor:
 
 
 @cache
-def over_ranks(ranks: int) -> Results:
-    """What the first rank decoded and encoded of each kind, and how many pictures were gathered."""
-    modules = {name: build(name) for name in KINDS}  # before the ranks are forked, which then need no import
+def over_ranks(ranks: int, frames: int = 0) -> Results:
+    """What the first rank decoded and encoded of each kind, and how many pictures were gathered.
+
+    Args:
+        frames: of the latent of each of `CLIPS`, which are then all there are.
+    """
+    modules = {
+        name: build(name) for name in (CLIPS if frames else KINDS)
+    }  # before the ranks are forked, which then need no import
 
     def work(rank: int) -> Results:
         axis, gathered = _axis(ranks), [0]
@@ -64,13 +73,14 @@ def over_ranks(ranks: int) -> Results:
 
         RowTensor.whole = counted  # type: ignore[method-assign]
         results = {}
-        for name, kind in KINDS.items():
-            ours, (latent, pixels) = ComfyAutoencoder(modules[name], kind.scale), inputs(name)
+        for name, module in modules.items():
+            scale = KINDS[name].scale
+            ours, (latent, pixels) = ComfyAutoencoder(module, scale), inputs(name, frames)
             before = gathered[0]
             with torch.inference_mode():  # as in a worker
-                latent = mixed(modules[name], latent)
+                latent = mixed(module, latent)
                 clip = decoded(ours, slab_of(latent, axis))
-                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, kind.scale), "", lambda: None)]
+                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, scale), "", lambda: None)]
             results[name] = clip, encoded, gathered[0] - before
         return results
 
@@ -78,8 +88,8 @@ def over_ranks(ranks: int) -> Results:
 
 
 @cache
-def oracle(name: str) -> tuple[Tensor, Tensor]:
-    module, (latent, pixels) = build(name), inputs(name)
+def oracle(name: str, frames: int = 0) -> tuple[Tensor, Tensor]:
+    module, (latent, pixels) = build(name), inputs(name, frames)
     torch.manual_seed(SEED)
     with torch.inference_mode():
         return module.decode(latent), module.encode(pixels)
@@ -89,8 +99,21 @@ def oracle(name: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", KINDS)
 def test_equals_comfyuis(name: str, ranks: int) -> None:
     """Uneven rows, and of six ranks some without any."""
-    clip, encoded, gathers = over_ranks(ranks)[name]
-    for ours, theirs in zip((clip, encoded), oracle(name), strict=True):
+    check(name, ranks)
+
+
+@thorough
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", CLIPS)
+def test_clips_of_few_frames_equal_comfyuis(name: str, ranks: int, frames: int) -> None:
+    """A picture, and a clip that ends with the first frames that are made of more than one."""
+    check(name, ranks, frames)
+
+
+def check(name: str, ranks: int, frames: int = 0) -> None:
+    clip, encoded, gathers = over_ranks(ranks, frames)[name]
+    for ours, theirs in zip((clip, encoded), oracle(name, frames), strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
     assert gathers == GATHERS.get(name, 0)
