@@ -126,14 +126,15 @@ def page(rows: Sequence[Row]) -> str:
         if passed
         else ""
     )
-    lines = [HEAD, *_totals(split, rows), "", BODY, also, "| template | classes | outcome | why |", "|---|---|---|---|"]
+    lines = [HEAD, *totals(split, rows), "", BODY, also, "| template | classes | outcome | why |", "|---|---|---|---|"]
     for row in rows:
         kinds = ", ".join(f"`{kind}`" for kind in row.models)
         lines.append(f"| {row.name} | {kinds} | {row.outcome} | {row.why.replace('|', '/')} |")
     return "\n".join(lines)
 
 
-def _totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """The table of outcomes, of the templates with Load Diffusion Model and of all."""
     lines = ["| | with Load Diffusion Model | all |", "|---|---|---|"]
     counts = [Counter(row.outcome for row in part) for part in (split, rows)]
     lines += [f"| {outcome} | {' | '.join(str(count[outcome]) for count in counts)} |" for outcome in OUTCOMES]
@@ -163,6 +164,10 @@ with ComfyUI's for every class. Loaders of other models in a template (UNets, de
 
 A template that only has models that are no transformers for pictures or video (sound, 3D, UNets, detection, upscaling) counts in
 the last row of outcomes. One more template has a Load Diffusion Model that is bypassed; it is not counted.
+
+Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in the
+second column alone). A LoRA whose file has a reference_downscale_factor above 1, which the census does not read, has guides with
+gaps between their tokens, and is refused: with two such files 170 of the 178 run, 95.5 %.
 """
 
 

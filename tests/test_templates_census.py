@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from benchmarks.template_graphs import LOADERS, Node, read, template_files
 from benchmarks.template_models import CLASSES, OTHERS, SIZES, class_of
-from benchmarks.templates import OUTCOMES, REFUSED, RUNS, by_class, loaded, reasons
+from benchmarks.templates import NOTED, OUTCOMES, REFUSED, RUNS, STOCK, Row, by_class, loaded, reasons, totals
 from scripts.comfyui import REPO
 from tests.comfy_oracle import comfy_on_path
 
@@ -69,6 +70,22 @@ def test_the_page_has_each_of_these_templates(graphs: dict[str, dict[str, Node]]
         assert re.findall(r"`(\w+)`", kinds) == list(
             dict.fromkeys(model.partition(" ")[0] for model in loaded(graphs[name]).values())
         )
+
+
+def test_the_page_counts_its_rows_and_the_aims_are_met(graphs: dict[str, dict[str, Node]]) -> None:
+    page = (REPO / "docs" / "templates.md").read_text(encoding="utf-8")
+    rows = [
+        Row(name, (), outcome, why, split=any(node.kind == STOCK for node in graphs[name].values()))
+        for name, _, outcome, why in ROW.findall(page)
+    ]
+    split = [row for row in rows if row.split]
+    assert "\n".join(totals(split, rows)) in page
+    for part in (split, rows):
+        counts = Counter(row.outcome for row in part)
+        running = counts[RUNS] + counts[NOTED]
+        assert running >= 130
+        assert running >= 0.95 * (running + counts[REFUSED])
+    assert all(row.why for row in rows if row.outcome not in (RUNS, NOTED))
 
 
 def test_templates_are_run_as_far_as_the_workers() -> None:

@@ -6,8 +6,9 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.host.comfy_graphs import TOKENS, graph_of
 from tests.host.conftest import NARROW_DEV
-from tests.host.graphs import Graph, ksampler_graph, node
+from tests.host.graphs import Graph, insert_after, ksampler_graph, node
 
 SEED = 5200
 SIZES = {"width": 64, "height": 64, "length": 5, "batch_size": 1, "steps": 2}
@@ -88,8 +89,27 @@ def base_graph() -> Graph:
     return copy.deepcopy(NODES) | ksampler_graph(NARROW_DEV, width=64, height=64, steps=2, cfg=2.0, seed=SEED)
 
 
+def family_graph(name: str, latent: dict[str, Any], vae: str, beside: bool) -> Graph:
+    """The same with one of tests/tiny_comfy's models and a VAE's file.
+
+    Args:
+        latent: the node that gives an empty one; another like it stands for what was made before.
+        beside: whether the prompts hold more than text, in files.
+    """
+    own = {
+        "other": node("LoadConditioning", conditioning=f"{name}-negative.safetensors"),
+        "vae": node("VAELoader", vae_name=vae),
+        "latent": latent,
+        "reference": latent,
+    }
+    graph = copy.deepcopy(NODES) | graph_of(name, steps=2, cfg=2.0, seed=SEED) | copy.deepcopy(own)
+    for side in TOKENS if beside else ():
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-beside-{side}.safetensors")
+    return graph
+
+
 def custom_graph() -> Graph:
-    """The same with SamplerCustomAdvanced."""
+    """`base_graph` with SamplerCustomAdvanced."""
     graph = base_graph()
     sides = {side: [side, 0] for side in ("positive", "negative")}
     links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
@@ -101,16 +121,19 @@ def custom_graph() -> Graph:
     }  # fmt: skip
 
 
-def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any]) -> Graph:
-    """A graph with one node of a kind in its place; `given` are the inputs that its description does not tell.
+def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any], base: Graph | None = None) -> Graph:
+    """A graph with one node of a kind in its place; `given` are the inputs that its description does not tell, None for one to
+    leave out.
+
+    With a `base`, of a model that the node is made for, what the node gives as a LATENT is sampled.
 
     Raises:
         ValueError: an input is of an unknown type and is not given.
     """
     outputs = types_given(info)
     custom = {"GUIDER", "SAMPLER", "SIGMAS"} & set(outputs)
-    graph = custom_graph() if custom else base_graph()
-    inputs: dict[str, Any] = dict(given)
+    graph = copy.deepcopy(base) if base else custom_graph() if custom else base_graph()
+    inputs: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     value: Any
     for input_name, kind, options, needed in inputs_of(info):
         if input_name in given:
@@ -136,6 +159,8 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any]) -> 
             raise ValueError(f"its input {input_name} is of the type {kind}")
         inputs[input_name] = value
     _put_in_place(graph, outputs)
+    if base and "LATENT" in outputs:
+        graph["sampler"]["inputs"]["latent_image"] = ["tried", outputs.index("LATENT")]
     graph["tried"] = node(name, **inputs)
     return graph
 

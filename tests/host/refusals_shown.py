@@ -276,6 +276,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the latent is a batch of … and … makes",
             "the reference latents method … is not",
             "… in the conditioning cannot be used",
+            "the picture beside the latent, such as",
         ),
         "parallel_backend/models/comfyui/conditioning.py": (
             "… in the conditioning is nested too",
@@ -297,6 +298,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the model makes … tokens of a latent of",
             "the model makes … tokens where the picture",
         ),
+        "parallel_backend/models/spread/run.py": ("the model gives … for a latent",),
         "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),
     },
     "networks": {

@@ -262,6 +262,13 @@ def sound(server: ComfyUI) -> Refusals:
     save_families(server, "wan_i2v")
     graph = with_tensors(server, graph_of("wan_i2v"), "refused-vision", {"clip_vision_output": vision})
     yield spread(graph), "the tensor .*clip_fea has 9 dimensions and 8 are the limit: reshape it"
+    save_families(server, "hunyuan_i2v")
+    save_latent(server, "hunyuan_i2v", 1, 16, 3, 8, 10)
+    first = {"concat_latent_image": draw(1, 48, 3, 8, 10, seed=22)}
+    yield (
+        spread(with_tensors(server, graph_of("hunyuan_i2v"), "refused-first", first)),
+        "the picture beside the latent, such as a first frame, has 49 channels with its mask and HunyuanVideoI2V takes 17: enc",
+    )
     graph = on_one_worker(small()) | {"objects": node("PackObjects")}
     style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": 0.5}
     graph = insert_after(graph, "positive", "StyleModelApply", "conditioning", strength_type="attn_bias", **style)
@@ -366,8 +373,18 @@ def computed(server: ComfyUI) -> Refusals:
     graph["latent"] = node("EmptyHunyuanLatentVideo", width=72, height=64, length=9, batch_size=1)
     yield (
         spread(graph),
-        ".* the model makes .* tokens where the picture has .*, because the latent .* is not a multiple of",
+        r".* the model makes 48 tokens where the picture has 60, because the latent .3 x 8 x 9. is not a multiple of 1 x 2 x 2: "
+        "the nearest size that works has a latent of 3 x 8 x 10",
     )
+    save_families(server, "kandinsky")
+    graph = graph_of("kandinsky")
+    graph["latent"] = node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1)
+    said = (
+        r".* the model gives 3 x 10 x 10 for a latent of 3 x 9 x 10, because the latent .* is not a multiple of 1 x 2 x 2: the "
+        "nearest size that works has a latent of 3 x 10 x 10"
+    )
+    yield spread(graph), said
+    yield spread(graph, pipefusion=2), said  # whose patches are of the size that the latent has
     save_tiny(folder, "hunyuan15")
     for side, seed in TOKENS.items():  # of 7 tokens, as the mask has them
         prompt = {"cond": draw(1, 7, TINY["hunyuan15"].text, seed=seed), "pooled_output": draw(1, 768, seed=1)}

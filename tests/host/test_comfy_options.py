@@ -1,4 +1,4 @@
-"""What stock nodes put among a MODEL's options arrives in the workers: moved positions, and blocks that are left out."""
+"""What stock nodes do to a MODEL they do to a video on workers: moved positions, blocks that are left out, guidance."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.host.comfy_graphs import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.host.conftest import relative_error
-from tests.host.graphs import insert_after_model
+from tests.host.graphs import Graph, insert_after_model
 from tests.host.test_families import refused
+from tests.selection import thorough
 
 SKIPPING = {"double_layers": "1", "single_layers": "", "scale": 3.0, "start_percent": 0.0, "end_percent": 1.0,
             "rescaling_scale": 0.2}  # fmt: skip
 NODES: dict[str, tuple[bool, dict[str, Any]]] = {
     "ScaleROPE": (True, {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}),
     "SkipLayerGuidanceDiT": (False, SKIPPING),
+    "CFGNorm": (True, {"strength": 0.9}),
+    "CFGZeroStar": (True, {}),
+    "Epsilon Scaling": (True, {"scaling_factor": 1.02}),
+    "RescaleCFG": (False, {"multiplier": 0.7}),
+    "APG": (False, {"eta": 0.5, "norm_threshold": 2.0, "momentum": 0.3}),
+    "TCFG": (False, {}),
+    "CFGOverride": (False, {"cfg": 1.0, "start_percent": 0.4, "end_percent": 1.0}),
+    "DifferentialDiffusion": (False, {"strength": 1.0}),
 }
 """By kind: whether it runs in the workers' loop, and its inputs."""
 
@@ -26,10 +35,23 @@ def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "wan")
 
 
-@pytest.mark.parametrize("kind", NODES)
+QUICK = ("ScaleROPE", "SkipLayerGuidanceDiT")
+"""What is about the model; test_graphs has the others on FLUX.1."""
+
+
+def job(kind: str) -> Graph:
+    """The graph without the node: for Differential Diffusion with a mask that is half, which it takes for when to begin."""
+    graph = graph_of("wan")
+    if kind == "DifferentialDiffusion":
+        graph = masked(graph, 10, 9, 3)
+        graph["others"]["inputs"]["color"] = 0x808080
+    return graph
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK)) for kind in NODES])
 def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, latent_of: LatentOf) -> None:
     in_the_loop, inputs = NODES[kind]
-    plain = graph_of("wan")
+    plain = job(kind)
     graph = insert_after_model(plain, kind, **inputs)
     stock = latent_of(graph)
     assert relative_error(latent_of(plain), stock) > DIFFERENT

@@ -13,6 +13,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, insert_after_model, node
 from tests.host.test_families import refused
+from tests.selection import thorough
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,6 +58,7 @@ PICTURE = {
     "vae": node("VAELoader", vae_name="taef1"),
     "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0x4080C0),
     "objects": node("PackObjects"),
+    "uni3c": node("PackUni3C", width=384),
 }
 CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
 
@@ -68,11 +70,32 @@ FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "attention and block patches (double_block) cannot be applied to",
     ),
     "ZImageFunControlnet": ("flux2", CONTROL_PATCH, "attention and block patches (double_block) cannot be applied to"),
+    "USOStyleReference": (
+        "flux2",
+        {"model_patch": ["objects", 4], "clip_vision_output": ["objects", 1]},
+        "attention and block patches (post_input) cannot be applied to",
+    ),
+    "WanUni3CControlnetApply": (
+        "wan",
+        {"model_patch": ["uni3c", 0], "vae": ["vae", 0], "render_video": ["image", 0]}
+        | {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0},
+        "attention and block patches (double_block) cannot be applied to",
+    ),
+    "SUPIRApply": (
+        "flux2",
+        {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0]}
+        | {"strength_start": 1.0, "strength_end": 1.0, "restore_cfg": 4.0, "restore_cfg_s_tmin": 0.05},
+        "attention and block patches (middle_block_after_patch, output_block_patch, forward_timestep_embed_patch) cannot be "
+        "applied to",
+    ),
 }
 """The node, on which model, its inputs, and what the refusal begins with."""
 
 
-@pytest.mark.parametrize("kind", FROM_WITHIN)
+QUICK = ("FluxKVCache", "QwenImageDiffsynthControlnet", "ZImageFunControlnet")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK)) for kind in FROM_WITHIN])
 def test_what_changes_the_model_from_within_is_refused_by_name(comfyui: ComfyUI, kind: str) -> None:
     name, inputs, said = FROM_WITHIN[kind]
     graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)

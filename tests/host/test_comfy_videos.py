@@ -69,6 +69,21 @@ def test_image_to_video(comfyui: ComfyUI, plan: dict[str, Any], latent_of: Laten
     assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
 
 
+@thorough
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("channels", [32, 48, 128])
+def test_a_first_frame_of_another_vae(
+    channels: int, plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """ComfyUI takes as many of its channels as the model has; a model whose class does not is refused (refused_inputs)."""
+    given = {"concat_latent_image": draw(1, channels, 3, 9, 10, seed=channels)}
+    plain = graph_of("wan_i2v")
+    graph = with_tensors(comfyui, plain, f"i2v-{channels}", given)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(plain), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+
+
 @pytest.mark.parametrize("plan", [PLANS[2], *(pytest.param(plan, marks=thorough) for plan in PLANS[:2])])
 def test_control_videos(comfyui: ComfyUI, plan: dict[str, Any], latent_of: LatentOf) -> None:
     """VACE with two, of different strength."""

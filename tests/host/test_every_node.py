@@ -6,20 +6,26 @@ fails until its inputs are written down.
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from scripts.comfyui import ComfyUI, ComfyUIError, Run
+from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Run
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, spread
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.every_node import FILES, base_graph, custom_graph, graph_with, plays_a_part
-from tests.host.graphs import Graph, parallel
-from tests.tiny_controlnet import save_xlabs
+from tests.host.every_node import FILES, SIZES, base_graph, custom_graph, family_graph, graph_with, plays_a_part
+from tests.host.graphs import Graph, node, parallel, queue_logged, ways
+from tests.host.more_families import save_with_prompts
+from tests.selection import thorough
+from tests.tiny_comfy import TINY
+from tests.tiny_controlnet import save_wan_vae, save_xlabs
 from tests.tiny_lora import save_adapter
+from tests.vae.comfy_vaes import save_comfy_vae
 
-TOLERANCE = 1e-5
 REFUSALS = ("Refused", "PlanRefused")
 """What the errors are called by which this pack says no."""
 
@@ -51,10 +57,78 @@ UNKNOWN = "write down in INPUTS how these nodes are used"
 ELSEWHERE = {"TorchCompileModel"}
 """What test_comfy_quantised and test_graphs compare, because it takes as long as all others."""
 
+SOUND: Mapping[str, Any] = {"audio_encoder_output": ["sound", 0]}
+MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "HunyuanImageToVideo": ("hunyuan_i2v", {}),
+    "HunyuanVideo15ImageToVideo": ("hunyuan15", {"start_image": None}),  # whose VAE has one size only
+    "HunyuanVideo15SuperResolution": ("meanflow", {"start_image": None}),
+    "Kandinsky5ImageToVideo": ("kandinsky", {}),
+    "LTXVAddGuide": ("ltxv", {}),
+    "LTXVCropGuides": ("ltxv", {}),
+    "LTXVImgToVideo": ("ltxv", {}),
+    "Wan22FunControlToVideo": ("wan_i2v", {}),
+    "WanAnimateToVideo": ("animate", {"face_video": None}),  # whose encoder takes gigabytes
+    "WanCameraImageToVideo": ("camera", {}),
+    "WanDancerVideo": ("dancer", SOUND),
+    "WanFirstLastFrameToVideo": ("wan_i2v", {}),
+    "WanFunControlToVideo": ("fun_control", {}),
+    "WanFunInpaintToVideo": ("wan_i2v", {}),
+    "WanHuMoImageToVideo": ("humo", SOUND),
+    "WanImageToVideo": ("wan_i2v", {}),
+    "WanMoveTrackToVideo": ("wan_i2v", {}),
+    "WanPhantomSubjectToVideo": ("wan", {}),
+    "WanSCAILToVideo": ("scail", {}),
+    "WanSoundImageToVideo": ("s2v", SOUND),
+    "WanSoundImageToVideoExtend": ("s2v", SOUND),
+    "WanTrackToVideo": ("wan_i2v", {}),
+    "WanUni3CControlnetApply": ("wan", {"model_patch": ["uni3c", 0]}),
+    "WanVaceToVideo": ("vace", {}),
+}
+"""Nodes that say nothing on FLUX.1: the model that each is made for, and inputs as in INPUTS."""
 
-def refused(run: Run) -> bool:
-    """Whether this pack said no, in one of its sentences."""
-    return run.error is not None and run.error.exception_type in REFUSALS
+NOT_BESIDE_PLAIN = ("LTXVAddGuide", "LTXVCropGuides", "WanAnimateToVideo", "WanHuMoImageToVideo", "WanVaceToVideo")
+"""What makes the video longer, does nothing where there is nothing to crop, or gives HuMo sound of the video's length."""
+
+ENCODERS = {
+    "s2v": {"layers": 25, "width": 1024},
+    "humo": {"layers": 33, "width": 1280},
+    "dancer": {"layers": 1, "width": 8},
+}
+"""What the encoders of sound of these models give."""
+
+EMPTY = {
+    "hunyuan15": "EmptyHunyuanVideo15Latent",
+    "meanflow": "EmptyHunyuanVideo15Latent",
+    "ltxv": "EmptyLTXVLatentVideo",
+}
+
+PAGE = REPO / "docs" / "stock-nodes.md"
+LISTS = {
+    "in the loop": "In the workers' loop:",
+    "one call": "One forward per model call:",
+    "refused": "Refused:",
+    "not applicable": "Where ComfyUI's own fails",
+}
+"""How the page's lists of nodes begin."""
+
+
+def on_the_page() -> dict[str, set[str]]:
+    """The nodes that the page lists, by outcome."""
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    found = {}
+    for outcome, title in LISTS.items():
+        match = re.search(rf"\*\*{re.escape(title)}\*\*(?: \(.*?\):)? (.+?)\.(?= |$)", text)
+        assert match is not None, title
+        found[outcome] = set(match[1].split(", "))
+    return found
+
+
+def refused(name: str, run: Run) -> bool:
+    """Whether this pack said no, in a sentence about the node or about what cannot be done with a parallel MODEL."""
+    if run.error is None or run.error.exception_type not in REFUSALS:
+        return False
+    message = run.error.exception_message
+    return message.endswith(".") and ("parallel MODEL" in message or name in message)
 
 
 def outcome(server: ComfyUI, plain: Run, stock: Run | None, own: Run) -> tuple[str, str]:
@@ -69,7 +143,10 @@ def outcome(server: ComfyUI, plain: Run, stock: Run | None, own: Run) -> tuple[s
         assert own.error is not None
         return "refused", f"{own.error.node_type}: {own.error.exception_message}"
     if stock.error is not None:
-        alike = own.error is not None and own.error.exception_message == stock.error.exception_message
+        said = own.error.exception_message if own.error is not None else ""
+        alike = own.error is not None and (
+            said == stock.error.exception_message or own.error.exception_type in REFUSALS
+        )
         message = f"{stock.error.node_type}: {stock.error.exception_message}"
         return "not applicable" if alike else "different", message
     if own.error is not None:
@@ -102,7 +179,9 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
     infos = {
         name: info
         for name, info in comfyui.get("/object_info").items()
-        if plays_a_part(info) and not info["python_module"].startswith(OTHER_PACKS) and name not in ELSEWHERE
+        if plays_a_part(info)
+        and not info["python_module"].startswith(OTHER_PACKS)
+        and name not in {*ELSEWHERE, *MADE_FOR}
     }
     unknown, graphs = {}, {"KSampler": base_graph(), "SamplerCustomAdvanced": custom_graph()}
     for name, info in infos.items():
@@ -112,12 +191,71 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
             unknown[name] = str(reason)
     assert not unknown, UNKNOWN
     own = run_all(comfyui, {name: parallel(graph) for name, graph in graphs.items()})
-    stock = run_all(comfyui, {name: graph for name, graph in graphs.items() if not refused(own[name])})
+    stock = run_all(comfyui, {name: graph for name, graph in graphs.items() if not refused(name, own[name])})
     found = []
-    for name, graph in graphs.items():
+    for name in infos:
+        graph = graphs[name]
         plain = stock["SamplerCustomAdvanced" if "guider" in graph else "KSampler"]
         found.append((*outcome(comfyui, plain, stock.get(name), own[name]), name))
     lines = [f"{how:15} {name:40} {figure}" for how, figure, name in sorted(found)]
     (tmp_path / "nodes.txt").write_text("\n".join(lines))
-    print(f"\n{tmp_path / 'nodes.txt'}: {dict(Counter(how for how, _, _ in found))}")
+    print(f"\n{tmp_path / 'nodes.txt'}")
     assert [line for line in lines if line.startswith("different")] == []
+    page = on_the_page()
+    by_page = {
+        "equal": page["in the loop"] | page["one call"],
+        **{how: page[how] for how in ("refused", "not applicable")},
+    }
+    for how, names in by_page.items():
+        assert {name for was, _, name in found if was == how} == names - {*ELSEWHERE, *MADE_FOR}, how
+
+
+def test_the_page_counts_its_lists() -> None:
+    """And each node is in one of them."""
+    page = on_the_page()
+    text = PAGE.read_text(encoding="utf-8")
+    counts = [int(count) for count in re.findall(r"^\|.+\| (\d+) \|$", text, re.MULTILINE)]
+    assert counts == [*map(len, page.values()), 0]
+    assert f"has {sum(counts)} kinds of node" in text
+    assert len(set().union(*page.values())) == sum(counts)
+
+
+@pytest.fixture(scope="module")
+def families(comfyui: ComfyUI) -> Mapping[str, Graph]:
+    """For each model that nodes are made for the graph that they are put into."""
+    vaes = comfyui.base_dir / "models" / "vae"
+    save_wan_vae(vaes / "every-node-wan.safetensors")
+    save_comfy_vae(vaes / "every-node-ltxv.safetensors", "ltx2")
+    graphs = {}
+    for name in dict.fromkeys(name for name, _ in MADE_FOR.values()):
+        save_with_prompts(comfyui, name)
+        size = {key: SIZES[key] for key in ("width", "height", "batch_size")}
+        latent = node(
+            EMPTY.get(name, "EmptyHunyuanLatentVideo"), **size, length=9 if name == "ltxv" else SIZES["length"]
+        )
+        vae = f"every-node-{'ltxv' if name == 'ltxv' else 'wan'}.safetensors"
+        graphs[name] = family_graph(name, latent, vae, bool(TINY[name].extra(1))) | {
+            "sound": node("PackSound", **ENCODERS.get(name, {})),
+            "uni3c": node("PackUni3C", width=384),
+        }
+    return graphs
+
+
+@thorough
+@pytest.mark.parametrize("kind", MADE_FOR)
+def test_a_node_on_the_model_that_it_is_made_for(
+    kind: str, comfyui: ComfyUI, families: Mapping[str, Graph], latent_of: LatentOf
+) -> None:
+    name, given = MADE_FOR[kind]
+    base = families[name]
+    graph = graph_with(kind, comfyui.object_info(kind), given, base)
+    run, log = queue_logged(comfyui, spread(graph, strict=False))
+    page = on_the_page()
+    if refused(kind, run):
+        assert kind in page["refused"]
+        return
+    stock = latent_of(graph)
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert kind in page["in the loop" if ways(log) == ["loop"] else "one call"]
+    if kind not in NOT_BESIDE_PLAIN:
+        assert relative_error(latent_of(base), stock) > DIFFERENT

@@ -427,6 +427,25 @@ def test_parallel_sampler_refuses_what_would_run_step_by_step(comfyui, graph, re
     assert len(ways(log)) == ("first" in graph), "only the KSampler before it has run"
 
 
+@thorough
+@pytest.mark.parametrize(
+    "plan", [{"cfg": 1, "ulysses": 2}, {"cfg": 1, "pipefusion": 2}], ids=["ulysses 2", "pipefusion 2"]
+)
+def test_two_models_guide_a_picture(comfyui, latent_of, plan):
+    """DualModelGuider with another model for the negative prompt, on workers too."""
+    sides = {side: [side, 0] for side in ("positive", "negative")}
+    one = custom("BasicGuider") | {"guider": node("DualModelGuider", model=["model", 0], **sides, cfg=2.0)}
+    graph = copy.deepcopy(one) | {"other": node("UNETLoader", unet_name="tiny-dev.safetensors", weight_dtype="default")}
+    graph["guider"]["inputs"]["model_negative"] = ["other", 0]
+    assert relative_error(latent_of(one), latent_of(graph)) > 1e-3
+    ours = parallel(graph, **plan)
+    ours["other"] = node("LoadParallelFlux", **graph["other"]["inputs"], plan=["plan", 0])
+    run, log = queue_logged(comfyui, ours)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == ["the guider Guider_DualModel"]
+    assert log.count("Parallel: the workers loaded") == 2
+
+
 @pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
 @pytest.mark.parametrize("batch", [1, 2], ids=["one picture", "a batch"])
 def test_every_step_shows_progress_and_a_preview(comfyui, sampler, batch):

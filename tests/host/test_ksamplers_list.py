@@ -10,6 +10,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
+from tests.host.test_families import refused
 from tests.selection import pairwise, thorough
 
 OWN = (
@@ -113,6 +114,15 @@ def test_with_pipefusion_they_go_one_call_at_a_time(comfyui: ComfyUI, latent_of:
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert ways(log) == ["the sampler lms with PipeFusion"]
     assert "choose pipefusion 1 in Parallel Plan" in log
+
+
+@thorough
+def test_with_pipefusion_parallel_sampler_refuses_them(comfyui: ComfyUI) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="lms")
+    assert refused(comfyui, parallel(graph, sampler=True, devices="cpu:2", pipefusion=2, warmup_steps=99)) == (
+        "Parallel Sampler does not support the sampler lms with PipeFusion: choose pipefusion 1 in Parallel Plan, or KSampler, "
+        "which is slower (one model call at a time)."
+    )
 
 
 def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:

@@ -6,7 +6,7 @@ Text encoders have no tiny size, so Load Conditioning stands in for them; all el
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from tests.vae.comfy_vaes import save_image_vae
 TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
 BY_COMMAND = {"pixart_alpha_vae.safetensors"}
 """Files that come under another name, so that a note has the command."""
-WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", "COMFY_DYNAMICCOMBO_V3")
+DYNAMIC = "COMFY_DYNAMICCOMBO_V3"
+WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", DYNAMIC)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,22 +74,28 @@ def api_graph(comfyui: ComfyUI, page: dict[str, Any]) -> Graph:
         if each["type"] == "MarkdownNote":
             continue
         links = {slot["name"]: sources[slot["link"]] for slot in each["inputs"] if slot["link"] is not None}
-        values = dict(_widgets(comfyui.object_info(each["type"]), iter(each.get("widgets_values") or ())))
+        values = dict(widgets_of(comfyui.object_info(each["type"])["input"], iter(each.get("widgets_values") or ())))
         graph[str(each["id"])] = node(each["type"], **values, **links)
     return graph
 
 
-def _widgets(info: dict[str, Any], values: Iterator[Any]) -> Iterator[tuple[str, Any]]:
-    """The inputs that are widgets, with a node's values for them in order."""
+def widgets_of(inputs: Mapping[str, Any], values: Iterator[Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """The inputs that are widgets, with a node's values for them in order; a choice may have widgets of its own."""
     for part in ("required", "optional"):
-        for name, (kind, *options) in info["input"].get(part, {}).items():
-            if not isinstance(kind, list) and kind not in WIDGETS:
+        for name, (kind, *options) in inputs.get(part, {}).items():
+            given = options[0] if options else {}
+            kinds = WIDGETS if isinstance(kind, list) else kind.split(",")
+            if not {*kinds} & {*WIDGETS} or given.get("forceInput"):
                 continue
             value = next(values, None)
             if value is not None:
-                yield name, value
-            if options and options[0].get("control_after_generate"):
+                yield within + name, value
+            if given.get("control_after_generate"):
                 next(values)
+            if kind == DYNAMIC:
+                for option in given["options"]:
+                    if option["key"] == value:
+                        yield from widgets_of(option["inputs"], values, f"{within}{name}.")
 
 
 def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:

@@ -59,6 +59,7 @@ class ComfyConfig:
     shape: ModelShape
     patch_size: tuple[int, ...]
     latent_channels: int
+    concat_channels: int
     text_widths: tuple[int, ...]
     pooled_width: int
     sound: tuple[int | None, ...]
@@ -130,6 +131,7 @@ class ComfyFamily:
             shape=shape,
             patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
+            concat_channels=_concat_channels(base, channels, dims),
             text_widths=_as_tuple(declaration.text_width(module)),
             pooled_width=declaration.pooled_width(module),
             sound=declaration.sound(module),
@@ -203,6 +205,12 @@ class ComfyFamily:
             raise Refused(
                 f"the conditioning's pooled text is {pooled.shape[-1]} wide and {config.kind} takes {config.pooled_width}: use "
                 "the text encoders that belong to this model."
+            )
+        concat = conditioning.get("concat")
+        if concat is not None and concat.shape[1] != config.concat_channels:
+            raise Refused(
+                f"the picture beside the latent, such as a first frame, has {concat.shape[1]} channels with its mask and "
+                f"{config.kind} takes {config.concat_channels}: encode it with the VAE that belongs to this model."
             )
         for name, tensor in conditioning.items():
             base = name.split(".")[0]
@@ -315,6 +323,13 @@ def _not_computed(module: nn.Module) -> list[str]:
     """Buffers that come from no file and are on the meta device; empty ones are marks."""
     filed = module.state_dict().keys()
     return [name for name, buffer in module.named_buffers() if name not in filed and buffer.is_meta and buffer.numel()]
+
+
+def _concat_channels(base: Any, channels: int, dims: int) -> int:
+    """How many channels ComfyUI's class lays beside a latent of so many, its mask's and those of no picture."""
+    latent = torch.zeros(1, channels, *[1] * (dims - 2), 2, 2, device="meta")
+    concat = base.concat_cond(noise=latent, latent_image=latent, device=latent.device)
+    return 0 if concat is None else int(concat.shape[1])
 
 
 def _check_sound(config: ComfyConfig, shapes: Sequence[Sequence[int]]) -> None:

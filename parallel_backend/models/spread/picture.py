@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +46,14 @@ class Picture:
         """Into how many patches it can be cut."""
         return self.grid[self.cut_along]
 
+    def not_whole(self) -> str:
+        """Why a model that does not pad cannot take a latent that does not divide, and the nearest size that it can."""
+        nearest = map(math.prod, zip(self.grid, self.patch_size, strict=True))
+        return (
+            f"the latent ({by(self.shape[2:])}) is not a multiple of {by(self.patch_size)}: the nearest size that works has a "
+            f"latent of {by(nearest)}."
+        )
+
     def beside(self, latent: Tensor | None) -> Picture:
         """The picture with a latent to the right of it, if there is one: its rows of tokens, and so its patches, stay."""
         if latent is None:
@@ -67,6 +75,11 @@ class Picture:
         place = torch.arange(grid[along]).view(-1, *[1] * (len(grid) - along - 1)).expand(grid).flatten()
         every = torch.arange(place.numel())
         return tuple(every[(place >= run.start) & (place < run.stop)] for run in cut(grid[along], count))
+
+
+def by(sizes: Iterable[int]) -> str:
+    """Sizes in words, such as `32 x 32`."""
+    return " x ".join(map(str, sizes))
 
 
 def as_patch_size(given: int | Sequence[int], latent_dims: int) -> tuple[int, ...]:

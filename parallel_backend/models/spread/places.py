@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -97,15 +97,8 @@ class Places:
                     "Diffusion Model."
                 )
             raise Refused(
-                f"the model makes {length} tokens where the picture has {tokens}, because the latent "
-                f"({_by(self._picture.shape[2:])}) is not a multiple of {_by(self._picture.patch_size)}: the nearest size that "
-                f"works has a latent of {_by(map(math.prod, zip(self._picture.grid, self._picture.patch_size, strict=True)))}."
+                f"the model makes {length} tokens where the picture has {tokens}, because {self._picture.not_whole()}"
             )
         first, *others = (positions + start for positions in self._patch_tokens)
         around = every[(every < start) | (every >= start + tokens)]
         return [torch.cat([around, first]).sort().values, *others]
-
-
-def _by(sizes: Iterable[int]) -> str:
-    """Sizes in words, such as `32 x 32`."""
-    return " x ".join(map(str, sizes))

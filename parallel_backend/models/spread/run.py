@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...errors import Refused
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from ..inputs import PatchForward
@@ -18,7 +19,7 @@ from .call import Call, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
 from .declaration import Pictured
 from .forward import Forward
-from .picture import Picture
+from .picture import Picture, by
 from .placement import Placement
 from .places import Places
 
@@ -91,6 +92,9 @@ class SpreadForward:
             latent: in the compute dtype, on the first stage.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
             behind: the patch's forward that comes behind this one, if it is known to come.
+
+        Raises:
+            Refused: the model's output is of another size than the latent.
         """
         count = self._plan.patches
         call = Call(self._mesh.sequence, self._places_of(picture, patch), device)
@@ -116,6 +120,10 @@ class SpreadForward:
             self._model.running = None
             self.gathers = call.gathers
             call.given = {}  # the options in it lead back here: what a step made would stay until garbage is collected
+        if not picture.whole and out.shape[2:] != latent.shape[2:]:  # it was padded and is not cropped: Kandinsky 5
+            raise Refused(
+                f"the model gives {by(out.shape[2:])} for a latent of {by(latent.shape[2:])}, because {picture.not_whole()}"
+            )
         return out if patch is None else picture.regions(count)[patch].of(out)
 
     def picture_tokens(self, picture: Picture, references: int) -> Placement:

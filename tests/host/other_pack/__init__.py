@@ -18,12 +18,15 @@ import folder_paths
 import node_helpers
 import torch
 from comfy.ldm.lumina.controlnet import ZImage_Control
+from comfy.ldm.wan.uni3c import WanUni3CControlnet
 from comfy.model_patcher import PatcherInjection
 from comfy.patcher_extension import CallbacksMP
 from safetensors.torch import load_file
 from torch import nn
 
 import nodes
+
+from .stand_ins import PackClip, PackVae
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -391,16 +394,22 @@ class StyleModel:
     """Makes tokens of a picture, as FLUX Redux does."""
 
     def get_cond(self, _: Any) -> torch.Tensor:
-        return torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
+        return drawn(1, 5, 64)
 
 
 def vision() -> Any:
     """What a CLIP vision model says of a picture."""
     output = comfy.clip_vision.Output()
-    for name in ("last_hidden_state", "penultimate_hidden_states"):
-        setattr(output, name, torch.zeros(1, 5, 32))
+    output.last_hidden_state = drawn(1, 5, 1152)  # HunyuanVideo 1.5's width
+    output.penultimate_hidden_states = drawn(1, 5, 1280)  # Wan's
     output.image_embeds = torch.zeros(1, 32)
+    output.all_hidden_states = torch.zeros(1, 20, 5, 1280)
     return output
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """Random numbers, always the same."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 OBJECTS: dict[str, Callable[[], Any]] = {
@@ -420,6 +429,7 @@ class ControlPatch(nn.Linear):
     """What makes something of a picture that is added behind each block, as DiffSynth's patches for Qwen-Image do."""
 
     additional_in_dim = 0
+    project_modules: tuple[nn.Module, ...] = ()
 
     def __init__(self) -> None:
         super().__init__(1, 1)
@@ -451,12 +461,7 @@ class PackPrompt:
                 given[name] = ("position", OBJECTS["MODEL_PATCH"](), [])
             elif name == "hooks":
                 given[name] = comfy.hooks.HookGroup()
-            elif not tensor.ndim or name in (
-                "vace_strength",
-                "reference_latents_method",
-                "guiding_frame_index",
-                "unprocessed_ltxav_embeds",
-            ):
+            elif not tensor.ndim or name in ("vace_strength", "reference_latents_method"):
                 given[name] = tensor.tolist()
             elif name.startswith("vace_"):  # one for each control video
                 given[name] = list(tensor.unbind())
@@ -565,6 +570,34 @@ class PackZImageNetwork(PackNetwork):
         return (_patcher(model),)
 
 
+class PackSound:
+    """Gives what an encoder of sound says: layers of a width, and music as WanDancer's encoder gives it."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"layers": ("INT",), "width": ("INT",)}}
+
+    RETURN_TYPES = ("AUDIO_ENCODER_OUTPUT",)
+    FUNCTION = "give"
+
+    def give(self, layers: int, width: int) -> tuple[Any]:
+        music = {"audio_feature": drawn(1, 20, 35), "fps": 30.0}
+        return ({"encoded_audio_all_layers": [*drawn(layers, 1, 24, width)], "audio_samples": 8000, **music},)
+
+
+class PackUni3C(PackNetwork):
+    """Gives Uni3C's network for a Wan of a width, small inside."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"width": ("INT",)}}
+
+    def give(self, width: int) -> tuple[Any]:
+        sizes = {"conv_out_dim": 48, "dim": 48, "ffn_dim": 48, "num_heads": 1, "num_layers": 2, "mid_channels": 8}
+        widths = {"time_embed_dim": width, "out_proj_dim": width}
+        return (_patcher(_drawn(lambda: WanUni3CControlnet(**sizes, **widths, operations=comfy.ops.manual_cast))),)
+
+
 def _network(name: str) -> Any:
     """One of the classes of ComfyUI's nodes for model patches."""
     return getattr(sys.modules[nodes.NODE_CLASS_MAPPINGS["ModelPatchLoader"].__module__], name)
@@ -604,6 +637,10 @@ NODE_CLASS_MAPPINGS = {
     "PackNetwork": PackNetwork,
     "PackSpeech": PackSpeech,
     "PackZImageNetwork": PackZImageNetwork,
+    "PackSound": PackSound,
+    "PackClip": PackClip,
+    "PackVae": PackVae,
+    "PackUni3C": PackUni3C,
     "PackChangedPatch": PackChangedPatch,
     "PackModel": PackModel,
     "PackGuider": PackGuider,
