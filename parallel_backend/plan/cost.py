@@ -223,7 +223,7 @@ def _held(plan: ResolvedPlan, model: ModelShape, job: Job, first: int, count: in
 
 
 def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[float, float]]:
-    """Bytes of each sequence rank's activations, with an expanded matrix, and of one block's keys and values if patches keep them."""
+    """Bytes of each sequence rank's activations and an expanded matrix, and of a block's keys and values if patches keep them."""
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
     row = model.hidden * job.element
