@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import functools
-import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from parallel_backend.attention.kernels import warm_up_kernels
 from parallel_backend.comm.meter import Meter
-from parallel_backend.diffusion import ModelSpec, Prompt
-from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.conditioning import picture_shape
 from parallel_backend.models.family import Stage
-from parallel_backend.plan import AXES, ResolvedPlan
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.cost import Job as PlanJob
 from parallel_backend.plan.cost import needs
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.packing import shape_parameters
-from parallel_backend.wire.messages import Sample
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 
 from .fake_gpu import DEVICE, Counts, FakeGpu
-from .full_size import JOBS, Job, write_header
+from .full_size import JOBS, write_header
+from .lone_rank import LoneRank, plan_of, request, tensors_of
 
 STEPS = 3
 COUNTED = 2
@@ -67,25 +62,14 @@ class Step:
     blocks: dict[str, list[int]]
 
 
-class DryRank:
-    """What `sample` asks of a rank, without a host, weights or other ranks."""
+class DryRank(LoneRank):
+    """Counts what a denoise asks of a GPU that computes nothing."""
 
     def __init__(self, gpu: FakeGpu, model: Any) -> None:
-        self.device = DEVICE
-        self.meter = Meter()
-        self.link = self.status = self.world = self
+        super().__init__(DEVICE, Meter(), model, self)
         self.steps: list[Step] = []
         self._gpu = gpu
-        self._model = model
         self._blocks: dict[str, list[int]] = {}
-
-    def mesh(self, plan: ResolvedPlan) -> Mesh:
-        """Of believed-in ranks."""
-        return build_mesh(plan, DEVICE, self.meter)
-
-    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any]:
-        """The model without data."""
-        return self._model, self._model.forward_on(mesh, message.plan, self, lambda: None)
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
@@ -94,10 +78,6 @@ class DryRank:
         yield
         kind = type(self._model.block_modules[index]).__name__
         self._blocks.setdefault(kind, []).append(self._gpu.counts.kernels.total() - before)
-
-    def start(self) -> float:
-        """The run begins."""
-        return 0.0
 
     def enter(self, phase: str, step: int = 0) -> None:
         """A step begins: from the first one on nobody may wait."""
@@ -109,19 +89,6 @@ class DryRank:
         """The run is over."""
         self.enter("done")
         self._gpu.watch = False
-
-    def cancelled(self, _: int) -> bool:
-        """Nobody has."""
-        return False
-
-    def agree(self, flag: bool) -> bool:
-        """All are of one opinion."""
-        return flag
-
-    def send(self, message: object, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """To nobody; what it sends has to be on the host, as a real link reads it."""
-        for tensor in (tensors or {}).values():
-            tensor.cpu()
 
     def result(self, formula: float) -> Result:
         """Of the step that is counted."""
@@ -136,24 +103,6 @@ class DryRank:
             blocks_run=sum(map(len, step.blocks.values())),
             waits=[f"{count} x {place}" for place, count in Counter(self._gpu.waits).items()],
         )
-
-
-def plan_of(blocks: int, patches: int, degrees: Mapping[str, int]) -> ResolvedPlan:
-    """On as many GPUs as the degrees need."""
-    every = dict.fromkeys(AXES, 1) | dict(degrees)
-    cut = every["pipefusion"]
-    ends = [blocks * stage // cut for stage in range(cut + 1)]
-    return ResolvedPlan(
-        devices=tuple(f"cuda:{rank}" for rank in range(math.prod(every.values()))),
-        patches=patches or cut,
-        warmup_steps=1,
-        stages=tuple(stop - start for start, stop in pairwise(ends)),
-        weights="replicated",
-        attention="auto",
-        memory_limit=0.0,
-        shares=(1,) * (every["ring"] * every["ulysses"]),
-        **every,
-    )
 
 
 def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, **degrees: int) -> Result:
@@ -172,7 +121,8 @@ def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, *
         gpu.keep()
         warm_up_kernels(DEVICE)
         dry = DryRank(gpu, model)
-        sample(dry, request(job, plan), tensors_of(job, plan.cfg))  # type: ignore[arg-type]
+        tensors = tensors_of(job, plan.cfg, STEPS, functools.partial(torch.empty, device=DEVICE))
+        sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]
     return dry.result(working_by_formula(name, plan))
 
 
@@ -220,36 +170,3 @@ def own_kernels(name: str) -> int:
         gpu.begin()
         module(latent, torch.empty(1, device=DEVICE), transformer_options={}, **given)
         return gpu.counts.kernels.total()
-
-
-def tensors_of(job: Job, sides: int) -> dict[str, Tensor]:
-    """Of a request, on the device."""
-    prompts = {
-        f"prompt.{side}.{key}": torch.empty(1, *shape, device=DEVICE)
-        for side in range(sides)
-        for key, shape in job.prompt.items()
-    }
-    levels = torch.linspace(-6, 6, 1000)  # of models that know a table of them
-    sigmas = torch.linspace(1, 0, STEPS + 1)
-    return {"x": torch.empty(1, *job.latent, device=DEVICE), "sigmas": sigmas, "log_sigmas": levels, **prompts}
-
-
-def request(job: Job, plan: ResolvedPlan) -> Sample:
-    """A denoise; with a negative prompt where the plan has two sides."""
-    positive, *negative = [
-        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
-        for side in range(plan.cfg)
-    ]
-    return Sample(
-        request=1,
-        model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
-        plan=plan,
-        compute_dtype="bfloat16",
-        sampler=job.sampler,
-        options={},
-        seed=1,
-        sampling=job.sampling,
-        cfg=float(plan.cfg),
-        positive=positive,
-        negative=negative[0] if negative else None,
-    )
