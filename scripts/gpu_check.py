@@ -46,7 +46,7 @@ from parallel_backend.weights.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 from tests.allocations import peak_bytes
-from tests.dry.dry_rank import inspected, model_of, working_by_formula
+from tests.dry.dry_rank import by_formula, inspected, model_of
 from tests.dry.full_size import JOBS
 from tests.dry.lone_rank import LoneRank, plan_of, request, tensors_of
 
@@ -336,7 +336,7 @@ class Check:
     def needed(self, name: str, plan: ResolvedPlan, run: Run) -> None:
         """The line of a plan."""
         run(SHORT, nothing)
-        peak, formula = self.peak(lambda: run(SHORT, nothing)), working_by_formula(self.name, plan)
+        peak, formula = self.peak(lambda: run(SHORT, nothing)), by_formula(self.name, plan).working
         good = peak <= formula if self.cuda else None
         self.say(f"memory, {name}", good, f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula")
 
@@ -511,7 +511,7 @@ class Check:
             self.say("sharded weights", None, "are gathered by NCCL, which needs a GPU for each rank")
             return
         everyone = Communicator("weights", dist.group.WORLD, self.device, False, Meter(device=self.device))
-        plan = self.plan(self.name, {"ulysses": self.ranks})
+        plan = msgspec.structs.replace(self.plan(self.name, {"ulysses": self.ranks}), weights="sharded")
         model, store = self.model(self.name, lambda module, blocks: Sharded(module, blocks, everyone))
         _, run = self.ours(self.name, plan, model, holding=store)
         whole, _ = self.model(self.name)

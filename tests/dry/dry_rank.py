@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel_backend.attention.kernels import warm_up_kernels
+from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.conditioning import picture_shape
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.cost import Job as PlanJob
-from parallel_backend.plan.cost import needs
+from parallel_backend.plan.cost import Needs, needs
 from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.holding import Holding, Replicated
 from parallel_backend.weights.packing import shape_parameters
+from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.store import Store, Whole
+from parallel_backend.weights.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 
@@ -63,19 +69,25 @@ class Step:
 
 
 class DryRank(LoneRank):
-    """Counts what a denoise asks of a GPU that computes nothing."""
+    """Counts what a denoise asks of a GPU that computes nothing.
 
-    def __init__(self, gpu: FakeGpu, model: Any) -> None:
-        super().__init__(DEVICE, Meter(), model, self)
+    Args:
+        weights: how they are held.
+    """
+
+    def __init__(self, gpu: FakeGpu, model: Any, meter: Meter, weights: Holding) -> None:
+        super().__init__(DEVICE, meter, model, self)
         self.steps: list[Step] = []
+        self._weights = weights
         self._gpu = gpu
         self._blocks: dict[str, list[int]] = {}
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
         """A block runs, with its weights whole."""
-        before = self._gpu.counts.kernels.total()
-        yield
+        with self._weights.block(index):
+            before = self._gpu.counts.kernels.total()
+            yield
         kind = type(self._model.block_modules[index]).__name__
         self._blocks.setdefault(kind, []).append(self._gpu.counts.kernels.total() - before)
 
@@ -105,7 +117,9 @@ class DryRank(LoneRank):
         )
 
 
-def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, **degrees: int) -> Result:
+def dry_run(
+    name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, weights: str = "replicated", **degrees: int
+) -> Result:
     """Three steps of one rank of a plan.
 
     Args:
@@ -113,21 +127,37 @@ def dry_run(name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, *
         whole: every block, or the first two of each kind, which shows the same kernels a block and as many outside.
     """
     job = JOBS[name]
-    plan = plan_of(job.blocks if whole else job.short, patches, degrees)
+    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
     gpu = FakeGpu()
     with gpu.running(rank, plan.world_size):
-        model.module.to_empty(device=DEVICE)
+        meter = Meter()
+        store, holding = held(model, plan, meter)
+        store.materialise(DEVICE)
         gpu.keep()
         warm_up_kernels(DEVICE)
-        dry = DryRank(gpu, model)
+        dry = DryRank(gpu, model, meter, holding)
         tensors = tensors_of(job, plan.cfg, STEPS, functools.partial(torch.empty, device=DEVICE))
         sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]
-    return dry.result(working_by_formula(name, plan))
+    return dry.result(by_formula(name, plan).activations)
 
 
-def working_by_formula(name: str, plan: ResolvedPlan) -> float:
-    """Bytes beside the weights that plans go by."""
+def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, Holding]:
+    """Where a rank has its weights; of streamed ones no block stays on the device."""
+    if plan.weights == "streamed":
+        alone = Communicator("alike", None, torch.device("cpu"), False, meter)
+        streamed = Streamed(model.module, model.block_modules, alone, DEVICE, meter)
+        return streamed, streamed
+    if plan.weights == "sharded":
+        sharded = Sharded(
+            model.module, model.block_modules, Communicator("weights", dist.group.WORLD, DEVICE, False, meter)
+        )
+        return sharded, sharded
+    return Whole(model.module), Replicated()
+
+
+def by_formula(name: str, plan: ResolvedPlan) -> Needs:
+    """The bytes that plans go by."""
     job, (_, config) = JOBS[name], inspected(name)
     family = FAMILIES[job.family]
     text = torch.empty(1, *job.prompt["context"], device="meta")
@@ -136,7 +166,7 @@ def working_by_formula(name: str, plan: ResolvedPlan) -> float:
         text_tokens=family.beside_tokens(config, {"context": text}),
         two_sided=plan.cfg == 2,
     )
-    return needs(plan, family.shape(config), asked).working
+    return needs(plan, family.shape(config), asked)
 
 
 @functools.cache

@@ -182,6 +182,21 @@ class Clip:
     short: tuple[int, ...]
 
 
+def _flux_vae() -> Any:
+    from comfy.ldm.models.autoencoder import AutoencodingEngine
+
+    settings = {
+        "double_z": True, "z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
+        "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
+    }  # fmt: skip
+    module = "comfy.ldm.modules.diffusionmodules.model"
+    return AutoencodingEngine(
+        regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{module}.Encoder", "params": settings},
+        decoder_config={"target": f"{module}.Decoder", "params": settings},
+    )
+
+
 def _flux2_vae() -> Any:
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
@@ -199,6 +214,7 @@ def _wan_vae() -> Any:
 
 
 CLIPS: Mapping[str, Clip] = {
+    "FLUX.1's VAE": Clip(_flux_vae, (1, 16, 128, 128), (1, 16, 128, 128)),
     "FLUX.2's VAE": Clip(_flux2_vae, (1, 128, 64, 64), (1, 128, 64, 64)),
     "Wan 2.1's VAE": Clip(_wan_vae, (1, 16, 21, 90, 160), (1, 16, 3, 90, 160)),
 }
