@@ -46,12 +46,12 @@ LIMITS = {
     "FLUX.2-dev, ulysses 2": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 227_016_704),
     "FLUX.2-dev, ulysses 4": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 170_655_744),
     "FLUX.2-dev, ulysses 8": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 100_007_936),
-    "Wan 2.2 14B, one rank": (117, {"WanAttentionBlock": 31}, 0, 0),
-    "Wan 2.2 14B, ulysses 2": (127, {"WanAttentionBlock": 34}, 5, 1_553_126_400),
-    "Wan 2.2 14B, ring 2 x ulysses 2": (147, {"WanAttentionBlock": 44}, 9, 1_555_545_600),
-    "Wan 2.2 14B, cfg 2 x ulysses 4": (132, {"WanAttentionBlock": 34}, 6, 1_187_827_200),
-    "Wan 2.2 14B, pipefusion 2, first stage": (144, {"WanAttentionBlock": 33}, 4, 774_144_001),
-    "Wan 2.2 14B, pipefusion 2, last stage": (182, {"WanAttentionBlock": 33}, 4, 19_353_600),
+    "Wan 2.2 14B, one rank": (116, {"WanAttentionBlock": 31}, 0, 0),
+    "Wan 2.2 14B, ulysses 2": (126, {"WanAttentionBlock": 34}, 5, 1_553_126_400),
+    "Wan 2.2 14B, ring 2 x ulysses 2": (146, {"WanAttentionBlock": 44}, 9, 1_555_545_600),
+    "Wan 2.2 14B, cfg 2 x ulysses 4": (131, {"WanAttentionBlock": 34}, 6, 1_187_827_200),
+    "Wan 2.2 14B, pipefusion 2, first stage": (142, {"WanAttentionBlock": 33}, 4, 774_144_001),
+    "Wan 2.2 14B, pipefusion 2, last stage": (180, {"WanAttentionBlock": 33}, 4, 19_353_600),
     "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0, 0),
     "Qwen-Image, ulysses 2": (168, {"QwenImageTransformerBlock": 52}, 5, 53_739_520),
     "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5, 40_501_248),
@@ -100,7 +100,6 @@ HOP = 2
 """Transfers of a hop of Ring: a send and a receive."""
 
 OF_COMFYUI = {
-    "Wan 2.2 14B": {"sinusoidal_embedding_1d": 1},
     "MiniMax-H3": {"_forward": 5, "rope_freqs": 1},  # it reads the timestep and copies positions
 }
 """Functions in which ComfyUI's own forward waits for the device as well, before the first block: places a forward."""
