@@ -1,6 +1,6 @@
 """What one step asks of a GPU, counted at full size without one: kernels, collectives, bytes, memory, waits.
 
-    python -m benchmarks.dry_run [--json] [--only TEXT] [--short] [--own] [--diffusers]
+    python -m benchmarks.dry_run [--json] [--only TEXT] [--but CASE] [--short] [--own] [--diffusers]
 
 The worker's own code runs on CUDA tensors that have no data (tests/dry); the other ranks are only believed in.
 COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind, and three latent frames of a clip, in place of all.
@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,11 +24,13 @@ from tests.dry.dry_rank import Result, dry_run, own_kernels
 FLUX, FLUX2, WAN, QWEN = "FLUX.1-dev", "FLUX.2-dev", "Wan 2.2 14B", "Qwen-Image"
 Z_IMAGE, HUNYUAN, MINIMAX, COGVIDEOX = "Z-Image", "HunyuanVideo 1.5", "MiniMax-H3", "CogVideoX 1.5"
 
-CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     f"{model}, {plan}": (model, degrees)
     for model, plan, degrees in (
         (FLUX, "one rank", {}),
         (FLUX, "ulysses 2", {"ulysses": 2}),
+        (FLUX, "ulysses 2, streamed weights", {"ulysses": 2, "weights": "streamed"}),
+        (FLUX, "ulysses 2, sharded weights", {"ulysses": 2, "weights": "sharded"}),
         (FLUX, "ulysses 4", {"ulysses": 4}),
         (FLUX, "ring 4", {"ring": 4}),
         (FLUX, "ring 2 x ulysses 4", {"ring": 2, "ulysses": 4}),
@@ -43,6 +45,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         (WAN, "ulysses 2", {"ulysses": 2}),
         (WAN, "ring 2 x ulysses 2", {"ring": 2, "ulysses": 2}),
         (WAN, "cfg 2 x ulysses 4", {"cfg": 2, "ulysses": 4}),
+        (WAN, "pipefusion 2, first stage", {"pipefusion": 2}),
+        (WAN, "pipefusion 2, last stage", {"pipefusion": 2, "rank": 1}),
         (QWEN, "one rank", {}),
         (QWEN, "ulysses 2", {"ulysses": 2}),
         (QWEN, "ulysses 4", {"ulysses": 4}),
@@ -71,20 +75,27 @@ IN_BLOCKS: Mapping[str, Mapping[str, Any]] = {
 
 DECODES: Mapping[str, tuple[str, int]] = {
     f"{autoencoder}, {'one rank' if ranks == 1 else f'{ranks} ranks'}": (autoencoder, ranks)
-    for autoencoder, ranks in (("FLUX.2's VAE", 1), ("FLUX.2's VAE", 4), ("Wan 2.1's VAE", 1), ("Wan 2.1's VAE", 4))
+    for autoencoder, ranks in (
+        ("FLUX.1's VAE", 1),
+        ("FLUX.1's VAE", 4),
+        ("FLUX.2's VAE", 1),
+        ("FLUX.2's VAE", 4),
+        ("Wan 2.1's VAE", 1),
+        ("Wan 2.1's VAE", 4),
+    )
 }
 
 
-def results(only: str, whole: bool) -> Iterator[tuple[str, Result]]:
-    """Each case whose name has this text in it."""
+def results(only: str, but: Sequence[str], whole: bool) -> Iterator[tuple[str, Result]]:
+    """Each case whose name has this text in it, but for those named."""
     for case, (model, degrees) in CASES.items():
-        if only in case:
+        if only in case and case not in but:
             yield case, dry_run(model, whole=whole, **degrees)
     for case, settings in IN_BLOCKS.items():
         if only in case:
             yield case, dry_run(FLUX, whole=whole, **settings)
     for case, (autoencoder, ranks) in DECODES.items():
-        if only in case:
+        if only in case and case not in but:
             yield case, dry_decode(autoencoder, ranks=ranks, whole=whole)
 
 
@@ -93,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line a case")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--but", default=[], action="append", help="a case to leave out")
     parser.add_argument("--short", action="store_true", help="two blocks of each kind, three latent frames")
     parser.add_argument("--own", action="store_true", help="the kernels of ComfyUI's own forwards instead")
     parser.add_argument(
@@ -111,9 +123,11 @@ def main() -> None:
             print(json.dumps({"case": name, "kernels": block_kernels(name)}), flush=True)
         return
     if not options.json:
-        print("| A step of | Kernels | Kernels a block | Collectives | Sent, MB | Peak, MB | By the formula | Waits |")
+        print(
+            "| A step of | Kernels | Kernels a block | Collectives | Sent, MB | Peak, MB | By the formula, MB | Waits |"
+        )
         print("|---|---|---|---|---|---|---|---|")
-    for case, found in results(options.only, not options.short):
+    for case, found in results(options.only, options.but, not options.short):
         if options.json:
             print(json.dumps({"case": case, **asdict(found)}))
         else:

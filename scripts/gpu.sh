@@ -1,32 +1,35 @@
 #!/usr/bin/env bash
-# Checks on a machine with NVIDIA GPUs what is otherwise only assumed: a line each with PASS, FAIL or INFO. At most ten minutes.
-# Takes PYTHON with torch, requirements.txt and ComfyUI's requirements, and COMFYUI_PATH, ComfyUI's folder.
+# Checks on a machine with NVIDIA GPUs what is otherwise only assumed: a line each with PASS, FAIL or INFO. At most ten minutes,
+# but for what has to be installed first. Takes PYTHON with torch (python3) and COMFYUI_PATH, ComfyUI's folder, which is downloaded
+# if it is not named. Where there is no network, pip takes packages from the folder that PIP_FIND_LINKS names (and PIP_NO_INDEX=1).
 set -uo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-PY=${PYTHON:-python3} OUT=${OUT:-gpu-report}
-: "${COMFYUI_PATH:?names the folder of ComfyUI}"
+source scripts/setup.sh
+PYTHON=${PYTHON:-python3} OUT=${OUT:-gpu-report}
+mkdir -p -- "$OUT" "$CACHE"
+find_comfyui
 export PYTHONPATH=. PARALLEL_COMFYUI=$COMFYUI_PATH PARALLEL_COMFYUI_ARGUMENTS='[]'
-mkdir -p "$OUT"
+PYTHONPATH=.:$COMFYUI_PATH "$PYTHON" -c 'import msgspec, comfy.sd, comfy_extras.nodes_torch_compile' 2>"$OUT/imports.txt" ||
+  "$PYTHON" -m pip install --quiet -r requirements.txt -r "$COMFYUI_PATH/requirements.txt" ||
+  fail "packages are missing and could not be installed: see $OUT/imports.txt, and set PIP_FIND_LINKS to a folder of wheels."
 
 nvidia-smi -q >"$OUT/smi.txt"
 nvidia-smi topo -m >"$OUT/topology.txt"
-GPUS=$("$PY" -c 'import torch; print(torch.cuda.device_count())')
-timeout 240 "$PY" -m scripts.gpu_check one 2>&1 | tee "$OUT/one.txt"
-[[ ${PIPESTATUS[0]} == 0 ]] || echo "FAIL one: it ended before its last check" | tee -a "$OUT/one.txt"
-timeout 90 "$PY" -m parallel_backend.doctor --json >"$OUT/doctor.json" # workers, CUDA after fork, communicators
+GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 
-many() { # how kernels are loaded, then the launcher's options
-  local name="many-$1"
-  CUDA_MODULE_LOADING=$1 NCCL_DEBUG=WARN timeout 120 "$PY" -m torch.distributed.run --standalone "${@:2}" \
-    -m scripts.gpu_check many 2>&1 | tee "$OUT/$name.txt"
-  local ended=${PIPESTATUS[0]}
-  ((ended != 124)) || echo "FAIL $name hangs" | tee -a "$OUT/$name.txt"
-  ((ended == 0 || ended == 124)) || echo "FAIL $name: it ended before its last check" | tee -a "$OUT/$name.txt"
+check() { # what the report is called, what its end in the middle is, the seconds it may take, and the command
+  local name=$1 broken=$2 ended
+  timeout "$3" "${@:4}" 2>&1 | tee "$OUT/$name.txt"
+  ended=${PIPESTATUS[0]}
+  ((ended != 124)) || echo "$broken $name: it hangs, or takes longer than $3 s" | tee -a "$OUT/$name.txt"
+  ((ended == 0 || ended == 124)) || echo "$broken $name: it ended with $ended" | tee -a "$OUT/$name.txt"
 }
-if ((GPUS > 1)); then
-  many LAZY --nproc-per-node="$GPUS"
-  many EAGER --nproc-per-node="$GPUS"
-else
-  many LAZY --nproc-per-node=2 # two ranks on one card, through host memory
-fi
+RANKS=$((GPUS > 1 ? GPUS : 2)) # on one card two ranks, through host memory
+SEVERAL=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node="$RANKS" -m scripts.gpu_check)
+export NCCL_DEBUG=WARN
+check many FAIL 120 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
+check pipeline FAIL 60 env CUDA_MODULE_LOADING=EAGER "${SEVERAL[@]}" pipeline    # as the launcher has stages load kernels
+check pipeline-lazy INFO 40 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" pipeline # whether it has to
+check doctor FAIL 60 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
+check one FAIL 280 "$PYTHON" -m scripts.gpu_check one
 ! grep -h FAIL "$OUT"/*.txt

@@ -77,17 +77,21 @@ def choose_kernel(
     """
     if choice not in CHOICES:
         raise PlanRefused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
-    if choice not in INSIST and _cudnn_serves(device, dtype, head_dim):
-        return Kernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
+    broken = []
+    if choice not in INSIST and _cudnn_fits(device, dtype, head_dim):
+        fault = cudnn_fault(device)
+        if not fault:
+            return Kernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
+        broken.append(fault)
     reason = "asked for"
     for package in OF_PACKAGES[choice]:
         obstacle = package.obstacle(device, dtype, head_dim)
         reason = faults.get(package.name) or obstacle or ""
         if not reason:
-            return Kernel(
-                package.name, "approximate" if choice == APPROXIMATE_ATTENTION else "installed", package.attend
-            )
-    reason = next((faults[package.name] for package in OF_PACKAGES[choice] if package.name in faults), reason)
+            why = "approximate" if choice == APPROXIMATE_ATTENTION else "; ".join(broken) or "installed"
+            return Kernel(package.name, why, package.attend)
+        broken += [faults[package.name]] if package.name in faults else []
+    reason = "; ".join(broken) or reason
     if choice in INSIST:
         raise PlanRefused(f"attention {choice} cannot be used: {reason}; use auto or sdpa.")
     return Kernel("sdpa", reason, _sdpa(device, dtype, head_dim))
@@ -108,7 +112,8 @@ def kernel_refusals(device: torch.device) -> Mapping[str, str]:
 def warm_up_kernels(device: torch.device) -> None:
     """Try what may fail once, at a worker's start, so that no step waits for it."""
     package_faults(device)
-    _cudnn_serves(device, torch.bfloat16, CUDNN_HEAD_DIM)
+    if _cudnn_fits(device, torch.bfloat16, CUDNN_HEAD_DIM):
+        cudnn_fault(device)
 
 
 @functools.cache
@@ -117,11 +122,11 @@ def cudnn_fault(device: torch.device) -> str:
     return fault_of("cuDNN's attention", _sdpa_cudnn, device)
 
 
-def _cudnn_serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    fits = dtype in HALVES and head_dim % 8 == 0 and head_dim <= CUDNN_HEAD_DIM
-    if device.type != "cuda" or not fits or torch.cuda.get_device_capability(device) not in CUDNN_CAPABILITIES:
+def _cudnn_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether cuDNN's attention is made for these and is the fastest there."""
+    if device.type != "cuda" or dtype not in HALVES or head_dim % 8 or head_dim > CUDNN_HEAD_DIM:
         return False
-    return not cudnn_fault(device)
+    return torch.cuda.get_device_capability(device) in CUDNN_CAPABILITIES
 
 
 def _is_older(device: torch.device) -> bool:

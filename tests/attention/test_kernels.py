@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallel_backend.attention import kernels
 from parallel_backend.attention.kernels import choose_kernel, kernel_refusals
-from parallel_backend.attention.packages import FLASH_ATTN, FLASH_ATTN_3, PACKAGES, SAGE_ATTENTION, package_faults
+from parallel_backend.attention.packages import (
+    FLASH_ATTN,
+    FLASH_ATTN_3,
+    PACKAGES,
+    SAGE_ATTENTION,
+    fault_of,
+    package_faults,
+)
 from parallel_backend.errors import Refused
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -94,6 +104,73 @@ def test_a_worker_without_a_gpu_calls_no_package(wheel):
         "flash": "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
         "sage": "attention sage cannot be used: SageAttention runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
     }
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """A GPU of this compute capability, on which cuDNN fails in this way, or works."""
+
+    def made(capability: tuple[int, int], fault: str = "") -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(kernels, "cudnn_fault", lambda _: fault)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("choice", "capability", "dtype", "head_dim", "expected"),
+    [
+        ("auto", (9, 0), torch.bfloat16, 128, "cudnn"),
+        ("auto", (10, 0), torch.float16, 64, "cudnn"),
+        ("sdpa", (9, 0), torch.bfloat16, 72, "cudnn"),
+        ("auto", (8, 9), torch.bfloat16, 128, "_sdpa_flash"),
+        ("auto", (12, 0), torch.bfloat16, 128, "_sdpa_flash"),
+        ("auto", (9, 0), torch.bfloat16, 136, "_sdpa_flash"),
+        ("auto", (9, 0), torch.bfloat16, 70, "_sdpa_efficient"),
+        ("auto", (9, 0), torch.float32, 128, "_sdpa_efficient"),
+        ("auto", (7, 5), torch.float16, 128, "_sdpa_efficient"),
+    ],
+)
+def test_cudnn_is_chosen_where_it_is_the_fastest_and_takes_the_heads(
+    gpu, choice, capability, dtype, head_dim, expected
+):
+    gpu(capability)
+    kernel = choose_kernel(choice, GPU, dtype, head_dim)
+    assert expected in (kernel.name, kernel.attend.__name__)
+    assert (kernel.name == "cudnn") == (expected == "cudnn")
+
+
+def test_cudnn_that_fails_is_named_and_passed_over(gpu, wheel):
+    fault = fault_of("cuDNN's attention", kernels._sdpa_cudnn, CPU)
+    assert fault.startswith("cuDNN's attention does not work on cpu (NotImplementedError: Could not run")
+    gpu((9, 0), fault)
+    for choice in ("auto", "sdpa"):
+        kernel = choose_kernel(choice, GPU, torch.bfloat16, 128)
+        assert (kernel.name, kernel.reason) == ("sdpa", fault)
+        assert kernel.attend is kernels._sdpa_flash
+    wheel(FLASH_ATTN, "")
+    kernel = choose_kernel("auto", GPU, torch.bfloat16, 128)
+    assert (kernel.name, kernel.reason) == ("flash-attn", fault)
+    both = choose_kernel("auto", GPU, torch.bfloat16, 128, {"flash-attn": "flash-attn does not work either"})
+    assert (both.name, both.reason) == ("sdpa", f"{fault}; flash-attn does not work either")
+    with pytest.raises(Refused, match="SageAttention is not installed"):
+        choose_kernel("sage", GPU, torch.bfloat16, 128)
+
+
+@pytest.mark.parametrize(("queries", "keys", "expected"), [(2, 2, "cudnn"), (1, 2, "flash"), (2, 1, "flash")])
+def test_what_cudnn_does_not_take_goes_to_flash_attention(queries, keys, expected):
+    class Called(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    called: list[str] = []
+    with FakeTensorMode():
+        q, k = (torch.empty(1, tokens, 2, 64, device=GPU, dtype=torch.bfloat16) for tokens in (queries, keys))
+        with Called():
+            out, lse = kernels._sdpa_cudnn(q, k, k)
+        assert (out.shape, lse.shape) == (q.shape, (1, 2, queries))
+    assert f"aten::_scaled_dot_product_{expected}_attention" in called
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

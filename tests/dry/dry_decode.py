@@ -21,9 +21,10 @@ from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.wire.messages import Decode
 from parallel_backend.worker.requests.autoencoding import Autoencoding
 
-from .dry_rank import Result, plan_of
+from .dry_rank import Result
 from .fake_gpu import DEVICE, FakeGpu
 from .full_size import CLIPS, write_header
+from .lone_rank import plan_of
 
 
 @dataclass

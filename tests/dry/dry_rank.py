@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import functools
-import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from gguf import GGMLQuantizationType
-from torch import Tensor, nn
+from torch import nn
 
 from parallel_backend.attention.kernels import warm_up_kernels
+from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.diffusion import ModelSpec, Prompt
-from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.conditioning import picture_shape
 from parallel_backend.models.family import Stage
-from parallel_backend.plan import AXES, ResolvedPlan
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.cost import Job as PlanJob
-from parallel_backend.plan.cost import needs
+from parallel_backend.plan.cost import Needs, needs
 from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.expansion import Expansion, expand_by
 from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.holding import Holding, Replicated
 from parallel_backend.weights.layers import pack
 from parallel_backend.weights.packing import expanding_bytes, shape_parameters
-from parallel_backend.wire.messages import Sample
+from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.store import Store
+from parallel_backend.weights.streamed import Streamed
+from parallel_backend.weights.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 
 from .fake_gpu import DEVICE, Counts, FakeGpu
-from .full_size import JOBS, Job, write_header
+from .full_size import JOBS, write_header
+from .lone_rank import LoneRank, plan_of, request, tensors_of
 
 STEPS = 3
 COUNTED = 2
@@ -71,44 +73,29 @@ class Step:
     blocks: dict[str, list[int]]
 
 
-class DryRank:
-    """What `sample` asks of a rank, without a host, weights or other ranks; `room` bytes are spare for expanded weights."""
+class DryRank(LoneRank):
+    """Counts what a denoise asks of a GPU that computes nothing.
 
-    def __init__(self, gpu: FakeGpu, model: Any, room: int = 0) -> None:
-        self.device = DEVICE
-        self.meter = Meter()
-        self.expansion = Expansion(fused=False)
-        self._room = room
-        self.link = self.status = self.world = self
+    Args:
+        weights: how they are held.
+        room: bytes that are spare for expanded ones.
+    """
+
+    def __init__(self, gpu: FakeGpu, model: Any, meter: Meter, weights: Holding, room: int) -> None:
+        super().__init__(DEVICE, meter, model, self, room=room)
         self.steps: list[Step] = []
+        self._weights = weights
         self._gpu = gpu
-        self._model = model
         self._blocks: dict[str, list[int]] = {}
-
-    def mesh(self, plan: ResolvedPlan) -> Mesh:
-        """Of believed-in ranks."""
-        return build_mesh(plan, DEVICE, self.meter)
-
-    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any]:
-        """The model without data."""
-        expand_by(self._model.module, self.expansion)
-        return self._model, self._model.forward_on(mesh, message.plan, self, lambda: None)
-
-    def keeping(self) -> AbstractContextManager[None]:
-        """As far as there is room."""
-        return self.expansion.keeping(self._room)
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
         """A block runs, with its weights whole."""
-        before = self._gpu.counts.kernels.total()
-        yield
+        with self._weights.block(index):
+            before = self._gpu.counts.kernels.total()
+            yield
         kind = type(self._model.block_modules[index]).__name__
         self._blocks.setdefault(kind, []).append(self._gpu.counts.kernels.total() - before)
-
-    def start(self) -> float:
-        """The run begins."""
-        return 0.0
 
     def enter(self, phase: str, step: int = 0) -> None:
         """A step begins: from the first one on nobody may wait."""
@@ -120,19 +107,6 @@ class DryRank:
         """The run is over."""
         self.enter("done")
         self._gpu.watch = False
-
-    def cancelled(self, _: int) -> bool:
-        """Nobody has."""
-        return False
-
-    def agree(self, flag: bool) -> bool:
-        """All are of one opinion."""
-        return flag
-
-    def send(self, message: object, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """To nobody; what it sends has to be on the host, as a real link reads it."""
-        for tensor in (tensors or {}).values():
-            tensor.cpu()
 
     def result(self, formula: float) -> Result:
         """Of the step that is counted."""
@@ -149,26 +123,16 @@ class DryRank:
         )
 
 
-def plan_of(blocks: int, patches: int, degrees: Mapping[str, int]) -> ResolvedPlan:
-    """On as many GPUs as the degrees need."""
-    every = dict.fromkeys(AXES, 1) | dict(degrees)
-    cut = every["pipefusion"]
-    ends = [blocks * stage // cut for stage in range(cut + 1)]
-    return ResolvedPlan(
-        devices=tuple(f"cuda:{rank}" for rank in range(math.prod(every.values()))),
-        patches=patches or cut,
-        warmup_steps=1,
-        stages=tuple(stop - start for start, stop in pairwise(ends)),
-        weights="replicated",
-        attention="auto",
-        memory_limit=0.0,
-        shares=(1,) * (every["ring"] * every["ulysses"]),
-        **every,
-    )
-
-
 def dry_run(
-    name: str, *, rank: int = 0, patches: int = 0, whole: bool = True, stored: str = "", room: int = 0, **degrees: int
+    name: str,
+    *,
+    rank: int = 0,
+    patches: int = 0,
+    whole: bool = True,
+    weights: str = "replicated",
+    stored: str = "",
+    room: int = 0,
+    **degrees: int,
 ) -> Result:
     """Three steps of one rank of a plan.
 
@@ -179,7 +143,7 @@ def dry_run(
         room: bytes that are spare for expanded ones.
     """
     job = JOBS[name]
-    plan = plan_of(job.blocks if whole else job.short, patches, degrees)
+    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
     expanded = 0
     if stored:
@@ -189,12 +153,15 @@ def dry_run(
             pack(layer, storage, scaled=False)
     gpu = FakeGpu()
     with gpu.running(rank, plan.world_size):
-        model.module.to_empty(device=DEVICE)
+        meter = Meter()
+        store, holding = held(model, plan, meter)
+        store.materialise(DEVICE)
         gpu.keep()
         warm_up_kernels(DEVICE)
-        dry = DryRank(gpu, model, room)
-        sample(dry, request(job, plan), tensors_of(job, plan.cfg))  # type: ignore[arg-type]
-    return dry.result(working_by_formula(name, plan, expanded))
+        dry = DryRank(gpu, model, meter, holding, room)
+        tensors = tensors_of(job, plan.cfg, STEPS, functools.partial(torch.empty, device=DEVICE))
+        sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]
+    return dry.result(by_formula(name, plan, expanded).activations)
 
 
 def linears(model: Any) -> list[nn.Linear]:
@@ -202,8 +169,22 @@ def linears(model: Any) -> list[nn.Linear]:
     return [layer for block in model.block_modules for layer in block.modules() if isinstance(layer, nn.Linear)]
 
 
-def working_by_formula(name: str, plan: ResolvedPlan, expanded: int) -> float:
-    """Bytes beside the weights that plans go by, the largest matrix while it is expanded among them."""
+def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, Holding]:
+    """Where a rank has its weights; of streamed ones no block stays on the device."""
+    if plan.weights == "streamed":
+        alone = Communicator("alike", None, torch.device("cpu"), False, meter)
+        streamed = Streamed(model.module, model.block_modules, alone, DEVICE, meter)
+        return streamed, streamed
+    if plan.weights == "sharded":
+        sharded = Sharded(
+            model.module, model.block_modules, Communicator("weights", dist.group.WORLD, DEVICE, False, meter)
+        )
+        return sharded, sharded
+    return Whole(model.module), Replicated()
+
+
+def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:
+    """The bytes that plans go by; the largest matrix takes `expanded` while it is."""
     job, (_, config) = JOBS[name], inspected(name)
     family = FAMILIES[job.family]
     text = torch.empty(1, *job.prompt["context"], device="meta")
@@ -213,7 +194,7 @@ def working_by_formula(name: str, plan: ResolvedPlan, expanded: int) -> float:
         two_sided=plan.cfg == 2,
         expanded=expanded,
     )
-    return needs(plan, family.shape(config), asked).working
+    return needs(plan, family.shape(config), asked)
 
 
 @functools.cache
@@ -247,36 +228,3 @@ def own_kernels(name: str) -> int:
         gpu.begin()
         module(latent, torch.empty(1, device=DEVICE), transformer_options={}, **given)
         return gpu.counts.kernels.total()
-
-
-def tensors_of(job: Job, sides: int) -> dict[str, Tensor]:
-    """Of a request, on the device."""
-    prompts = {
-        f"prompt.{side}.{key}": torch.empty(1, *shape, device=DEVICE)
-        for side in range(sides)
-        for key, shape in job.prompt.items()
-    }
-    levels = torch.linspace(-6, 6, 1000)  # of models that know a table of them
-    sigmas = torch.linspace(1, 0, STEPS + 1)
-    return {"x": torch.empty(1, *job.latent, device=DEVICE), "sigmas": sigmas, "log_sigmas": levels, **prompts}
-
-
-def request(job: Job, plan: ResolvedPlan) -> Sample:
-    """A denoise; with a negative prompt where the plan has two sides."""
-    positive, *negative = [
-        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
-        for side in range(plan.cfg)
-    ]
-    return Sample(
-        request=1,
-        model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
-        plan=plan,
-        compute_dtype="bfloat16",
-        sampler=job.sampler,
-        options={},
-        seed=1,
-        sampling=job.sampling,
-        cfg=float(plan.cfg),
-        positive=positive,
-        negative=negative[0] if negative else None,
-    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 from unittest import mock
 
@@ -86,6 +86,7 @@ class FakeGpu(TorchDispatchMode):
         self._floor = 0
         self._seen: set[int] = set()
         self._pinned: set[int] = set()
+        self._registered: set[int] = set()
 
     @contextmanager
     def running(self, rank: int, ranks: int) -> Iterator[FakeGpu]:
@@ -111,6 +112,11 @@ class FakeGpu(TorchDispatchMode):
     def keep(self) -> None:
         """What is alive now, the weights, is left out of peaks."""
         self._floor = self._alive
+
+    def register(self, address: int, nbytes: int, flags: int) -> int:
+        """Host memory is pinned where it is, as CUDA does it."""
+        self._registered.add(address)
+        return 0
 
     def note_wait(self, what: str) -> None:
         """The host waits for the device here."""
@@ -207,9 +213,12 @@ class FakeGpu(TorchDispatchMode):
             host = source
         if into in (source.device.type, "meta"):
             return
-        pinned = host.device.type == "cpu" and host.untyped_storage()._cdata in self._pinned
+        pinned = host.device.type == "cpu" and self._is_pinned(host.untyped_storage())
         if not (later and pinned) and not (name == "copy_" and into == "cuda" and source.ndim == 0):
             self.note_wait(f"a copy from {source.device.type} to {into}")
+
+    def _is_pinned(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._pinned or storage.data_ptr() in self._registered
 
     def _born(self, tensor: Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
@@ -282,6 +291,10 @@ class FakeStream:
     def record(self, _: object = None) -> None:
         """Nothing to record."""
 
+    def record_event(self) -> FakeStream:
+        """One that is done."""
+        return self
+
     def synchronize(self) -> None:
         """For threads that wait in place of the loop."""
 
@@ -306,6 +319,7 @@ def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
         "stream": lambda _: FakeStream(),
         "empty_cache": lambda: gpu.note_wait("torch.cuda.empty_cache"),
         "set_device": lambda _: None,
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=gpu.register, cudaHostUnregister=lambda _: 0),
     }
     return [
         *(mock.patch.object(torch.cuda, name, stand_in) for name, stand_in in cuda.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
@@ -41,13 +42,15 @@ class Job:
     sampling: Sampling = FLOW
 
 
-def _flux(operations: Any) -> Any:
+def _flux(
+    operations: Any, *, doubles: int = 19, singles: int = 38, heads: int = 24, text: int = 4096, pooled: int = 768
+) -> Any:
     from comfy.ldm.flux.model import Flux
 
     return Flux(
-        in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=4096, hidden_size=3072, mlp_ratio=4.0, num_heads=24,
-        depth=19, depth_single_blocks=38, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
-        guidance_embed=True, txt_ids_dims=[], operations=operations, **SETTINGS,
+        in_channels=16, out_channels=16, vec_in_dim=pooled, context_in_dim=text, hidden_size=128 * heads, mlp_ratio=4.0,
+        num_heads=heads, depth=doubles, depth_single_blocks=singles, axes_dim=[16, 56, 56], theta=10000, patch_size=2,
+        qkv_bias=True, guidance_embed=True, txt_ids_dims=[], operations=operations, **SETTINGS,
     )  # fmt: skip
 
 
@@ -148,11 +151,25 @@ JOBS: Mapping[str, Job] = {
         sampler="cogvideox_ddim",
         sampling=DiffusionSettings("v"),
     ),
+    "FLUX.1-dev, four blocks": Job(
+        functools.partial(_flux, doubles=2, singles=2),
+        (16, 128, 128),
+        {"context": (512, 4096), "y": (768,), "guidance": ()},
+        4,
+        4,
+    ),
+    "FLUX.1, small": Job(
+        functools.partial(_flux, doubles=2, singles=2, heads=4, text=64, pooled=32),
+        (16, 18, 22),
+        {"context": (21, 64), "y": (32,), "guidance": ()},
+        4,
+        4,
+    ),
 }
 """Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
 
 MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; CogVideoX 1.5's one of 1360 x 768 and 85
-frames, 44,880 tokens.
+frames, 44,880 tokens. The last two are for what is computed (scripts/gpu_check.py), the small one by a CPU.
 """
 
 
@@ -163,6 +180,21 @@ class Clip:
     make: Callable[[], Any]
     latent: tuple[int, ...]
     short: tuple[int, ...]
+
+
+def _flux_vae() -> Any:
+    from comfy.ldm.models.autoencoder import AutoencodingEngine
+
+    settings = {
+        "double_z": True, "z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
+        "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
+    }  # fmt: skip
+    module = "comfy.ldm.modules.diffusionmodules.model"
+    return AutoencodingEngine(
+        regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{module}.Encoder", "params": settings},
+        decoder_config={"target": f"{module}.Decoder", "params": settings},
+    )
 
 
 def _flux2_vae() -> Any:
@@ -182,6 +214,7 @@ def _wan_vae() -> Any:
 
 
 CLIPS: Mapping[str, Clip] = {
+    "FLUX.1's VAE": Clip(_flux_vae, (1, 16, 128, 128), (1, 16, 128, 128)),
     "FLUX.2's VAE": Clip(_flux2_vae, (1, 128, 64, 64), (1, 128, 64, 64)),
     "Wan 2.1's VAE": Clip(_wan_vae, (1, 16, 21, 90, 160), (1, 16, 3, 90, 160)),
 }

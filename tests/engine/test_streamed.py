@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from parallel_backend.plan import ResolvedPlan
+from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.pipefusion_simulation import simulate
@@ -14,7 +16,13 @@ from tests.selection import thorough
 from tests.tiny_flux import save_flux
 
 STEPS, BLOCKS = 3, 8
-PLANS = [cpu_plan(ulysses=2, blocks=BLOCKS), cpu_plan(cfg=2, pipefusion=2, warmup_steps=STEPS, blocks=BLOCKS)]
+PLANS = [
+    cpu_plan(ulysses=2, blocks=BLOCKS),
+    cpu_plan(cfg=2, pipefusion=2, warmup_steps=STEPS, blocks=BLOCKS),
+    pytest.param(cpu_plan(ring=2, blocks=BLOCKS), marks=thorough),
+    pytest.param(cpu_plan(data=2, blocks=BLOCKS), marks=thorough),
+    pytest.param(cpu_plan(pipefusion=2, patches=3, blocks=BLOCKS), marks=thorough),
+]
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +31,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(path, sigmas(STEPS))
 
 
-@pytest.fixture(scope="module")
-def expected(job: Job) -> torch.Tensor:
-    """The job by ComfyUI's own model and sampler."""
+def simulated(job: Job, patches: int = 1, warmup_steps: int = 1) -> torch.Tensor:
+    """The job by ComfyUI's own model and sampler, under PipeFusion's rule."""
     settings = {
         "noise": job.noise,
         "sigmas": job.sigmas.clone(),
@@ -35,19 +42,36 @@ def expected(job: Job) -> torch.Tensor:
     }
     positive, negative = job.prompts
     return simulate(
-        job.tensors, positive=positive, negative=negative, references=(), patches=1, warmup_steps=1, **settings
+        job.tensors,
+        positive=positive,
+        negative=negative,
+        references=(),
+        patches=patches,
+        warmup_steps=warmup_steps,
+        **settings,
     )
+
+
+@pytest.fixture(scope="module")
+def expected(job: Job) -> torch.Tensor:
+    """Without stale patches."""
+    return simulated(job)
 
 
 @pytest.mark.parametrize("whole", PLANS, ids=lambda plan: plan.degrees)
 def test_a_window_is_enough_and_the_host_has_one_copy(
     run: Runner, job: Job, expected: torch.Tensor, whole: ResolvedPlan
 ) -> None:
+    if whole.data > 1:
+        job = replace(job, batch=whole.data)
+    stale = whole.patches > 1 and whole.warmup_steps < STEPS
+    if stale or whole.data > 1:
+        expected = simulated(job, whole.patches, whole.warmup_steps)
     run(job, whole)
     assert run.answer is not None
     replicated = max(report.weights for report in run.answer.reports)
     others = sum(report.on_host for report in run.answer.reports)
-    settings = {name: getattr(whole, name) for name in ("cfg", "pipefusion", "ulysses", "warmup_steps")}
+    settings = {name: getattr(whole, name) for name in (*AXES, "patches", "warmup_steps")}
     limit = 0.95 * replicated
     plan = cpu_plan(weights="streamed", blocks=BLOCKS, memory_limit=limit * whole.world_size / 1e9, **settings)
     streamed = run(job, plan)

@@ -25,6 +25,7 @@ from .attention_guides import guided
 from .conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
 from .networks import Beside, patches_of
 from .text import ASKED, Texts
+from .timestep_numbers import TimestepNumbers
 
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
@@ -53,6 +54,7 @@ class ComfyModel:
         self._asks_sigmas = declaration.sigmas(self.module)
         self._patch_size = declaration.patch_size(self.module)
         self._beside = declaration.beside
+        self._numbers = TimestepNumbers(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
         self._compiled: dict[str, CompiledBlocks] = {}
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
@@ -120,7 +122,8 @@ class ComfyModel:
         x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
         if SHAPES in given:
             x = comfy.utils.unpack_latents(x, given.pop(SHAPES))
-        out = self._spread.entrance(x, timestep, context=context, transformer_options={**options, **more}, **given)
+        with self._numbers.in_use():
+            out = self._spread.entrance(x, timestep, context=context, transformer_options={**options, **more}, **given)
         return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
 
     def _control_of(self, residuals: Mapping[int, Tensor], placement: Placement) -> dict[str, list[Stream | None]]:

@@ -1,0 +1,148 @@
+"""A rank's denoise by the worker's own code, without a host: what `sample` asks of it, and the request that it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.diffusion import ModelSpec, Prompt
+from parallel_backend.mesh import Mesh, build_mesh
+from parallel_backend.plan import AXES, ResolvedPlan
+from parallel_backend.weights.expansion import Expansion, expand_by
+from parallel_backend.weights.holding import Holding, Replicated
+from parallel_backend.wire.messages import Done, Sample
+
+from .full_size import Job
+
+
+class LoneRank:
+    """What `sample` asks of a rank. Nobody cancels.
+
+    Args:
+        meter: counts what is sent.
+        model: this rank's stage, on its device.
+        holding: how it holds the weights.
+        compiler: of torch.compile, for the blocks; empty for none.
+        room: bytes that are spare for weights that have been expanded.
+
+    Attributes:
+        on_step: called when a step begins.
+        answer: what the host would have got, on the rank that answers it.
+        uncompiled: why not, of the kinds of blocks that could not be compiled.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        meter: Meter,
+        model: Any,
+        holding: Holding | None = None,
+        compiler: str = "",
+        room: int = 0,
+    ) -> None:
+        self.device = device
+        self.meter = meter
+        self.link = self.status = self.world = self
+        self.on_step: Callable[[], object] = lambda: None
+        self.answer: Mapping[str, Tensor] = {}
+        self.uncompiled: tuple[str, ...] = ()
+        self._model = model
+        self._holding = holding or Replicated()
+        self._compiler = compiler
+        self.expansion = Expansion(fused=False)
+        self._room = room
+        self._meshes: dict[ResolvedPlan, Mesh] = {}
+
+    def mesh(self, plan: ResolvedPlan) -> Mesh:
+        """Made once a plan. A collective."""
+        if plan not in self._meshes:
+            self._meshes[plan] = build_mesh(plan, self.device, self.meter)
+        return self._meshes[plan]
+
+    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any]:
+        """The model, and its forward."""
+        expand_by(self._model.module, self.expansion)
+        return self._model, self._model.forward_on(mesh, message.plan, self._holding, lambda: None, self._compiler)
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """As far as there is room."""
+        return self.expansion.keeping(self._room)
+
+    def start(self) -> float:
+        """The run begins."""
+        return 0.0
+
+    def enter(self, phase: str, step: int = 0) -> None:
+        """A step begins."""
+        self.on_step()
+
+    def report(self, *_: object) -> None:
+        """The run is over."""
+
+    def cancelled(self, _: int) -> bool:
+        """Nobody has."""
+        return False
+
+    def agree(self, flag: bool) -> bool:
+        """All are of one opinion."""
+        return flag
+
+    def send(self, message: object, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """To nobody; what is sent has to be on the host, as a real link reads it."""
+        host = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
+        if isinstance(message, Done):
+            self.answer, self.uncompiled = host, tuple(message.uncompiled)
+
+
+def plan_of(blocks: int, patches: int, degrees: Mapping[str, int], weights: str = "replicated") -> ResolvedPlan:
+    """On as many GPUs as the degrees need."""
+    every = dict.fromkeys(AXES, 1) | dict(degrees)
+    cut = every["pipefusion"]
+    ends = [blocks * stage // cut for stage in range(cut + 1)]
+    return ResolvedPlan(
+        devices=tuple(f"cuda:{rank}" for rank in range(math.prod(every.values()))),
+        patches=patches or cut,
+        warmup_steps=1,
+        stages=tuple(stop - start for start, stop in pairwise(ends)),
+        weights=weights,
+        attention="auto",
+        memory_limit=0.0,
+        shares=(1,) * (every["ring"] * every["ulysses"]),
+        **every,
+    )
+
+
+def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """Of a request; `draw` makes a tensor of a shape."""
+    prompts = {f"prompt.{side}.{key}": draw(1, *shape) for side in range(sides) for key, shape in job.prompt.items()}
+    levels = torch.linspace(-6, 6, 1000)  # of models that know a table of them
+    sigmas = torch.linspace(1, 0, steps + 1)
+    return {"x": draw(1, *job.latent), "sigmas": sigmas, "log_sigmas": levels, **prompts}
+
+
+def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> Sample:
+    """A denoise; with a negative prompt where the plan has two sides."""
+    positive, *negative = [
+        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
+        for side in range(plan.cfg)
+    ]
+    return Sample(
+        request=1,
+        model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
+        plan=plan,
+        compute_dtype=computes_in,
+        sampler=job.sampler,
+        options={},
+        seed=1,
+        sampling=job.sampling,
+        cfg=float(plan.cfg),
+        positive=positive,
+        negative=negative[0] if negative else None,
+    )

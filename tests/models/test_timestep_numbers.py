@@ -1,0 +1,29 @@
+"""Wan's timestep, embedded with numbers that are kept: the bits of ComfyUI's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_backend.models.comfyui.timestep_numbers import NAME, TimestepNumbers
+from tests.comfy_oracle import comfy_on_path
+
+comfy_on_path()
+
+import comfy.ldm.wan.model as wan  # noqa: E402
+import comfy.ldm.wan.model_animate as animate  # noqa: E402
+
+
+@pytest.mark.parametrize("times", [torch.tensor([0.0, 1.0, 999.9]), torch.rand(7) * 1000, torch.tensor([3]).bfloat16()])
+@pytest.mark.parametrize("width", [8, 256])
+def test_the_embedding_is_comfyuis(times: torch.Tensor, width: int) -> None:
+    own = wan.sinusoidal_embedding_1d
+    expected = own(width, times)
+    numbers = TimestepNumbers(object.__new__(animate.AnimateWanModel))
+    for _ in range(2):
+        with numbers.in_use():
+            for module in (wan, animate):
+                assert getattr(module, NAME) is not own
+                assert torch.equal(getattr(module, NAME)(width, times), expected)
+    assert animate.sinusoidal_embedding_1d is wan.sinusoidal_embedding_1d is own
+    assert torch.arange(3).dtype == torch.int64
