@@ -55,7 +55,7 @@ LIMITS = {
     "Qwen-Image, one rank": (157, {"QwenImageTransformerBlock": 49}, 0, 0),
     "Qwen-Image, ulysses 2": (168, {"QwenImageTransformerBlock": 52}, 5, 53_739_520),
     "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5, 40_501_248),
-    "Qwen-Image, ulysses 8": (168, {"QwenImageTransformerBlock": 52}, 5, 0),
+    "Qwen-Image, ulysses 8": (168, {"QwenImageTransformerBlock": 52}, 5, 23_855_104),
     "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0, 0),
     "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17, 128_200_704),
     "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0, 0),
