@@ -115,9 +115,8 @@ def time_blocks(
     runs = []
     for _ in range(RUNS):
         forward(inputs, x, None)
-        runs.append(
-            moments.take()[-blocks:]
-        )  # blocks may run more than once, as VACE's first ones do for each control video
+        # Blocks may run more than once, as VACE's first ones do for each control video.
+        runs.append(moments.take()[-blocks:])
     return _second_of_each(runs), counts
 
 

@@ -46,11 +46,8 @@ GIGABYTE = 10**9
 LOADING_SECONDS = 0.2
 """Time between two reports of how far loading has got."""
 
-EXPANDING = 1 << 28
-"""Bytes that are left for weights while they are expanded, which no plan counts."""
-
 KEPT_OF_SPARE = 0.5
-"""What expanded weights may take of the rest of what is spare: what work needs is an estimate, and memory has gaps."""
+"""What expanded weights may take of what is spare: what work needs is an estimate, and memory has gaps."""
 
 
 class Rank:
@@ -155,7 +152,7 @@ class Rank:
 
     def keeping(self) -> AbstractContextManager[None]:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""
-        return self.expansion.keeping(int(KEPT_OF_SPARE * (self.holder.spare - EXPANDING)))
+        return self.expansion.keeping(int(KEPT_OF_SPARE * self.holder.spare))
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""
