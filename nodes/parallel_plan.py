@@ -91,7 +91,7 @@ class ParallelPlanNode(io.ComfyNode):
                     min=0,
                     max=1024,
                     tooltip="Patches that PipeFusion cuts the picture into. The result depends on patches and warmup_steps "
-                    "alone, not on the GPUs. 0 chooses: as many as pipefusion.",
+                    "alone, not on the GPUs. 0 chooses: as many as pipefusion, or the picture's rows of tokens if fewer.",
                 ),
                 io.Int.Input(
                     "warmup_steps",

@@ -262,6 +262,12 @@ def test_a_plan_for_two_of_four_gpus_simply_works():
     assert resolve(ParallelPlan(ulysses=2, ring=1), 4, FLUX).devices == ("cuda:0", "cuda:1")
 
 
+@pytest.mark.parametrize(("rows", "patches"), [(64, 3), (2, 2), (1, 1)])
+def test_automatic_patches_are_as_many_as_stages_or_rows(rows, patches):
+    wish = ParallelPlan(devices="cpu:3", pipefusion=3)
+    assert resolve(wish, 0, FOUR_HEADS, replace(ONE_SIDED, token_rows=rows)).patches == patches
+
+
 def test_every_rank_has_its_place():
     plan = resolve(ParallelPlan(devices="cpu:24", cfg=2, pipefusion=3, ring=1, ulysses=4), 0, FOUR_HEADS, TWO_SIDED)
     places = [plan.place(rank) for rank in range(plan.world_size)]

@@ -52,9 +52,8 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
             continue
         if plan.weights == "sharded" and (stages > 1 or share_a_gpu(devices)):
             continue
-        if (plan.patches or stages) > workload.token_rows:
-            continue
-        if limits.whole_picture and max(plan.patches, stages) > 1:
+        patches = plan.patches or min(stages, workload.token_rows)
+        if patches > workload.token_rows or (limits.whole_picture and max(patches, stages) > 1):
             continue
         fits.append(
             ResolvedPlan(
@@ -64,7 +63,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
                 pipefusion=stages,
                 ring=ring,
                 ulysses=ulysses,
-                patches=plan.patches or stages,
+                patches=patches,
                 warmup_steps=plan.warmup_steps,
                 stages=_stages(plan, stages, limits),
                 weights=plan.weights,
@@ -190,9 +189,9 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
             f"pipefusion {max(1, plan.pipefusion)} with patches {patches} cannot be used with this model, whose last layers need "
             "the whole picture: use pipefusion 1 and patches 1, and ulysses or ring in its place."
         )
-    if patches > workload.token_rows:
+    if plan.patches > workload.token_rows:
         raise PlanRefused(
-            f"patches {patches} is more than the picture's {workload.token_rows} rows of tokens: "
+            f"patches {plan.patches} is more than the picture's {workload.token_rows} rows of tokens: "
             f"use patches {workload.token_rows} at most, or a taller picture."
         )
     if plan.stages:

@@ -22,7 +22,7 @@ from parallel_backend.weights.adapters import Adapter, AdapterSet
 from parallel_backend.weights.holding import Replicated
 from parallel_backend.weights.keymap import Piece
 from parallel_backend.weights.patching import Keep, Patching
-from parallel_backend.weights.store import Whole
+from parallel_backend.weights.whole import Whole
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks
