@@ -169,7 +169,7 @@ JOBS: Mapping[str, Job] = {
 """Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
 
 MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; CogVideoX 1.5's one of 1360 x 768 and 85
-frames, 44,880 tokens. The last two are for what is computed (scripts/gpu_check.py), the small one by a CPU.
+frames, 44,880 tokens. The last two are for what is computed (scripts/gpu_check), the small one by a CPU.
 """
 
 

@@ -1,0 +1,39 @@
+"""What is assumed of GPUs, checked on them (see gpu.sh, which runs all of it).
+
+    python -m scripts.gpu_check one                                          # one GPU
+    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits; ranks may share a GPU
+    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check pipeline  # PipeFusion
+
+Each line is PASS, FAIL or INFO. The worker's own code denoises with random weights. --device cpu takes a small model through
+the same code; what only a GPU can answer is INFO there.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from parallel_backend.models.comfyui.importing import import_comfyui
+
+from .bench import Bench
+from .many import Many
+from .one import One
+from .pipeline import Pipeline
+
+LISTS: dict[str, type[Bench]] = {"one": One, "many": Many, "pipeline": Pipeline}
+
+
+def main() -> None:
+    """Run one of the lists."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("list", choices=tuple(LISTS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args()
+    import_comfyui()
+    with torch.no_grad():
+        LISTS[options.list](options.device).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""One rank on its device: what it says, how it measures, and the worker's own denoise with random weights."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.models.family import Stage
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.store import Store
+from parallel_backend.weights.whole import Whole
+from parallel_backend.worker.requests.sampling import sample
+from tests.allocations import peak_bytes
+from tests.dry.dry_rank import by_formula, model_of
+from tests.dry.full_size import JOBS
+from tests.dry.lone_rank import LoneRank, plan_of, request, tensors_of
+
+FLUX, FOUR_BLOCKS, SMALL = "FLUX.1-dev", "FLUX.1-dev, four blocks", "FLUX.1, small"
+
+TYPE = torch.bfloat16
+TOLERANCE = 2e-2
+FP32_TOLERANCE = 1e-5
+SHORT, LONG = 2, 8
+"""Steps of two runs, whose difference is timed."""
+
+REPEATS = 3
+"""Of what is timed, the fastest of so many."""
+
+NUMBERS = (1 << 22) + 3
+"""Random numbers of which weights are made."""
+
+Work = Callable[[], object]
+
+Run = Callable[[int, Work], Tensor | None]
+"""A denoise of so many steps, which tells when a step begins; its result, on the rank that has it."""
+
+
+def nothing() -> None:
+    """Is told when a step begins."""
+
+
+def error_of(found: Tensor, expected: Tensor) -> float:
+    """Relative, L2."""
+    return float((found.double().cpu() - expected.double().cpu()).norm() / expected.double().norm())
+
+
+class HostClock:
+    """Is told when a step begins: how long the host took for the one before it, whatever the device still had to do."""
+
+    def __init__(self, wait: Work) -> None:
+        self.milliseconds: list[float] = []
+        self._wait = wait
+        self._begun = 0.0
+
+    def __call__(self) -> None:
+        """A step begins."""
+        if self._begun:
+            self.milliseconds.append(1e3 * (time.perf_counter() - self._begun))
+        self._wait()
+        self._begun = time.perf_counter()
+
+
+class Bench(ABC):
+    """What one rank measures on its device, and the denoises that it measures."""
+
+    def __init__(self, kind: str) -> None:
+        self.rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.ranks = int(os.environ.get("WORLD_SIZE", 1))
+        self.cuda = kind == "cuda"
+        self.gpus = torch.cuda.device_count() if self.cuda else 0
+        self.apart = self.gpus >= self.ranks
+        """Whether each rank has a GPU of its own."""
+        self.device = torch.device("cuda", self.rank % self.gpus) if self.cuda else torch.device(kind)
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+        self.name = FOUR_BLOCKS if self.cuda else SMALL
+        self.computes_in = "bfloat16" if self.cuda else "float32"  # as ComfyUI does
+        self.tolerance = TOLERANCE if self.cuda else FP32_TOLERANCE
+        self.compiler = "inductor" if self.cuda else "aot_eager"
+        self._numbers = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(1)).to(self.device)
+
+    @abstractmethod
+    def run(self) -> None:
+        """All checks of the list."""
+
+    def say(self, name: str, passed: bool | None, text: object = "") -> None:
+        """A line; None is for information."""
+        verdict = "INFO" if passed is None else "PASS" if passed else "FAIL"
+        print(f"[{self.rank}] {verdict} {name}: {text}", flush=True)
+
+    def each(self, *checks: Work) -> None:
+        """One after another; one that raises is a failure, and the next one runs."""
+        for check in checks:
+            try:
+                check()
+            except Exception as error:
+                name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
+                self.say(name, False, f"{type(error).__name__}: {str(error)[:300]}")
+            if self.cuda:
+                torch.cuda.empty_cache()
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def milliseconds(self, work: Work, runs: int = 10) -> float:
+        """Of one run of several."""
+        for _ in range(3):
+            work()
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(runs):
+            work()
+        self.wait()
+        return 1e3 * (time.perf_counter() - start) / runs
+
+    def step(self, run: Run) -> tuple[float, float]:
+        """Milliseconds of a step, and of the host alone."""
+        seconds = {SHORT: math.inf, LONG: math.inf}
+        for _ in range(REPEATS):
+            for steps in seconds:
+                self.wait()
+                start = time.perf_counter()
+                run(steps, nothing)
+                self.wait()
+                seconds[steps] = min(seconds[steps], time.perf_counter() - start)
+        clock = HostClock(self.wait)
+        run(LONG, clock)
+        return 1e3 * (seconds[LONG] - seconds[SHORT]) / (LONG - SHORT), statistics.median(clock.milliseconds)
+
+    def peak(self, work: Work) -> int:
+        """Bytes of the device that work takes at the most beside what is held before."""
+        if not self.cuda:
+            return peak_bytes(work)
+        self.wait()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        work()
+        self.wait()
+        return torch.cuda.max_memory_allocated() - held
+
+    def values(self, name: str, shape: torch.Size) -> Tensor:
+        """Of a parameter: the same on every rank, and such that activations stay near 1."""
+        start = zlib.crc32(name.encode()) % NUMBERS
+        flat = self._numbers.roll(-start).repeat(math.ceil(shape.numel() / NUMBERS))[: shape.numel()]
+        if len(shape) > 1:
+            return flat.view(shape) / shape[1] ** 0.5
+        return flat * 0.1 if name.endswith("bias") else 1 + 0.2 * flat
+
+    def model(
+        self,
+        name: str,
+        arrange: Callable[[nn.Module, Sequence[nn.Module]], Store] | None = None,
+        stage: Stage | None = None,
+    ) -> tuple[Any, Store]:
+        """A stage of the model, or all of it, and where its weights are."""
+        model = model_of(name, whole=True, stage=stage)
+        store = Whole(model.module) if arrange is None else arrange(model.module, model.block_modules)
+        store.materialise(self.device)
+        for key, parameter in model.module.named_parameters():
+            run = store.run(key)
+            run.values.copy_(self.values(key, parameter.shape).view(-1)[run.start : run.stop])
+        store.settle()
+        return model, store
+
+    def plan(self, name: str, degrees: dict[str, int] | None = None, patches: int = 0) -> ResolvedPlan:
+        """On the devices that there are; ranks may share one."""
+        plan = plan_of(JOBS[name].blocks, patches, degrees or {})
+        devices = tuple(f"cuda:{rank % self.gpus}" if self.cuda else "cpu" for rank in range(plan.world_size))
+        return msgspec.structs.replace(plan, devices=devices)
+
+    def tensors(self, name: str, steps: int) -> dict[str, Tensor]:
+        """Of a request, the same on every rank."""
+        generator = torch.Generator().manual_seed(2)
+        return tensors_of(JOBS[name], 1, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device))
+
+    def tokens(self) -> int:
+        """Of the picture and its text."""
+        _, height, width = JOBS[self.name].latent
+        return height * width // 4 + JOBS[self.name].prompt["context"][0]
+
+    def ours(
+        self, name: str, plan: ResolvedPlan, model: Any, holding: Any = None, compiler: str = ""
+    ) -> tuple[LoneRank, Run]:
+        """The worker's denoise."""
+        rank = LoneRank(self.device, Meter(device=self.device), model, holding, compiler)
+
+        def run(steps: int, on_step: Work) -> Tensor | None:
+            rank.on_step = on_step
+            sample(rank, request(JOBS[name], plan, self.computes_in), self.tensors(name, steps))  # type: ignore[arg-type]
+            return rank.answer.get("result")
+
+        return rank, run
+
+    def needed(self, name: str, plan: ResolvedPlan, run: Run) -> None:
+        """The line of a plan."""
+        run(SHORT, nothing)
+        peak, formula = self.peak(lambda: run(SHORT, nothing)), by_formula(self.name, plan).working
+        good = peak <= formula if self.cuda else None
+        self.say(f"memory, {name}", good, f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula")

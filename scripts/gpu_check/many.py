@@ -1,0 +1,91 @@
+"""Ulysses, Ring, both, and weights in parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from parallel_backend.attention.kernels import choose_kernel
+from parallel_backend.attention.packages import package_faults
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
+from parallel_backend.weights.sharded import Sharded
+from tests.dry.dry_rank import inspected
+
+from .bench import TYPE, Work, nothing
+from .together import Together
+
+
+class Many(Together):
+    """Checks of splits."""
+
+    def checks(self) -> Sequence[Work]:
+        """Every split against one rank, and whether messages hide behind work."""
+        return self.noise, self.splits, self.ring, self.sharded
+
+    def noise(self) -> None:
+        """Whether all GPUs draw the same."""
+        generator = torch.Generator(self.device).manual_seed(7)
+        drawn = torch.randn(1, 16, 128, 128, device=self.device, generator=generator)
+        mark = hashlib.sha256(drawn.cpu().numpy().tobytes()).digest()[:7]
+        marks = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
+        dist.all_gather(marks, torch.tensor([int.from_bytes(mark, "big")]))
+        self.say("the same noise everywhere", None, len({int(m) for m in marks}) == 1)
+
+    def splits(self) -> None:
+        """Ulysses, Ring and both against one rank."""
+        model, _ = self.model(self.name)
+        _, alone = self.ours(self.name, self.plan(self.name), model)
+        both = [{"ring": 2, "ulysses": self.ranks // 2}] if self.ranks > 2 and self.ranks % 2 == 0 else []
+        for degrees in ({"ulysses": self.ranks}, {"ring": self.ranks}, *both):
+            plan = self.plan(self.name, degrees)
+            rank, run = self.ours(self.name, plan, model)
+            free = self.free()
+            mesh = rank.mesh(plan)
+            self.say(f"communicators, {plan.degrees}", None, f"{(free - self.free()) / 1e6:.0f} MB")
+            self.compare(plan.degrees, plan, run, alone)
+            word = self.milliseconds(lambda mesh=mesh: mesh.stage.gather(torch.zeros(1, 1, 1), [1] * self.ranks), 50)  # type: ignore[misc]
+            self.say(f"the word of Cancel, {plan.degrees}", None, f"{word:.2f} ms")
+            mesh.close()
+
+    def free(self) -> int:
+        """Bytes of the device."""
+        return torch.cuda.mem_get_info()[0] if self.cuda else 0
+
+    def ring(self) -> None:
+        """Whether a hop of the ring hides behind attention."""
+        heads, tokens = inspected(self.name)[1].shape.heads, self.tokens() // self.ranks
+        mesh = build_mesh(self.plan(self.name, {"ring": self.ranks}), self.device, Meter(device=self.device))
+        kv = torch.zeros(2 * tokens * heads * 128, device=self.device, dtype=TYPE)
+        q = torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE)
+        attend = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device)).attend
+
+        def hop(beside: Work = nothing) -> None:
+            _, wait = mesh.ring.shift(kv, kv.numel())
+            beside()
+            wait()
+
+        sent, work = self.milliseconds(hop), self.milliseconds(lambda: attend(q, q, q))
+        both = self.milliseconds(lambda: hop(lambda: attend(q, q, q)))
+        hidden = both < 1.15 * max(sent, work) if self.apart else None
+        self.say("a hop hides behind attention", hidden, f"hop {sent:.2f} attention {work:.2f} both {both:.2f} ms")
+        mesh.close()
+
+    def sharded(self) -> None:
+        """Weights of which each rank has a part."""
+        if self.cuda and not self.apart:
+            self.say("sharded weights", None, "are gathered by NCCL, which needs a GPU for each rank")
+            return
+        everyone = Communicator("weights", dist.group.WORLD, self.device, False, Meter(device=self.device))
+        plan = msgspec.structs.replace(self.plan(self.name, {"ulysses": self.ranks}), weights="sharded")
+        model, store = self.model(self.name, lambda module, blocks: Sharded(module, blocks, everyone))
+        _, run = self.ours(self.name, plan, model, holding=store)
+        whole, _ = self.model(self.name)
+        self.compare(
+            f"sharded weights, {plan.degrees}", plan, run, self.ours(self.name, self.plan(self.name), whole)[1]
+        )

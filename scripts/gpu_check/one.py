@@ -1,0 +1,223 @@
+"""What one GPU can answer, and one rank's step against ComfyUI's own."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallel_backend.attention.kernels import CHOICES, choose_kernel
+from parallel_backend.attention.merge import PartialAttention
+from parallel_backend.attention.packages import package_faults
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.plan.plan import APPROXIMATE_ATTENTION
+from parallel_backend.plan.profiles import CONTEXT_BYTES
+from parallel_backend.weights.streamed import Streamed
+from tests.dry.dry_rank import inspected
+
+from .bench import FLUX, FP32_TOLERANCE, LONG, SHORT, TOLERANCE, TYPE, Bench, Run, Work, error_of, nothing
+
+ROOM_FOR_FLUX = 60e9
+"""Bytes of a GPU that take all of FLUX.1-dev twice: ours and ComfyUI's own."""
+
+SHAPES = (
+    (TYPE, 128, 1031, 777, 3),
+    (torch.float16, 64, 33, 515, 5),
+    (TYPE, 72, 100, 2, 16),
+    (TYPE, 512, 257, 300, 1),
+    (torch.float32, 128, 45, 67, 2),
+)
+"""Of attention: type, width of a head, queries, keys, heads."""
+
+EAGER, COMPILED = 1.02, 0.95
+"""One rank's step against ComfyUI's own: at most."""
+
+FURTHER = 1.5
+"""How much further than ComfyUI's own result ours may be from one in fp32."""
+
+
+class One(Bench):
+    """Checks of one GPU."""
+
+    def run(self) -> None:
+        """What one GPU can answer; last what takes longest."""
+        self.each(self.kernels, self.speeds, self.copies, self.needs, self.streamed, self.busy, self.context)
+        self.each(self.eager, self.compiled)
+
+    def kernels(self) -> None:
+        """Attention and its log-sum-exp against fp64, whole and merged of two halves of the keys."""
+        for dtype, width, queries, keys, heads in SHAPES:
+            q, k, v = (torch.randn(2, n, heads, width, device=self.device, dtype=dtype) for n in (queries, keys, keys))
+            scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / width**0.5
+            expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double())
+            for choice in CHOICES:
+                try:
+                    kernel = choose_kernel(choice, self.device, dtype, width, package_faults(self.device))
+                except Refused as refusal:
+                    self.say(f"kernel {choice} {dtype} {width}", None, str(refusal)[:80])
+                    continue
+                out, lse = kernel.attend(q, k, v)
+                merged = PartialAttention(q)
+                for half in (slice(0, keys // 2), slice(keys // 2, keys)):
+                    merged.add(*kernel.attend(q, k[:, half], v[:, half]))
+                errors = [error_of(found, expected) for found in (out, merged.result())]
+                errors.append(float((lse.double() - scores.logsumexp(-1)).abs().max()))
+                good = None if choice == APPROXIMATE_ATTENTION else max(errors) < TOLERANCE
+                self.say(f"kernel {kernel.name} {dtype} {width}", good, [f"{error:.1e}" for error in errors])
+
+    def speeds(self) -> None:
+        """Of attention at the model's shape."""
+        tokens, heads = self.tokens(), inspected(self.name)[1].shape.heads
+        q, k, v = (torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE) for _ in range(3))
+        tq, tk, tv = (x.transpose(1, 2) for x in (q, k, v))
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        ours = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device))
+        each: dict[str, Work] = {
+            f"{ours.name}, which auto takes ({ours.reason})": lambda: ours.attend(q, k, v),
+            "torch's choice": lambda: torch.nn.functional.scaled_dot_product_attention(tq, tk, tv),
+            "cuDNN with LSE": lambda: cudnn(tq, tk, tv, None, True),
+        }
+        for name, work in each.items():
+            try:
+                speed = 4 * tokens**2 * heads * 128 / self.milliseconds(work) / 1e9
+                self.say(f"attention, {name}", None, f"{speed:.2f} TFLOP/s")
+            except RuntimeError as error:
+                self.say(f"attention, {name}", None, str(error)[:80])
+
+    def copies(self) -> None:
+        """How fast memory of the host is copied to the device."""
+        there = torch.empty(1 << 28, dtype=torch.uint8, device=self.device)
+        host_side = torch.empty(1 << 28, dtype=torch.uint8)
+        sources = {"pageable": host_side} | ({"pinned": host_side.pin_memory()} if self.cuda else {})
+        for name, source in sources.items():
+            rate = there.nbytes / 1e6 / self.milliseconds(functools.partial(there.copy_, source))
+            self.say(f"to the device, {name}", None, f"{rate:.1f} GB/s")
+
+    def needs(self) -> None:
+        """What a denoise takes beside its weights, against what plans go by; in patches with keys and values kept."""
+        model, _ = self.model(self.name)
+        for patches in (1, 4):
+            plan = self.plan(self.name, patches=patches)
+            self.needed(f"{patches} patches", plan, self.ours(self.name, plan, model)[1])
+
+    def streamed(self) -> None:
+        """A window of half the blocks against all of them on the device."""
+        plan = self.plan(self.name)
+        alone = Communicator("alike", None, torch.device("cpu"), False, Meter())
+        _, all_there = self.ours(self.name, plan, self.model(self.name)[0])
+        model, store = self.model(
+            self.name, lambda module, blocks: Streamed(module, blocks, alone, self.device, Meter(device=self.device))
+        )
+        assert isinstance(store, Streamed)
+        store.fit(store.kept // 2)
+        _, windowed = self.ours(self.name, plan, model, holding=store)
+        expected, found = all_there(SHORT, nothing), windowed(SHORT, nothing)
+        assert found is not None
+        assert expected is not None
+        times = [self.step(run)[0] for run in (all_there, windowed)]
+        text = (
+            f"{times[1]:.1f} ms a step, {times[0]:.1f} with all blocks there; {store.whole / 1e6:.0f} MB of blocks stay"
+        )
+        self.say("streamed weights", torch.equal(found, expected), text)
+
+    def busy(self) -> None:
+        """Whether the host keeps the GPU busy, and nothing waits in the loop."""
+        _, run = self.ours(self.name, self.plan(self.name), self.model(self.name)[0])
+        run(SHORT, nothing)
+        with torch.profiler.profile() as profile:
+            run(LONG, nothing)
+            self.wait()
+        started = [event for event in profile.events() or () if "CUDA" in str(event.device_type)]
+        busy = sum(event.device_time for event in started) / 1e3 / LONG
+        wall, host = self.step(run)
+        text = f"a step takes {wall:.1f} ms, the host {host:.1f}, the GPU {busy:.1f} in {len(started) // LONG} kernels"
+        self.say("the GPU is busy", busy > 0.9 * wall if self.cuda else None, text)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            self.watched(run)
+        waits = [str(warning.message)[:80] for warning in seen if "synchroniz" in str(warning.message)]
+        self.say("nothing waits in the loop", not waits if self.cuda else None, waits[:3])
+
+    def watched(self, run: Run) -> None:
+        """Have torch warn of waits, from the first step to the beginning of the last."""
+        begun = 0
+
+        def on_step() -> None:
+            nonlocal begun
+            begun += 1
+            if self.cuda:
+                torch.cuda.set_sync_debug_mode("warn" if begun < LONG else "default")
+
+        run(LONG, on_step)
+
+    def context(self) -> None:
+        """What the device holds beside tensors, now that kernels are loaded; nobody else uses it."""
+        if self.cuda:
+            free, total = torch.cuda.mem_get_info()
+            taken = total - free - torch.cuda.memory_reserved()
+            text = f"{taken / 1e6:.0f} MB, {CONTEXT_BYTES / 1e6:.0f} in plans"
+            self.say("the context", taken <= CONTEXT_BYTES, text)
+
+    def eager(self) -> None:
+        """One rank's step against ComfyUI's own: of the whole model, where there is room for both."""
+        roomy = self.cuda and torch.cuda.mem_get_info()[0] > ROOM_FOR_FLUX
+        self.beside_comfyui(FLUX if roomy else self.name, "", EAGER)
+
+    def compiled(self) -> None:
+        """The same by TorchCompileModel on both sides, which takes ComfyUI minutes for the whole model."""
+        self.beside_comfyui(self.name, self.compiler, COMPILED)
+
+    def beside_comfyui(self, name: str, compiler: str, aim: float) -> None:
+        """How far ours and ComfyUI's own are from the result in fp32, if the model is small, and how long a step takes each."""
+        import comfy.model_management
+
+        model, _ = self.model(name)
+        rank, run = self.ours(name, self.plan(name), model, compiler=compiler)
+        own = self.comfyuis(name, model, compiler)
+        found, other = run(SHORT, nothing), own(SHORT, nothing)
+        assert found is not None
+        assert other is not None
+        how = f"{name}, {f'compiled by {compiler}' if compiler else 'eager'}"
+        if name == self.name:
+            exact = self.comfyuis(name, model, dtype=torch.float32)(SHORT, nothing)
+            assert exact is not None
+            ours, theirs = error_of(found, exact), error_of(other, exact)
+            text = f"error in {self.computes_in} {ours:.1e}, of ComfyUI's own {theirs:.1e}"
+            self.say(f"{how}, the result", ours <= FURTHER * theirs + FP32_TOLERANCE, text)
+        else:
+            self.say(f"{how}, the result", None, f"{error_of(found, other):.1e} from ComfyUI's own")
+        if compiler:
+            self.say(f"{how}, all blocks", not rank.uncompiled, rank.uncompiled)
+        (step, host), (own_step, own_host) = (self.step(each) for each in (run, own))
+        text = f"{step / own_step:.3f}, at most {aim}: {step:.1f} ms (host {host:.1f}), its own {own_step:.1f} ({own_host:.1f})"
+        self.say(f"{how}, a step against ComfyUI's", step <= aim * own_step if self.cuda else None, text)
+        comfy.model_management.unload_all_models()
+
+    def comfyuis(self, name: str, model: Any, compiler: str = "", **options: torch.dtype) -> Run:
+        """ComfyUI's own denoise with the same weights: its loader, with its options, its sampler, and its node that compiles."""
+        import comfy.sample
+        import comfy.samplers
+        import comfy.sd
+        from comfy_extras.nodes_torch_compile import TorchCompileModel
+
+        patcher = comfy.sd.load_diffusion_model_state_dict(dict(model.module.state_dict()), model_options=options)
+        if compiler:
+            patcher = TorchCompileModel.execute(patcher, compiler).result[0]
+        given = self.tensors(name, 1)
+        text, pooled, guidance = (given[f"prompt.0.{key}"] for key in ("context", "y", "guidance"))
+        prompt = [[text, {"pooled_output": pooled, "guidance": float(guidance)}]]
+        noise, sampler = given["x"].cpu(), comfy.samplers.sampler_object("euler")
+
+        def run(steps: int, on_step: Work) -> Tensor:
+            found = comfy.sample.sample_custom(
+                patcher, noise, 1.0, sampler, torch.linspace(1, 0, steps + 1), prompt, prompt, torch.zeros_like(noise),
+                callback=lambda *_: on_step(), disable_pbar=True, seed=1,
+            )  # fmt: skip
+            return patcher.model.process_latent_in(found)  # type: ignore[no-any-return]
+
+        return run
