@@ -86,7 +86,7 @@ class RemoteModel:
             self.shape,
             workload,
             job,
-            compiler if self.family.compiles else "",
+            compiler,
         )
         try:
             return self.backend.plan(

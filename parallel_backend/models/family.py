@@ -90,14 +90,12 @@ class Family(Protocol):
 
     `takes` names the conditioning that its models are told of; what else a prompt holds must be refused, not dropped. None:
     whatever ComfyUI's own class is told of. `asks` are the methods of ComfyUI's model class that the workers call, so that a
-    class may have its own. `imports` are the modules that its models are made of and that take seconds to import. `compiles`:
-    torch.compile takes the blocks of its models.
+    class may have its own. `imports` are the modules that its models are made of and that take seconds to import.
     """
 
     takes: frozenset[str] | None
     asks: frozenset[str]
     imports: tuple[str, ...]
-    compiles: bool
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, Any]:
         """The model's own tensors in a file, under the names its key map uses, and the model's configuration.

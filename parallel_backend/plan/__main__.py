@@ -15,7 +15,7 @@ from ..errors import Refused
 from .choose import best, table
 from .compare import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
 from .cost import Job
-from .known_machines import linked, profile, profile_names
+from .known_machines import linked, profile, profile_names, software
 from .known_models import KnownModel, known_model, model_names
 from .plan import WEIGHTS
 
@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--batch", type=positive, default=1)
     line.add_argument("--weights", choices=WEIGHTS, help="how they are held (default: whichever is fastest)")
     line.add_argument("--patches", type=int, default=0, help="PipeFusion patches (0: as many as stages)")
+    line.add_argument("--compiled", action="store_true", help="blocks compiled by TorchCompileModel's inductor")
     line.add_argument("--approximate", action="store_true", help="also choose PipeFusion, which changes the picture")
     return line
 
@@ -94,7 +95,11 @@ def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
     machine = profile(card)
     machine = machine if given.bandwidth is None else linked(machine, given.bandwidth)
     memory_limit = machine.device.memory if given.memory is None else given.memory
-    machine = replace(machine, device=replace(machine.device, memory=memory_limit))
+    machine = replace(
+        machine,
+        device=replace(machine.device, memory=memory_limit),
+        software=software("inductor" if given.compiled else ""),
+    )
     job = Job(
         image_tokens=shape.image_tokens(area.width, area.height, area.frames),
         text_tokens=shape.text if given.text is None else given.text,

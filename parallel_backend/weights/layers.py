@@ -94,19 +94,31 @@ def use_cast_layers(module: nn.Module) -> None:
 
 def use_cast_tables(module: nn.Module) -> None:
     """Have a module that computes with parameters of its own (PixArt's tables) cast them to the dtype of `hidden_states`."""
-    kind = type(module)
+    module.__class__ = _with_cast_tables(type(module), tuple(module._parameters))
+
+
+@functools.cache
+def _with_cast_tables(kind: Any, names: tuple[str, ...]) -> Any:
+    """A class each, so that torch.compile takes all modules of one kind for one."""
 
     @functools.wraps(kind.forward)
-    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        tables = {name: table.to(hidden_states.dtype) for name, table in self.named_parameters(recurse=False)}
-        self.__dict__.update(tables)  # where an attribute is looked for before it is among the parameters
-        try:
-            return kind.forward(self, hidden_states, *args, **kwargs)
-        finally:
-            for name in tables:
-                del self.__dict__[name]
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.computes_in = hidden_states.dtype
+        out = kind.forward(self, hidden_states, *args, **kwargs)
+        self.computes_in = None
+        return out
 
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    def cast(name: str) -> property:  # not into its __dict__, which torch.compile refuses
+        def table(self: Any) -> Tensor:
+            dtype, parameter = self.computes_in, self._parameters[name]
+            return parameter if dtype is None else parameter.to(dtype)  # type: ignore[no-any-return]
+
+        return property(table)
+
+    tables = {name: cast(name) for name in names}
+    return type(
+        kind.__name__, (kind,), {"forward": forward, "computes_in": None, "__module__": kind.__module__, **tables}
+    )
 
 
 def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:

@@ -209,6 +209,24 @@ def test_quantised_files(comfyui: ComfyUI, latent_of: LatentOf) -> None:
         assert relative_error(expected, latent_of(graph)) > 1e-3
 
 
+@thorough  # the blocks themselves, compiled over ranks, against diffusers: tests/models/test_diffusers.py
+def test_torch_compile_compiles_the_workers_blocks(
+    comfyui: ComfyUI, latent_of: LatentOf, original_video: Callable[[str], Tensor]
+) -> None:
+    """On CPUs cudagraphs is what is left of it without a recorder: the same graphs, run as they are."""
+    models = comfyui.base_dir / "models" / "diffusion_models"
+    save_gguf(models / "pixart.safetensors", models / "pixart-q.gguf", models / "pixart-q.safetensors")
+    for graph, expected in (
+        (video("2b", sampler_name="cogvideox_ddim"), original_video("2b").double() / SCALE["2b"]),
+        (choosing(picture(), "pixart-q.gguf"), latent_of(choosing(picture(), "pixart-q.safetensors"))),
+    ):
+        graph["plan"]["inputs"]["devices"] = "cpu:1"
+        run, log = queue_logged(comfyui, insert_after_model(graph, "TorchCompileModel", backend="cudagraphs"))
+        assert relative_error(saved_latent(comfyui, run.check()), expected) <= TOLERANCE
+        assert "blocks compiled by cudagraphs" in log
+        assert "is not compiled" not in log
+
+
 @pytest.mark.parametrize("weights", [pytest.param("replicated", marks=thorough), "sharded"])
 def test_a_lora_equals_a_file_that_has_it_in(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
     models = comfyui.base_dir / "models"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import CogVideoXPipeline
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
@@ -28,6 +29,7 @@ from parallel_backend.weights.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from tests.plans import cpu_plan
 from tests.ranks import run_in_turn, run_ranks
+from tests.selection import thorough
 from tests.tiny_cogvideox import cogvideox, save_cogvideox
 from tests.tiny_models import draw
 from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
@@ -50,23 +52,27 @@ class Case:
     timestep: Tensor = field(default_factory=lambda: torch.tensor([700.0, 300.0]))
 
 
-@torch.no_grad()
-def picture(folder: Path) -> Case:
-    """Two of 7 x 5 tokens, text of two lengths."""
-    x, text = draw(2, 4, 14, 10, seed=1), draw(2, 6, TEXT_WIDTH, seed=2)
-    mask = (torch.arange(6) < torch.tensor([[4], [6]])).float()
-    sizes, ratio = torch.tensor([[112.0, 80.0]] * 2), torch.tensor([[1.4]] * 2)
-    case = Case("pixart", save_pixart(folder / "pixart.safetensors"), x, {}, x)
-    expected = pixart()(
-        x,
-        text,
-        case.timestep,
-        added_cond_kwargs={"resolution": sizes, "aspect_ratio": ratio},
-        encoder_attention_mask=mask,
-        return_dict=False,
-    )[0][:, :4]
-    given = {"context": text, "attention_mask": mask, "c_size": sizes, "c_ar": ratio}
-    return replace(case, conditioning=given, expected=expected)
+def picture(height: int, width: int) -> Callable[[Path], Case]:
+    """Two of so many tokens, text of two lengths."""
+
+    @torch.no_grad()
+    def make(folder: Path) -> Case:
+        x, text = draw(2, 4, 2 * height, 2 * width, seed=1), draw(2, 6, TEXT_WIDTH, seed=2)
+        mask = (torch.arange(6) < torch.tensor([[4], [6]])).float()
+        sizes, ratio = torch.tensor([[112.0, 80.0]] * 2), torch.tensor([[1.4]] * 2)
+        case = Case("pixart", save_pixart(folder / "pixart.safetensors"), x, {}, x)
+        expected = pixart()(
+            x,
+            text,
+            case.timestep,
+            added_cond_kwargs={"resolution": sizes, "aspect_ratio": ratio},
+            encoder_attention_mask=mask,
+            return_dict=False,
+        )[0][:, :4]
+        given = {"context": text, "attention_mask": mask, "c_size": sizes, "c_ar": ratio}
+        return replace(case, conditioning=given, expected=expected)
+
+    return make
 
 
 def video(kind: str, frames: int, height: int, width: int) -> Callable[[Path], Case]:
@@ -95,11 +101,13 @@ def video(kind: str, frames: int, height: int, width: int) -> Callable[[Path], C
 
 
 CASES: dict[str, Callable[[Path], Case]] = {
-    "pixart": picture,
+    "pixart": picture(7, 5),
     "2b": video("2b-odd", 3, 5, 3),
     "5b": video("5b", 5, 3, 4),
     "1.5, image": video("1.5-i2v", 3, 3, 5),
 }
+SIZED = {"pixart, smaller": picture(3, 4), "5b, higher": video("5b", 3, 5, 2)}
+"""The same models at another size."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +117,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 
     def get(name: str) -> Case:
         if name not in made:
-            made[name] = CASES[name](tmp_path_factory.mktemp(name))
+            made[name] = (CASES | SIZED)[name](tmp_path_factory.mktemp(name))
         return made[name]
 
     return get
@@ -118,11 +126,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 class Rank:
     """One rank's part of a case."""
 
-    def __init__(self, number: int, case: Case, plan: ResolvedPlan, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, number: int, case: Case, plan: ResolvedPlan, dtype: torch.dtype = torch.float32, compiler: str = ""
+    ) -> None:
         self.case = case
+        self._plan = plan
         self._mesh = build_mesh(plan, CPU, Meter())
         self.model = load(case, plan, number, dtype)
-        self.forward: Any = self.model.forward_on(self._mesh, plan, Replicated(), lambda: None)
+        self.forward: Any = self.model.forward_on(self._mesh, plan, Replicated(), lambda: None, compiler)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -133,6 +144,17 @@ class Rank:
         out: Tensor | None = self.forward(inputs, case.x.to(dtype) if self._mesh.first else None, patch)
         self._mesh.finish_sending()
         return out
+
+    def whole_and_by_patch(self) -> list[Tensor]:
+        """The output for the whole and, where there are patches, that of all of these; on the last stage."""
+        outs = [self.run()]
+        count = self._plan.patches
+        if count > 1:
+            parts = [self.run(patch) for patch in range(count)]
+            (region, *_) = self.model.patches(self.case.x.shape, count)
+            if outs[0] is not None:
+                outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
+        return [out for out in outs if out is not None]
 
 
 def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -162,14 +184,7 @@ def test_every_split_gives_diffusers_own_result(name: str, case: Any) -> None:
 
     def split(plan: ResolvedPlan) -> tuple[int, Callable[[int], list[Tensor]]]:
         def on_rank(number: int) -> list[Tensor]:
-            rank = Rank(number, found, plan)
-            outs = [rank.run()]
-            if plan.patches > 1:
-                parts = [rank.run(patch) for patch in range(plan.patches)]
-                (region, *_) = rank.model.patches(found.x.shape, plan.patches)
-                if outs[0] is not None:
-                    outs.append(torch.cat([part for part in parts if part is not None], dim=region.dim))
-            return [out for out in outs if out is not None]
+            return Rank(number, found, plan).whole_and_by_patch()
 
         return plan.world_size, on_rank
 
@@ -186,6 +201,35 @@ def test_streams_are_gathered_once(name: str, case: Any) -> None:
         return number, rank.forward.gathers
 
     assert run_ranks(2, gathers) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "degrees", "graphs"),
+    [
+        pytest.param(["pixart", "pixart, smaller"], {"ulysses": 2}, 1, id="pixart"),
+        pytest.param(["5b", "5b, higher"], {}, 1, id="5b"),
+        pytest.param(["2b"], {"pipefusion": 3, "patches": 2}, 2, id="2b", marks=thorough),
+        pytest.param(["1.5, image"], {"ring": 2, "ulysses": 2}, 1, id="1.5, image", marks=thorough),
+    ],
+)
+def test_compiled_blocks_give_diffusers_own_result(
+    names: list[str], degrees: dict[str, int], graphs: int, case: Any
+) -> None:
+    """By one graph for all sizes, and one more for patches without text, in whose place one token stands."""
+    cases, plan = [case(name) for name in names], cpu_plan(**degrees)
+
+    def on_rank(number: int) -> float:
+        counters.clear()
+        rank = Rank(number, cases[0], plan, compiler="aot_eager")
+        worst = 0.0
+        for rank.case in cases:
+            for out in rank.whole_and_by_patch():
+                worst = max(worst, error(out, rank.case.expected))
+        assert rank.forward.uncompiled() == ()
+        assert counters["stats"]["unique_graphs"] == graphs
+        return worst
+
+    assert max(run_ranks(plan.world_size, on_rank, 300)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.float8_e4m3fn])

@@ -87,6 +87,11 @@ def test_every_plan_for_a_number_of_gpus(capsys: Capture) -> None:
     assert "cfg 2" in printed(capsys, "--devices", "2", "--card", "l40", "--cfg", "2.0").split("Chosen:")[1]
 
 
+def test_compiled_blocks_take_less_time(capsys: Capture) -> None:
+    eager, compiled = (rows(printed(capsys, "--card", "h100", *more)) for more in ((), ("--compiled",)))
+    assert all(float(compiled[gpus][0]) < 0.9 * float(eager[gpus][0]) for gpus in (1, 2, 4, 8))
+
+
 def test_refusals(capsys: Capture) -> None:
     assert main(["--memory", "8GB", "--devices", "2", "--weights", "replicated"]) == 2
     error = capsys.readouterr().err

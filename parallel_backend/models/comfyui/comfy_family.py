@@ -84,7 +84,6 @@ class ComfyFamily:
     takes: frozenset[str] | None = None
     asks = frozenset({"process_timestep"})
     imports: tuple[str, ...] = ()
-    compiles = True
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ComfyConfig]:
         """The model's own tensors under ComfyUI's names, and what ComfyUI finds it to be.

@@ -15,7 +15,6 @@ from ..family import Conditioning, Stage
 from ..inputs import Inputs
 from ..region import Region
 from ..spread.blocks import SpreadModel, blocks_of, control_blocks
-from ..spread.compiled import CompiledBlocks
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
@@ -56,7 +55,6 @@ class ComfyModel:
         self._beside = declaration.beside
         self._numbers = TimestepNumbers(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
-        self._compiled: dict[str, CompiledBlocks] = {}
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
@@ -74,10 +72,8 @@ class ComfyModel:
     def forward_on(
         self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
     ) -> ComfyForward:
-        """Its forward under a plan; with a compiler's name, what that has made of its blocks is kept with the model."""
-        compiled = None
-        if compiler:
-            compiled = self._compiled.setdefault(compiler, CompiledBlocks(compiler))
+        """Its forward under a plan."""
+        compiled = self._spread.compiled_by(compiler)
         return ComfyForward(self, SpreadForward(self._spread, mesh, plan, holding, mark, compiled))
 
     def compute(

@@ -6,12 +6,17 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...errors import Refused
 from ..spread.attend import Attentions
+from ..spread.compiled import Entry, attention
+
+Answer = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Stands in for a scaled dot product: given q, k, v and the mask."""
 
 
 def answer_attention(module: nn.Module, running: Callable[[], Attentions]) -> None:
@@ -33,18 +38,25 @@ def answer_attention(module: nn.Module, running: Callable[[], Attentions]) -> No
 def _answered(kind: type, running: Callable[[], Attentions]) -> type:
     @functools.wraps(kind.__call__)  # diffusers passes on what the signature names, and nothing else
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Answered(running()):
+        if torch.compiler.is_compiling():
+            return kind.__call__(self, *args, **kwargs)
+        attentions = running()
+
+        def answer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            return attentions(None, q, k, v, q.shape[1], mask=mask, skip_reshape=True, skip_output_reshape=True)
+
+        with _Answered(answer):
             return kind.__call__(self, *args, **kwargs)
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class _Answered(TorchFunctionMode):
-    """Inside, torch's scaled dot product is the mechanism's."""
+    """Inside, torch's scaled dot products are answered, `[batch, heads, tokens, head_dim]`."""
 
-    def __init__(self, attentions: Attentions) -> None:
+    def __init__(self, answer: Answer) -> None:
         super().__init__()
-        self._attentions = attentions
+        self._answer = answer
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """All else as it is."""
@@ -60,21 +72,20 @@ class _Answered(TorchFunctionMode):
                 f"diffusers' attention is given {', '.join(given)}, which this pack does not know: update the pack, or install "
                 "an older diffusers."
             )
-        return self._attentions(
-            self._alone,
-            query,
-            key,
-            value,
-            query.shape[1],
-            mask=attn_mask,
-            skip_reshape=True,
-            skip_output_reshape=True,
-        )
+        return self._answer(query, key, value, attn_mask)
 
-    def _alone(self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, **_: Any) -> Tensor:
-        """Of operands that are all here: by the plan's kernel, which takes no mask."""
-        if mask is not None:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        attend = self._attentions.kernel(q)
-        out: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)))[0].transpose(1, 2)
-        return out
+
+def _run_opaque(module: nn.Module, _: None, taken: list[None], args: Any, named: dict[str, Any]) -> Any:
+    """With torch's scaled dot products answered in the block."""
+
+    def answer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        ordinal = len(taken)
+        taken.append(None)
+        return attention(q, k, v, mask, q.shape[1], "", ordinal, None, True, True, False)
+
+    with _Answered(answer):
+        return module.forward(*args, **named)
+
+
+ENTRY = Entry(_run_opaque, options="")
+"""Of diffusers' blocks."""

@@ -42,7 +42,6 @@ class DiffusersFamily(ABC, Generic[C]):
     takes: frozenset[str] | None
     asks: frozenset[str] = frozenset()
     imports: tuple[str, ...] = ("diffusers.models.transformers",)
-    compiles = False
 
     @abstractmethod
     def make(self, config: C) -> nn.Module:

@@ -17,12 +17,10 @@ from ..spread.blocks import SpreadModel
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
 from ..spread.run import SpreadForward
-from .attention import answer_attention
+from .attention import ENTRY, answer_attention
 
 if TYPE_CHECKING:
     from ...weights.holding import Holding  # which imports what only workers need
-
-UNCOMPILED = "The blocks of CogVideoX and PixArt are not compiled."
 
 Call = Callable[[SpreadModel, Tensor, Inputs], Tensor]
 """How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""
@@ -47,7 +45,7 @@ class DiffusersModel:
         self.module = module.eval().requires_grad_(False)
         self._patch_size = declaration.patch_size(module)
         self._call = call
-        self._spread = SpreadModel(module, declaration, stage)
+        self._spread = SpreadModel(module, declaration, stage, ENTRY)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
         answer_attention(module, lambda: self._spread.now.attentions)
 
@@ -62,8 +60,9 @@ class DiffusersModel:
     def forward_on(
         self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
     ) -> DiffusersForward:
-        """Its forward under a plan; its blocks are not compiled, which it tells if they were to be."""
-        return DiffusersForward(self, SpreadForward(self._spread, mesh, plan, holding, mark), bool(compiler))
+        """Its forward under a plan."""
+        compiled = self._spread.compiled_by(compiler)
+        return DiffusersForward(self, SpreadForward(self._spread, mesh, plan, holding, mark, compiled))
 
     def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
         """The model's output for a latent in the compute dtype."""
@@ -73,14 +72,13 @@ class DiffusersModel:
 class DiffusersForward:
     """Runs a DiffusersModel's stage; see SpreadForward."""
 
-    def __init__(self, model: DiffusersModel, forward: SpreadForward, asked_to_compile: bool) -> None:
+    def __init__(self, model: DiffusersModel, forward: SpreadForward) -> None:
         self._model = model
         self._forward = forward
-        self._asked_to_compile = asked_to_compile
 
     def uncompiled(self) -> tuple[str, ...]:
-        """That no block is, where they were to be."""
-        return (UNCOMPILED,) if self._asked_to_compile else ()
+        """Of kinds of blocks that could not be compiled, why not; each is told once."""
+        return self._forward.uncompiled()
 
     @property
     def cache_bytes(self) -> int:

@@ -135,7 +135,7 @@ class Attentions:
 
     def __call__(
         self,
-        kernel: Kernel,
+        kernel: Kernel | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -146,7 +146,7 @@ class Attentions:
         skip_output_reshape: bool = False,
         **others: Any,
     ) -> Tensor:
-        """Stand in for `optimized_attention`, whose own kernel is `kernel`."""
+        """Stand in for `optimized_attention`, whose own kernel is `kernel`; without one, the plan's kernel takes its place."""
         if set(others) - KNOWN:
             raise Refused(
                 f"the model's attention is given {', '.join(sorted(set(others) - KNOWN))}, which this pack does not know: update "
@@ -162,7 +162,7 @@ class Attentions:
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if not spread or (alone and weights is None and not self._masked(attention)):
-            return kernel(
+            return (kernel or self._product)(
                 q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
                 skip_output_reshape=skip_output_reshape, **others,
             )  # fmt: skip
@@ -251,6 +251,12 @@ class Attentions:
             return choose_kernel(self._choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
 
         return self._call.places.once(("kernel", q.dtype, q.shape[3]), choose)
+
+    def _product(self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, **_: Any) -> Tensor:
+        """Of operands that are all here, `[batch, heads, tokens, head_dim]`: by the plan's kernel, which takes no mask."""
+        if mask is not None:
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.kernel(q)(*(x.transpose(1, 2) for x in (q, k, v)))[0].transpose(1, 2)
 
     def _slots(self, placements: Sequence[Placement]) -> list[Tensor]:
         """Where each patch's tokens lie among those of this ring rank, as the all-to-all delivers them."""

@@ -15,6 +15,7 @@ from ..family import Stage
 from .arguments import Arguments
 from .attend import BlockCall
 from .call import StageOver
+from .compiled import COMFYUIS, CompiledBlocks, Entry
 from .declaration import Attention, Boundary, Declaration, Group
 from .forward import Forward
 from .modulation import of_vectors
@@ -94,14 +95,17 @@ class SpreadModel:
     Args:
         module: the model, on the meta device; blocks and heads of other stages are dropped from it.
         stage: the units that this rank's stage holds.
+        entry: how its blocks are run to be compiled.
 
     Attributes:
         module: it holds the weights.
         blocks: the blocks of this stage.
     """
 
-    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage) -> None:
+    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: Entry = COMFYUIS) -> None:
         self.module = module
+        self._entry = entry
+        self._compiled: dict[str, CompiledBlocks] = {}
         self.blocks: list[nn.Module] = []
         self.running: Forward | None = None
         doors: dict[str, Doorway] = {}
@@ -139,6 +143,12 @@ class SpreadModel:
         """The model's forward: that of a copy without weights of its own, with doorways in the place of blocks."""
         self.now.call.given = given
         return self._with_doors(*args, **given)
+
+    def compiled_by(self, compiler: str) -> CompiledBlocks | None:
+        """The blocks compiled by one of torch.compile's backends, which are kept with the model; None for no name."""
+        if not compiler:
+            return None
+        return self._compiled.setdefault(compiler, CompiledBlocks(compiler, self._entry))
 
     @property
     def now(self) -> Forward:
@@ -199,6 +209,8 @@ class _Through:
                 out = self._arguments.call(self._entrance.forward, local)
             else:
                 shown = now.once_a_run((block.path, Opaque), (), self._shown)
+                # The first block may be given a part of a larger tensor, which would be another graph.
+                local |= {name: local[name].contiguous() for name in streams}
                 out = now.compiled(block.module, shown, self._arguments, local, now.attentions)
         expected.finish()
         now.attentions.block = None

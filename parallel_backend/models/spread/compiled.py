@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -51,15 +52,15 @@ def attention(
     skip_output_reshape: bool,
     enable_gqa: bool,
 ) -> Tensor:
-    """A call of ComfyUI's attention: `kernel` is the function's module and name, `ordinal` the calls before it in the block."""
+    """A call of attention: `kernel` is the module and name of ComfyUI's, if any, `ordinal` the calls before it in the block."""
     attentions = ANSWERING.get()
     assert attentions.block is not None
     assert attentions.block.done == ordinal, "the compiler has changed the order of attentions"
     module, _, name = kernel.partition(":")
     others = {"enable_gqa": True} if enable_gqa else {}
     out = attentions(
-        getattr(sys.modules[module], name), q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape,
-        _inside_attn_wrapper=True, **others,
+        getattr(sys.modules[module], name) if kernel else None, q, k, v, heads, mask, attn_precision, skip_reshape,
+        skip_output_reshape, _inside_attn_wrapper=True, **others,
     )  # fmt: skip
     return out.contiguous()
 
@@ -84,8 +85,24 @@ def _shape_of_attention(
     return q.new_empty(q.shape[0], tokens, heads * width)
 
 
-def _run(module: nn.Module, options: dict[str, Any], taken: list[None], args: Any, named: dict[str, Any]) -> Any:
-    """A block's forward, its attention opaque. This is what is compiled."""
+@dataclass(frozen=True)
+class Entry:
+    """How a block is run with its attention opaque.
+
+    Attributes:
+        run: the block's forward, given the block, its options, an empty list that has one more element for each attention, and
+            its other arguments. This is what is compiled.
+        options: the argument through which attention is replaced; empty where it takes none.
+    """
+
+    run: Callable[..., Any]
+    options: str
+
+
+def _with_override(
+    module: nn.Module, options: dict[str, Any], taken: list[None], args: Any, named: dict[str, Any]
+) -> Any:
+    """With what answers attention among the block's options."""
 
     def override(
         kernel: Callable[..., Tensor],
@@ -111,16 +128,21 @@ def _run(module: nn.Module, options: dict[str, Any], taken: list[None], args: An
     return module.forward(*args, **named, **{OPTIONS: {**options, OVERRIDE: override}})
 
 
+COMFYUIS = Entry(_with_override, OPTIONS)
+"""Of ComfyUI's blocks."""
+
+
 class CompiledBlocks:
     """The blocks of a model, compiled by one of torch.compile's backends as they come."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, entry: Entry = COMFYUIS) -> None:
         from torch._dynamo import config, exc  # takes a while, and few compile
         from torch.fx.experimental import _config
 
         self._faults = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
         self._tracing, self._shapes = config, _config
         self._backend = backend
+        self._entry = entry
         self._kinds: dict[tuple[type, tuple[str, ...]], Callable[..., Any] | None] = {}
         self._told: list[str] = []
 
@@ -144,7 +166,7 @@ class CompiledBlocks:
         run = self._kinds[kind]
         if run is None:
             return arguments.call(module.forward, local)
-        options = local[OPTIONS]
+        options = local.get(self._entry.options)
         answering, running = ANSWERING.set(attentions), RUNNING.set(module)
 
         def compiled(*args: Any, **named: Any) -> Any:
@@ -152,7 +174,8 @@ class CompiledBlocks:
 
         try:
             with self._shapes.patch(**ANY_SIZE), self._tracing.patch(EXACT_NUMBERS):  # type: ignore[attr-defined]
-                return arguments.call(compiled, {name: value for name, value in local.items() if name != OPTIONS})
+                others = {name: value for name, value in local.items() if name != self._entry.options}
+                return arguments.call(compiled, others)
         except self._faults as error:  # a block is compiled whole, so nothing of it has run yet
             self._give_up(module, error)
             self._kinds[kind] = None
@@ -170,11 +193,13 @@ class CompiledBlocks:
             self._give_up(module, f"{RECORDS} cannot record the exchanges between GPUs; choose inductor")
         elif exchanging > 1:
             self._give_up(module, f"it has {exchanging} attentions over all tokens, whose order must stay")
-        elif OPTIONS not in local:
+        elif self._entry.options and self._entry.options not in local:
             self._give_up(module, "its attention cannot be replaced")
         else:
             # What is compiled is kept with the code, so each model has a copy: it goes with the model.
-            own = FunctionType(_run.__code__.replace(), _run.__globals__)
+            run = self._entry.run
+            assert isinstance(run, FunctionType)
+            own = FunctionType(run.__code__.replace(), run.__globals__)
             try:
                 return torch.compile(own, backend=self._backend, fullgraph=True, dynamic=True)
             except self._faults as error:
