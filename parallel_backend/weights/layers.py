@@ -94,11 +94,12 @@ def use_cast_layers(module: nn.Module) -> None:
 
 def use_cast_tables(module: nn.Module) -> None:
     """Have a module that computes with parameters of its own (PixArt's tables) cast them to the dtype of `hidden_states`."""
-    module.__class__ = _with_cast_tables(type(module), tuple(module._parameters))
+    kind: Any = type(module)
+    module.__class__ = _with_cast_tables(kind, tuple(module._parameters))
 
 
 @functools.cache
-def _with_cast_tables(kind: Any, names: tuple[str, ...]) -> Any:
+def _with_cast_tables(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     """A class each, so that torch.compile takes all modules of one kind for one."""
 
     @functools.wraps(kind.forward)
