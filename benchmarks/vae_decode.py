@@ -197,10 +197,10 @@ MEMORY = [
 CLOCKED = [
     TIMES,
     "",
-    f"Seconds are the shortest of {ROUNDS} decodes, one rank and two taking turns in one run; both by the clock, while other "
-    "programs used the machine too, and of the busiest rank's computing thread, without its waiting for a core or for its "
-    "neighbour. On a CPU torch's conv3d changes kernels with the size (one thread: 0.038 s for an input of [1, 32, 10, 66, 98], "
-    "0.082 s for half of its height), so clips differ in whether one rank or two are faster.",
+    f"Seconds are the shortest of {ROUNDS} decodes, one rank and two taking turns in one run; both by the clock and of the "
+    "busiest rank's computing thread, without its waiting for a core or for its neighbour. On a CPU torch's conv3d changes "
+    "kernels with the size (one thread: 0.038 s for an input of [1, 32, 10, 66, 98], 0.082 s for half of its height), so "
+    "clips differ in whether one rank or two are faster.",
     "",
     "| autoencoder | one rank: clock, computing | two ranks | times as fast |",
     "|---|---|---|---|",
