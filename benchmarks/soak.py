@@ -53,7 +53,7 @@ class Held:
     """What ComfyUI's process, the fork server and the workers hold after a prompt; of the workers, the most that one holds.
 
     `processes` counts those beyond ComfyUI, the fork server and the plan's workers; `shared` the bytes of shared memory
-    that any of them has open or mapped; sizes are in MiB.
+    that any of them has open or mapped, but for weights that wait there for their device; sizes are in MiB.
     """
 
     processes: int
@@ -247,26 +247,32 @@ def resident(processes: Sequence[psutil.Process]) -> float:
     return max((process.memory_info().rss for process in processes), default=0) / MEBIBYTE
 
 
-def shared_memory(process: psutil.Process) -> float:
-    """MiB of files in /dev/shm and of memfds that a process has open or mapped; a library's semaphores, such as tqdm's, aside."""
+def shared_memory(process: psutil.Process, waiting: bool = False) -> float:
+    """MiB of files in /dev/shm and of memfds that a process has open or mapped; a library's semaphores, such as tqdm's, aside.
+
+    Args:
+        waiting: whether weights count that were taken off their device, which go with the workers at the latest.
+    """
     found: dict[str, int] = {}
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         try:
             target = os.readlink(link)
-            if _shared(target):
+            if _shared(target, waiting):
                 found[target] = link.stat().st_size
         except OSError:
             continue  # closed meanwhile
     for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
         span, _, rest = line.partition(" ")
         name = rest.split(maxsplit=4)[-1]
-        if _shared(name):
+        if _shared(name, waiting):
             start, end = (int(address, 16) for address in span.split("-"))
             found.setdefault(name, end - start)
     return sum(found.values()) / MEBIBYTE
 
 
-def _shared(file: str) -> bool:
+def _shared(file: str, waiting: bool) -> bool:
+    if file.startswith("/memfd:parallel weights"):
+        return waiting
     return file.startswith(("/dev/shm/", "/memfd:")) and not file.startswith("/dev/shm/sem.")
 
 

@@ -105,9 +105,10 @@ def _with_cast_tables(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.
     @functools.wraps(kind.forward)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.computes_in = hidden_states.dtype
-        out = kind.forward(self, hidden_states, *args, **kwargs)
-        self.computes_in = None
-        return out
+        try:
+            return kind.forward(self, hidden_states, *args, **kwargs)
+        finally:
+            self.computes_in = None
 
     def cast(name: str) -> property:  # not into its __dict__, which torch.compile refuses
         def table(self: Any) -> Tensor:

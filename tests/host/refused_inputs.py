@@ -394,7 +394,8 @@ def computed(server: ComfyUI) -> Refusals:
         graph[side]["inputs"]["conditioning"] = f"refused-hunyuan-{side}.safetensors"
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}
     said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
-    yield spread(with_tensors(server, graph, "refused-weighed", weighed)), said
+    # Each side by itself: of both at once ComfyUI's own model cannot take a mask of fractions.
+    yield spread(with_tensors(server, graph, "refused-weighed", weighed), cfg=2), said
     longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
     said = "the conditioning's attention_mask is for 9 tokens and its text has 7: encode the prompt again, or remove"
     yield spread(with_tensors(server, graph, "refused-longer", longer)), said

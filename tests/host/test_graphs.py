@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+import requests
 
 from tests.host.conftest import NARROW, NARROW_DEV, relative_error, saved_latent
 from tests.host.graphs import (
@@ -440,6 +441,7 @@ def test_two_models_guide_a_picture(comfyui, latent_of, plan):
     assert relative_error(latent_of(one), latent_of(graph)) > 1e-3
     ours = parallel(graph, **plan)
     ours["other"] = node("LoadParallelFlux", **graph["other"]["inputs"], plan=["plan", 0])
+    assert requests.post(f"{comfyui.url}/parallel/stop", timeout=60).ok  # with what other tests have loaded
     run, log = queue_logged(comfyui, ours)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == ["the guider Guider_DualModel"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.soak import PROBE_EVERY, TOLERANCE, fill_families, soak
+import psutil
+import requests
+
+from benchmarks.soak import PROBE_EVERY, TOLERANCE, fill_families, held_by, shared_memory, soak
 from tests.selection import thorough
 
 
@@ -15,3 +18,7 @@ def test_prompts_at_random_end_in_pictures_and_leave_no_process_and_no_shared_me
     assert all(error <= TOLERANCE for error in report.probes)
     assert {held.processes for held in report.held} == {0}
     assert {held.shared for held in report.held} == {report.held[0].shared}
+    assert requests.post(f"{comfyui.url}/parallel/stop", timeout=60).ok
+    assert held_by(comfyui, workers=0).processes == 0
+    left = [psutil.Process(comfyui.process.pid), *comfyui.children()]
+    assert sum(shared_memory(process, waiting=True) for process in left) == report.held[0].shared

@@ -93,10 +93,11 @@ class Flow:
         return torch.sigmoid(-half_log_snr)
 
     def halfway(self, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-        """From pure noise, where there is no halfway, 0.9999 as in ComfyUI."""
+        """From pure noise, where there is no halfway, 0.9999 as in ComfyUI; counted as there, which rounds by 1e-6 near 0."""
         if sigma == 1:
             return torch.full_like(sigma, 0.9999)
-        return self.sigma_at((self.half_log_snr(sigma) + self.half_log_snr(sigma_next)) / 2)
+        start, end = (((1 - each) / each).log() for each in (sigma, sigma_next))
+        return 1 / ((start + (end - start) / 2).exp() + 1)
 
     def clip_first(self, sigmas: Tensor) -> Tensor:
         """`sigmas`, with a first one of 1 or more replaced by `first_sigma`."""
