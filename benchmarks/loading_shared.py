@@ -20,11 +20,12 @@ from torch import Tensor
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.reading import CHUNK_BYTES, Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.rounds import CHUNK_BYTES, Way
 from tests.loading_costs import field, forget
 from tests.ranks import run_ranks
 
-WAYS = {"sent": False, "read again": True, "the faster one": None}
+WAYS = {"sent": Way.SENT, "read again": Way.AGAIN, "the faster one": None}
 ROUNDS = 3
 
 
@@ -43,12 +44,12 @@ def seconds(ranks: int, file: Path, cold: bool) -> dict[str, tuple[float, int]]:
         wants = [Want(0, at, min(at + CHUNK_BYTES, len(target)), partial(put, at)) for at in starts]
         found: dict[str, list[tuple[float, int]]] = {name: [] for name in WAYS}
         for _ in range(ROUNDS):
-            for name, again in WAYS.items():
+            for name, way in WAYS.items():
                 if cold and rank == 0:
                     forget(file)
                 everyone.barrier()
                 start, disk = time.perf_counter(), field(os.getpid(), "io", "read_bytes")
-                read_wanted([file], wants, Neighbours(everyone, (0,) * ranks), watch, again)
+                read_wanted([file], wants, Neighbours(everyone, (0,) * ranks), watch, way)
                 everyone.barrier()
                 found[name].append((time.perf_counter() - start, field(os.getpid(), "io", "read_bytes") - disk))
         return found

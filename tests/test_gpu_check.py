@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.models.comfyui.importing import FOLDER
+from parallel_backend.weights.rounds import Way
 from tests.selection import thorough
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +29,7 @@ PASSED = {
         f"{SMALL}, compiled by aot_eager, the result",
         f"{SMALL}, compiled by aot_eager, all blocks",
     },
-    "many": {"ulysses 2", "ring 2", "sharded weights, ulysses 2"},
+    "many": {"ulysses 2", "ring 2", "sharded weights, ulysses 2", *(f"loading, {way.value}" for way in Way)},
     "pipeline": {
         "no hang while kernels are loaded",
         "no hang while kernels for matrices are loaded",

@@ -1,19 +1,21 @@
 """Reading byte ranges of files into memory, in bounded chunks; ranks of one machine read what they share only once.
 
 All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one chunk at
-most. Those ranks of its machine that want it too get it from that rank, or read it after it, when the system has it in its page
-cache: whichever is faster here, as the first rounds show. Between rounds all agree on whether the user has cancelled.
+most. Those ranks of its machine that want it too get it from that rank's host memory or device, or read it after it, when the
+system has it in its page cache: whichever is fastest here, as the first rounds show. Between rounds all agree on whether the
+user has cancelled.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle, pairwise, zip_longest
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -21,9 +23,7 @@ from torch import Tensor
 
 from ..comm.communicator import Communicator
 from ..errors import Cancelled, Refused
-
-CHUNK_BYTES = 16 * 2**20
-"""Bytes read at a time, so that the host memory used while loading stays small: three chunks at most."""
+from .rounds import CHUNK_BYTES, Chunk, Range, Turn, Way, rounds, shared_bytes
 
 TRIALS = 2
 """Rounds that each way of sharing is tried for."""
@@ -43,35 +43,20 @@ class Want:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Bytes that `reader` reads for `ranks`, itself among them."""
-
-    file: int
-    start: int
-    stop: int
-    ranks: tuple[int, ...]
-    reader: int
-
-    @property
-    def nbytes(self) -> int:
-        """Its length."""
-        return self.stop - self.start
-
-    def read_by(self, again: bool) -> tuple[int, ...]:
-        """The ranks that read it from the file: all that want it, or the reader alone."""
-        return self.ranks if again else (self.reader,)
-
-
-Turn = list[Chunk]
-"""The chunks of a round, one a reader."""
-
-
-@dataclass(frozen=True)
 class Neighbours:
-    """All ranks, on CPU tensors, and the number of the machine that each is on."""
+    """All ranks, on CPU tensors, and the number of the machine that each is on.
+
+    `links` are the same ranks on their devices, where these reach each other without the host.
+    """
 
     everyone: Communicator
     machines: tuple[int, ...]
+    links: Communicator | None = None
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Those there are of sharing what is read."""
+        return (Way.SENT, Way.AGAIN) if self.links is None else tuple(Way)
 
 
 @dataclass(frozen=True)
@@ -88,27 +73,30 @@ class Watch:
 
 
 def read_wanted(
-    files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch, again: bool | None = None
+    files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch, way: Way | None = None
 ) -> None:
     """Read what this rank wants. A collective of all ranks, each with its own wants of the same files.
 
     Args:
-        again: whether ranks read again what a rank of their machine has read, or get it sent; None: what is faster.
+        way: how ranks share what one of them reads; None: what is fastest.
 
     Raises:
         Refused: a file ends early or cannot be read.
         Cancelled: `watch.is_cancelled` said so, on all ranks alike.
     """
-    everyone = neighbours.everyone
-    turns = list(_rounds(_chunks(_wants_of_all(wants, everyone), neighbours.machines), everyone.size))
-    sharing = [turn for turn in turns if _shared(turn)]
-    reading = _Reading(files, _ByFile(wants), everyone, watch, sum(chunk.nbytes for turn in turns for chunk in turn))
-    if again is None:
-        trials = sharing[: 2 * TRIALS]
+    everyone, ways = neighbours.everyone, neighbours.ways
+    turns = rounds(_wants_of_all(wants, everyone), neighbours.machines)
+    sharing = [turn for turn in turns if shared_bytes(turn)]
+    reading = _Reading(files, _ByFile(wants), neighbours, watch, sum(chunk.nbytes for turn in turns for chunk in turn))
+    if way is None:
+        trials = sharing[: TRIALS * len(ways)]
         turns = [turn for turn in turns if not any(turn is tried for tried in trials)]
-        sent, read_again = ([reading.seconds_a_byte(turn, way) for turn in trials[way::2]] for way in (False, True))
-        again = min(read_again, default=0.0) < min(sent, default=0.0)
-    reading.read(turns, again)
+        taken = {
+            tried: min((reading.seconds_a_byte(turn, tried) for turn in trials[first :: len(ways)]), default=math.inf)
+            for first, tried in enumerate(ways)
+        }
+        way = min(ways, key=lambda tried: taken[tried])
+    reading.read(turns, way)
 
 
 @dataclass
@@ -117,50 +105,73 @@ class _Reading:
 
     files: Sequence[Path]
     mine: _ByFile
-    everyone: Communicator
+    neighbours: Neighbours
     watch: Watch
     total: int
     done: int = 0
 
-    def seconds_a_byte(self, turn: Turn, again: bool) -> float:
+    def seconds_a_byte(self, turn: Turn, way: Way) -> float:
         """What a round took, the same on all ranks: of the slowest, by the bytes that others than the reader want."""
-        start = time.perf_counter()
-        self.read([turn], again)
+        start, everyone = time.perf_counter(), self.neighbours.everyone
+        self.read([turn], way)
+        if self.neighbours.links is not None and self.neighbours.links.device.type == "cuda":
+            torch.cuda.synchronize(self.neighbours.links.device)
         taken = torch.tensor([[[time.perf_counter() - start]]], dtype=torch.float64)
-        return float(self.everyone.gather(taken, [1] * self.everyone.size).max()) / _shared(turn)
+        return float(everyone.gather(taken, [1] * everyone.size).max()) / shared_bytes(turn)
 
-    def read(self, turns: Sequence[Turn], again: bool) -> None:
-        """Read rounds. A chunk's other ranks get it sent, or read it `again`, each its own chunk first."""
-        rank = self.everyone.rank
+    def read(self, turns: Sequence[Turn], way: Way) -> None:
+        """Read rounds; each rank its own chunk first."""
+        rank = self.neighbours.everyone.rank
         orders = [sorted(turn, key=lambda chunk: chunk.reader != rank) for turn in turns]
-        chunks = (chunk for order in orders for chunk in order if rank in chunk.read_by(again))
+        chunks = (chunk for order in orders for chunk in order if rank in chunk.read_by(way))
         with _Reader(self.files, chunks) as reader:
             for order in orders:
                 if self.watch.is_cancelled():
                     raise Cancelled
-                for chunk in order:
-                    if rank in chunk.read_by(again):
-                        self._put_and_send(chunk, reader.next(), again)
-                for chunk in order:
-                    if rank in chunk.ranks and rank not in chunk.read_by(again):
-                        received = self.everyone.receive((chunk.nbytes,), torch.uint8, chunk.reader)
-                        self.mine.put(chunk, received)
-                self.everyone.finish_sending()
+                if way is Way.LINKED and shared_bytes(order):
+                    self._over_links(order, reader)
+                else:
+                    self._through_host(order, reader, way)
                 self.done += sum(chunk.nbytes for chunk in order)
                 self.watch.progress(self.done, self.total)
 
-    def _put_and_send(self, chunk: Chunk, data: Tensor, again: bool) -> None:
-        if chunk.reader == self.everyone.rank:
+    def _through_host(self, order: Turn, reader: _Reader, way: Way) -> None:
+        """Read a round; a chunk's other ranks get it sent, or read it again."""
+        everyone = self.neighbours.everyone
+        for chunk in order:
+            if everyone.rank in chunk.read_by(way):
+                data = self._next(chunk, reader)
+                for rank in chunk.ranks:
+                    if rank not in chunk.read_by(way):
+                        everyone.send(data, rank, "loading")
+                self.mine.put(chunk, data)
+        for chunk in order:
+            if everyone.rank in chunk.ranks and everyone.rank not in chunk.read_by(way):
+                self.mine.put(chunk, everyone.receive((chunk.nbytes,), torch.uint8, chunk.reader))
+        everyone.finish_sending()
+
+    def _over_links(self, order: Turn, reader: _Reader) -> None:
+        """Read a round to the devices, and send what others want from there. A collective of all ranks."""
+        links = self.neighbours.links
+        assert links is not None
+        theirs = torch.empty(0, dtype=torch.uint8, device=links.device)
+        for chunk in order:
+            if chunk.reader == links.rank:
+                data = self._next(chunk, reader).to(links.device)
+                self.mine.put(chunk, data)
+                theirs = data.repeat(len(chunk.ranks) - 1)
+        leaving = [sum(chunk.bytes_between(links.rank, rank) for chunk in order) for rank in range(links.size)]
+        coming = [sum(chunk.bytes_between(rank, links.rank) for chunk in order) for rank in range(links.size)]
+        received = links.all_to_all(theirs, leaving, coming, "loading").split(coming)
+        for chunk in order:
+            if chunk.bytes_between(chunk.reader, links.rank):
+                self.mine.put(chunk, received[chunk.reader])
+
+    def _next(self, chunk: Chunk, reader: _Reader) -> Tensor:
+        """A chunk that this rank reads, until the next one is asked for."""
+        if chunk.reader == self.neighbours.everyone.rank:
             self.watch.read(chunk.nbytes)
-        for rank in chunk.ranks:
-            if rank not in chunk.read_by(again):
-                self.everyone.send(data, rank, "loading")
-        self.mine.put(chunk, data)
-
-
-def _shared(turn: Turn) -> int:
-    """Bytes of a round that others than their reader want, each as often as it is wanted."""
-    return sum(chunk.nbytes * (len(chunk.ranks) - 1) for chunk in turn)
+        return reader.next()
 
 
 class _ByFile:
@@ -239,64 +250,9 @@ class _Reader:
         return into
 
 
-def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[tuple[int, int, int]]]:
+def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[Range]]:
     """Every rank's (file, start, stop). A collective."""
     ours = torch.tensor([(w.file, w.start, w.stop) for w in wants], dtype=torch.int64).view(1, -1, 3)
     counts = everyone.gather(torch.tensor([[[ours.shape[1]]]]), [1] * everyone.size).flatten().tolist()
     theirs = everyone.gather(ours, counts)[0].split(counts)
     return [[(int(f), int(a), int(b)) for f, a, b in rank.tolist()] for rank in theirs]
-
-
-def _chunks(wants: Sequence[Sequence[tuple[int, int, int]]], machines: Sequence[int]) -> list[Chunk]:
-    """What is read by whom, in the files' order; of the ranks that want a chunk the one with the least to do reads it."""
-    load: Counter[int] = Counter()
-    chunks = []
-    for file, start, stop, ranks in _joined(_segments(wants)):
-        for machine in dict.fromkeys(machines[rank] for rank in ranks):
-            here = tuple(rank for rank in ranks if machines[rank] == machine)
-            for begin in range(start, stop, CHUNK_BYTES):
-                reader = min(here, key=lambda rank: (load[rank], rank))
-                end = min(stop, begin + CHUNK_BYTES)
-                load[reader] += end - begin
-                chunks.append(Chunk(file, begin, end, here, reader))
-    return chunks
-
-
-Segment = tuple[int, int, int, tuple[int, ...]]
-"""A file, a run of its bytes that the same ranks want from end to end, and these ranks."""
-
-
-def _segments(wants: Sequence[Sequence[tuple[int, int, int]]]) -> Iterator[Segment]:
-    changes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for rank, ranges in enumerate(wants):
-        for file, start, stop in ranges:
-            changes[file, start].append((rank, 1))
-            changes[file, stop].append((rank, -1))
-    wanting: Counter[int] = Counter()
-    for (file, start), (_, stop) in pairwise([*sorted(changes), (-1, 0)]):
-        for rank, change in changes[file, start]:
-            wanting[rank] += change
-        ranks = tuple(sorted(rank for rank, count in wanting.items() if count))
-        if ranks:
-            yield file, start, stop, ranks
-
-
-def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
-    """Neighbouring segments of the same ranks as one, where that fits into a chunk; so no value is ever torn apart."""
-    held: Segment | None = None
-    for segment in segments:
-        if held is not None:
-            joins = (held[0], held[2], held[3]) == (segment[0], segment[1], segment[3])
-            if joins and segment[2] - held[1] <= CHUNK_BYTES:
-                held = (*held[:2], *segment[2:])
-                continue
-            yield held
-        held = segment
-    if held is not None:
-        yield held
-
-
-def _rounds(chunks: Sequence[Chunk], ranks: int) -> Iterator[Turn]:
-    by_reader = [[chunk for chunk in chunks if chunk.reader == rank] for rank in range(ranks)]
-    for turn in zip_longest(*by_reader):
-        yield [chunk for chunk in turn if chunk is not None]

@@ -1,19 +1,26 @@
-"""Ulysses, Ring, both, and weights in parts."""
+"""Ulysses, Ring, both, weights in parts, and loading what all ranks want."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.attention.packages import package_faults
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
+from parallel_backend.weights.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.rounds import CHUNK_BYTES
 from parallel_backend.weights.sharded import Sharded
 from tests.dry.dry_rank import inspected
 
@@ -26,7 +33,7 @@ class Many(Together):
 
     def checks(self) -> Sequence[Work]:
         """Every split against one rank, and whether messages hide behind work."""
-        return self.noise, self.splits, self.ring, self.sharded
+        return self.noise, self.splits, self.ring, self.sharded, self.loading
 
     def noise(self) -> None:
         """Whether all GPUs draw the same."""
@@ -89,3 +96,34 @@ class Many(Together):
         self.compare(
             f"sharded weights, {plan.degrees}", plan, run, self.ours(self.name, self.plan(self.name), whole)[1]
         )
+
+    def loading(self) -> None:
+        """Each way in which ranks get bytes of a file that all of them want; it is in the page cache."""
+        file = Path(tempfile.gettempdir(), f"parallel-loading-{os.environ['MASTER_PORT']}")
+        everyone = Communicator("loading", dist.group.WORLD, torch.device("cpu"), False, Meter())
+        linked = self.apart or not self.cuda
+        links = (
+            Communicator("links", dist.group.WORLD, self.device, False, Meter(device=self.device)) if linked else None
+        )
+        neighbours = Neighbours(everyone, (0,) * self.ranks, links)
+        if self.rank == 0:
+            file.write_bytes(os.urandom((64 if self.cuda else 4) * CHUNK_BYTES))
+        everyone.barrier()
+        expected = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8).to(self.device)
+        found = torch.empty_like(expected)
+
+        def put(offset: int, data: Tensor) -> None:
+            found[offset : offset + len(data)] = data
+
+        want, watch = Want(0, 0, len(found), put), Watch(lambda: False, lambda *_: None, lambda _: None)
+        for way in neighbours.ways:
+            found.zero_()
+            everyone.barrier()
+            start = time.perf_counter()
+            read_wanted([file], [want], neighbours, watch, way)
+            self.wait()
+            seconds = time.perf_counter() - start
+            self.say(f"loading, {way.value}", torch.equal(found, expected), f"{len(found) / 1e9 / seconds:.1f} GB/s")
+        everyone.barrier()
+        if self.rank == 0:
+            file.unlink()

@@ -14,11 +14,12 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily, load_buffers
 from parallel_backend.models.family import Stage
-from parallel_backend.weights import reading
+from parallel_backend.weights import rounds
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.loader import load_weights, wanted
 from parallel_backend.weights.packing import shape_parameters
-from parallel_backend.weights.reading import CHUNK_BYTES, Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.rounds import CHUNK_BYTES, Way
 from parallel_backend.weights.whole import Whole
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
@@ -91,12 +92,15 @@ def test_a_large_tensor_is_read_in_bounded_pieces(tmp_path: Path) -> None:
     assert torch.equal(found["big"], big)
 
 
-@pytest.mark.parametrize("again", [None, pytest.param(True, marks=thorough), pytest.param(False, marks=thorough)])
+@pytest.mark.parametrize(
+    ("way", "linked"),
+    [(None, False), (None, True), *(pytest.param(way, way is Way.LINKED, marks=thorough) for way in Way)],
+)
 def test_ranks_that_want_the_same_bytes_get_them_from_one_reader_or_read_them_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way | None, linked: bool
 ) -> None:
     """On two machines: ranks 0 to 2 of one want all or the end, 3 of the other the beginning."""
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(rounds, "CHUNK_BYTES", 1000)
     file = tmp_path / "bytes"
     whole = torch.randint(256, (20_500,), dtype=torch.uint8)
     file.write_bytes(whole.numpy().tobytes())
@@ -110,16 +114,17 @@ def test_ranks_that_want_the_same_bytes_get_them_from_one_reader_or_read_them_af
             found[offset : offset + len(data)] = data
 
         everyone = Communicator("wants", dist.group.WORLD, torch.device("cpu"), False, meter)
+        links = Communicator("links", dist.group.WORLD, torch.device("cpu"), False, meter) if linked else None
         watch = Watch(lambda: False, lambda *_: None, counted.append)
-        read_wanted([file], [Want(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1)), watch, again)
+        read_wanted([file], [Want(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1), links), watch, way)
         return torch.equal(found, whole[start:stop]), sum(counted), meter.sent["loading"]
 
     right, counted, sent = zip(*run_ranks(4, on), strict=True)
     assert all(right)
     assert (sum(counted[:3]), counted[3]) == (20_500, 5_500)
     shared = 20_500 + 10_800
-    assert sum(sent) == {True: 0, False: shared}.get(again, sum(sent))
-    if again is None:
+    assert sum(sent) == {Way.AGAIN: 0, Way.SENT: shared, Way.LINKED: shared}.get(way, sum(sent))
+    if way is None:
         assert 0 < sum(sent) <= shared
 
 

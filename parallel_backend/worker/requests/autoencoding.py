@@ -70,7 +70,7 @@ class Autoencoding:
             part = rank.holder.hold(
                 message.model,
                 None,
-                lambda: self._part(message.model, watch),
+                lambda: self._part(message, watch),
                 rank.allowance(message.plan, message.working),
             )
             started = rank.start()
@@ -85,11 +85,11 @@ class Autoencoding:
         if first:
             rank.link.send(Done(message.request), answer)
 
-    def _part(self, model: ModelSpec, watch: Watch) -> AutoencoderPart:
+    def _part(self, message: Decode | Encode, watch: Watch) -> AutoencoderPart:
         """This rank's. A collective."""
         rank = self._rank
-        found, sharers = rank.files.find(model), rank.world.alike(rank.neighbours.machines, rank.meter)
-        return AutoencoderPart(found, rank.device, sharers, rank.neighbours, watch)
+        found, sharers = rank.files.find(message.model), rank.world.alike(rank.neighbours.machines, rank.meter)
+        return AutoencoderPart(found, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
     def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -18,12 +19,12 @@ from ...mesh import Mesh, build_mesh
 from ...models.comfyui.model import ComfyForward
 from ...models.comfyui.networks import Networks
 from ...models.family import Forward as ModelForward
-from ...models.family import Model
+from ...models.family import Model, Stage
 from ...plan import ResolvedPlan
 from ...weights.expansion import Expansion, expand_by
 from ...weights.holding import Replicated
 from ...weights.patching import Keep
-from ...weights.reading import Watch
+from ...weights.reading import Neighbours, Watch
 from ...weights.sharded import Sharded
 from ...weights.streamed import Streamed
 from ...weights.whole import Whole
@@ -102,6 +103,14 @@ class Rank:
             self._opened = True
         return axis
 
+    def linked(self, transport: str) -> Neighbours:
+        """All ranks, to load what several of them hold; over their GPUs' links too, where there are such. A collective."""
+        return (
+            replace(self.neighbours, links=self.everyone("loading", transport))
+            if transport == "nccl"
+            else self.neighbours
+        )
+
     def forget_mesh(self) -> None:
         """Close the communicators in use. A collective."""
         if self._mesh is not None:
@@ -128,12 +137,14 @@ class Rank:
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
         watch = self.watch(message.request, mesh.reports)
+        alike = len({*self._copies(plan)}) < self.world.size
+        neighbours = self.linked(plan.transport) if alike else self.neighbours  # before weights take what it needs
 
         def build() -> StagePart:
             stage = stage_of[self.world.rank]
             keep = Keep(self.memory.has_host_room, self.world.all_agree)
             found = self.files.find(spec)
-            made = StagePart(found, stage, self._arrange(plan), self.device, self.neighbours, watch, keep)
+            made = StagePart(found, stage, self._arrange(plan), self.device, neighbours, watch, keep)
             expand_by(made.module, self.expansion)
             return made
 
@@ -159,12 +170,16 @@ class Rank:
         with self.meter.wait("control"):
             return self.world.agree(flag)
 
+    def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
+        """Of each rank what its weights have in common with others': the stage, and the machine it is on."""
+        return [*zip(stages(plan), self.neighbours.machines, strict=True)]
+
     def _arrange(self, plan: ResolvedPlan) -> Arrange:
         """How a plan's weights are held. A collective."""
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
             return lambda module, blocks: _twice(Sharded(module, blocks, everyone))
-        sharers = self.world.alike([*zip(stages(plan), self.neighbours.machines, strict=True)], self.meter)
+        sharers = self.world.alike(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
         return lambda module, blocks: (Whole(module, sharers), Replicated())
