@@ -130,6 +130,7 @@ class Machines:
             *("--master-port", str(self.rendezvous), "--max-restarts", "10"),
             *("-m", "parallel_backend.worker", "--listen", str(self.address).removeprefix(SCHEME)),
             *("--device", "cpu", "--models", str(models), "--secret", str(self.secret)),
+            *("--comfyui", os.environ["COMFYUI_PATH"]),
         ]
         paths = os.pathsep.join(filter(None, [packages, str(REPO)]))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
