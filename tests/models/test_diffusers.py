@@ -228,9 +228,9 @@ def test_compiled_blocks_give_diffusers_own_result(
         assert counters["stats"]["unique_graphs"] == graphs
         return errors
 
-    *_, last = run_ranks(plan.world_size, on_rank, 300)
-    assert len(last) == len(cases) * (1 + (plan.patches > 1))
-    assert max(last) <= TOLERANCE
+    ranks = run_ranks(plan.world_size, on_rank, 300)
+    assert len(ranks[-1]) == len(cases) * (1 + (plan.patches > 1))
+    assert max(max(errors, default=0.0) for errors in ranks) <= TOLERANCE
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.float8_e4m3fn])
