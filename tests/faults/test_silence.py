@@ -19,13 +19,20 @@ MARGIN = 6
 """Seconds from the end of patience to the error."""
 
 PLACES = [
-    pytest.param((2, 0, "loading the model"), marks=thorough),
+    (2, 0, "loading the model"),
     (2, 1, "sampling, last step"),
-    pytest.param((2, 0, "decoding"), marks=thorough),
+    (2, 0, "decoding"),
     (4, 3, "loading the model"),
-    pytest.param((4, 1, "sampling, last step"), marks=thorough),
+    (4, 1, "sampling, last step"),
 ]
 BEFORE_JOINING = list(PHASES)[:2]
+
+
+def places(quick: int) -> pytest.MarkDecorator:
+    """Each place, of which the quick run takes one: patience is waited for."""
+    return pytest.mark.parametrize(
+        "place", [pytest.param(each, marks=[thorough] * (at != quick)) for at, each in enumerate(PLACES)], ids=str
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +53,14 @@ def held(bench: Bench, case: Case, said: str, fault: str, patience: float) -> No
     bench.held(f"{fault} (patience {patience:g} s)", ERROR, seconds, patience + MARGIN)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@places(quick=1)
 def test_a_stopped_worker_is_named(bench, place):
     case = Case(*place, "stop")
     said = rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. "
     held(bench, case, said, "a worker is stopped by SIGSTOP", PATIENCE.silence)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@places(quick=3)
 def test_a_worker_that_joins_no_collective_is_named(bench, place):
     case = Case(*place, "hang")
     waited = re.escape(case.worker.lower())

@@ -173,7 +173,7 @@ SETTLED = """boxes => {
 }"""
 
 
-@pytest.fixture(params=[False, True], ids=["old canvas", "Nodes 2.0"])
+@pytest.fixture(params=[pytest.param(False, id="old canvas", marks=thorough), pytest.param(True, id="Nodes 2.0")])
 def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
     """The page with one of the two ways in which ComfyUI draws nodes; the old canvas afterwards."""
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", request.param])
@@ -245,6 +245,7 @@ def template(name: str) -> dict[str, Any]:
     return found
 
 
+@thorough
 def test_missing_node_would_be_seen(page: Page) -> None:
     """What the test above looks for is what this ComfyUI shows."""
     page.evaluate(
@@ -447,6 +448,9 @@ THOROUGH_LISTS = (
     "sound",
     "computed",
     "networks",
+    "other packs",
+    "what travels",
+    "places and machines",
 )
 """Their sentences come from where those of the others come from."""
 

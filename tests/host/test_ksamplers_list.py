@@ -79,7 +79,7 @@ def test_no_sampler_is_missing(comfyui: ComfyUI) -> None:
 BATCH = {"devices": "cpu:2", "data": 2, "cfg": 1, "ulysses": 1, "ring": 1}
 
 
-@pytest.mark.parametrize("sampler", ["dpm_adaptive", "sa_solver", "euler_cfg_pp"])
+@pytest.mark.parametrize("sampler", [pytest.param("dpm_adaptive", marks=thorough), "sa_solver", "euler_cfg_pp"])
 def test_a_batch_over_data_ranks(latent_of: LatentOf, sampler: str) -> None:
     """What is decided by the error, drawn, or read of the negative, is the whole batch's."""
     graph = ksampler_graph(FLUX1, **SIZE, batch=3, cfg=2.0, sampler=sampler)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.graphs import Graph, node
+from tests.selection import thorough
 from tests.tiny_cogvideox import TEXT_WIDTH, save_cogvideox
 from tests.tiny_models import draw
 from tests.tiny_pixart import save_pixart
@@ -105,7 +106,9 @@ def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
     return file
 
 
-@pytest.mark.parametrize("template", ["CogVideoX-5b text to video", "CogVideoX-5b image to video"])
+@pytest.mark.parametrize(
+    "template", ["CogVideoX-5b text to video", pytest.param("CogVideoX-5b image to video", marks=thorough)]
+)
 def test_video_template_ends_in_a_playable_video(comfyui: ComfyUI, template: str) -> None:
     with av.open(output(comfyui, tiny(comfyui, template), "SaveVideo")) as video:
         frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
