@@ -36,7 +36,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.inputs import Inputs
-from parallel_backend.weights.holding import Holding, Replicated
+from parallel_backend.weights.holding import Holding
 from parallel_backend.weights.patching import Keep
 from parallel_backend.weights.reading import Neighbours, Watch
 from parallel_backend.weights.store import Store
@@ -164,7 +164,7 @@ def timed(forward: Callable[[], Tensor]) -> tuple[float, float]:
 
 def whole(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, Holding]:
     """Every rank holds all weights of its stage."""
-    return Whole(module), Replicated()
+    return Whole(module), Holding()
 
 
 @torch.no_grad()

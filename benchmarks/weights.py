@@ -32,7 +32,7 @@ from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.cost import Job, needs
-from parallel_backend.weights.holding import Holding, Replicated
+from parallel_backend.weights.holding import Holding
 from parallel_backend.weights.sharded import Sharded
 from parallel_backend.weights.store import Store
 from parallel_backend.weights.streamed import Streamed
@@ -52,7 +52,7 @@ ROUND = 2**20
 Arrange = Callable[[nn.Module, Sequence[nn.Module], Meter], tuple[Store | None, Holding]]
 
 
-class Fsdp:
+class Fsdp(Holding):
     """Blocks under torch's FSDP2, the next block's gather in flight: how this pack sharded weights before."""
 
     def __init__(self, blocks: Sequence[nn.Module], meter: Meter) -> None:
@@ -113,7 +113,7 @@ def _streamed(part: float) -> Arrange:
 
 
 FORMS: Mapping[str, Arrange] = {
-    "replicated": lambda module, blocks, meter: (Whole(module), Replicated()),
+    "replicated": lambda module, blocks, meter: (Whole(module), Holding()),
     "FSDP2": lambda module, blocks, meter: (None, Fsdp(blocks, meter)),
     "sharded": _sharded,
     "streamed, all blocks fit": _streamed(1.01),

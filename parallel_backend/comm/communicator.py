@@ -39,6 +39,11 @@ class Communicator:
         self._ranks = [] if group is None else dist.get_process_group_ranks(group)
         self._sending: list[tuple[dist.Work, Tensor]] = []
 
+    @property
+    def traced(self) -> bool:
+        """Whether a trace was asked for, and with it checks that take time."""
+        return self._meter.trace is not None
+
     def warm_up(self) -> None:
         """Exchange one element with every member, which opens every connection now."""
         if self.size > 1:

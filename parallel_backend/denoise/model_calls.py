@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
+from ..weights.holding import Holding
 from .prompts import Batch, Prompts
 from .samplers import Process
 from .step_cache import StepCache
@@ -41,6 +42,8 @@ class ModelCalls:
 
     forward: RunsStage
     """This rank's stage."""
+    holding: Holding
+    """How its weights are held."""
     prompts: Prompts
     """Those that this rank computes."""
     process: Process
@@ -78,9 +81,13 @@ class ModelCalls:
         """
         latent = self.process.model_input(x, sigma).to(self.dtype) if first else None
 
-        def run(batch: Batch) -> Tensor | None:
+        def forward(batch: Batch) -> Tensor | None:
             inputs = batch.inputs(x, timestep, self.dtype, (sigma[None], self.sigmas), behind(batch))
             return self.forward(inputs, None if latent is None else batch.stack(latent), patch)
+
+        def run(batches: Sequence[Batch]) -> list[Tensor | None]:
+            with self.holding.model_call(len(batches)):
+                return [forward(batch) for batch in batches]
 
         with self.meter.span("stage", call=number, patch=-1 if patch is None else patch):
             return self.cache.outputs(sigma, x, latent, batches, run)

@@ -38,7 +38,8 @@ class Pipeline:
         guidance: how the prompts' outputs combine.
         calls: all model calls.
         patches: the parts of the latent, and `samplers`, one for each.
-        cancelled: asked at a step boundary.
+        cancelled: asked before each model call.
+        enter: called when a step begins, with its number from 0.
         on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
     """
 
@@ -53,6 +54,7 @@ class Pipeline:
         latent: Tensor,
         warmup_steps: int,
         cancelled: CancelSignal,
+        enter: Callable[[int], None],
         on_call: OnCall,
     ) -> None:
         self._mesh = mesh
@@ -64,6 +66,7 @@ class Pipeline:
         self._latent = latent.clone()
         self._warmup_steps = warmup_steps
         self._cancelled = cancelled
+        self._enter = enter
         self._on_call = on_call
         self._returning = _Returning(mesh.returning, patches, latent)
         times = [model.process.timestep(call.sigma) for call in calls]
@@ -83,8 +86,8 @@ class Pipeline:
             numbers: Sequence[int | None] = [None] if whole else range(len(self._patches))
             for number in numbers:
                 self._take_updates(index, number)
-                if call.opens_step and not number:
-                    self._check_cancelled(call, whole)
+                if not number:
+                    self._begin(call, whole)
                 self._compute(index, call, batches, number)
         self._mesh.finish_sending()
         if not self._mesh.last:
@@ -97,9 +100,11 @@ class Pipeline:
             for number in self._numbers(patch):
                 self._patches[number].of(self._latent).copy_(self._returning.take())
 
-    def _check_cancelled(self, call: Call, whole: bool) -> None:
-        signal = self._cancelled
-        if signal.everywhere(call.step) if whole else signal.in_band(self._mesh, call.step):
+    def _begin(self, call: Call, whole: bool) -> None:
+        """Say that a step begins, if one does, and leave together if the user has cancelled."""
+        if call.opens_step:
+            self._enter(call.step)
+        if self._cancelled.everywhere() if whole else self._cancelled.in_band(self._mesh):
             if not whole and self._mesh.first:
                 for _ in self._patches[1:]:
                     self._returning.take()  # they are on their way and must not meet the next request
@@ -162,21 +167,18 @@ class Pipeline:
 
 
 class CancelSignal:
-    """How ranks learn at a step boundary that the user has cancelled."""
+    """How ranks learn between model calls that the user has cancelled."""
 
-    def __init__(self, asked: Callable[[], bool], agree: Callable[[bool], bool], enter: Callable[[int], None]) -> None:
+    def __init__(self, asked: Callable[[], bool], agree: Callable[[bool], bool]) -> None:
         self._asked = asked
         self._agree = agree
-        self._enter = enter
 
-    def everywhere(self, step: int) -> bool:
+    def everywhere(self) -> bool:
         """For calls in which all stages work on the same call: one broadcast from rank 0."""
-        self._enter(step)
         return self._agree(self._asked())
 
-    def in_band(self, mesh: Mesh, step: int) -> bool:
+    def in_band(self, mesh: Mesh) -> bool:
         """For patches that stream: the first stage agrees and the word travels from host to host, ahead of the first patch."""
-        self._enter(step)
         word = mesh.word
         if mesh.first:
             asked = torch.full((1, 1, 1), float(self._asked()))

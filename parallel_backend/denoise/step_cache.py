@@ -24,8 +24,8 @@ CONCAT = "concat"
 Agree = Callable[[bool], bool]
 """Rank 0's word on every rank. A collective."""
 
-Run = Callable[[Batch], Tensor | None]
-"""The model's output for a batch of prompts."""
+Run = Callable[[Sequence[Batch]], list[Tensor | None]]
+"""The model's outputs for batches of prompts: all of a call at once, and for none too, as other ranks may have some."""
 
 
 Guide = Callable[..., Tensor]
@@ -61,7 +61,7 @@ class EveryCall:
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
         """Computed."""
-        return [run(batch) for batch in batches]
+        return run(batches)
 
     def denoised(self, sigma: Tensor, x: Tensor, guide: Guide) -> Tensor:
         """Made."""
@@ -88,13 +88,14 @@ class EasyCache:
         assert latent is not None, "there is one stage"
         self._moved = {}
         if not sigma > self._settings.end:
-            return [run(batch) for batch in batches]
+            return run(batches)
         self._change.begin()
         groups = self._prompts.together(sigma)
         skipped = self._to_skip(groups, latent) if sigma <= self._settings.start and groups else set()
         self.skipped += self._first in skipped
         outputs: list[Tensor | None] = []
         fresh: dict[int, Tensor] = {}
+        computed = iter(run([batch for batch in batches if not skipped.issuperset(batch.key)]))
         for batch in batches:
             if skipped.issuperset(batch.key):
                 kept = {number: (latent + self._added[number]).to(latent.dtype) for number in batch.key}
@@ -103,7 +104,7 @@ class EasyCache:
                     # ComfyUI's node adds in place: where nothing was cast or joined, the output is then taken from that.
                     self._moved |= kept
                 continue
-            output = run(batch)
+            output = next(computed)
             assert output is not None
             fresh |= zip(batch.key, output.chunk(len(batch.key)), strict=True)
             outputs.append(output)
@@ -144,12 +145,12 @@ class LazyCache:
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """None at all where the call is skipped."""
+        """None at all where the call is skipped, which it is on all ranks alike."""
         self._change.begin()
         inside = bool(sigma <= self._settings.start) and bool(sigma > self._settings.end)
         self._skips = inside and self._change.is_small(x, known=True)
         self.skipped += self._skips
-        return [] if self._skips else [run(batch) for batch in batches]
+        return [] if self._skips else run(batches)
 
     def denoised(self, sigma: Tensor, x: Tensor, guide: Guide) -> Tensor:
         """The latent and what was added to it last, where the call is skipped."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 
-class Holding(Protocol):
-    """Makes the weights of a block usable."""
+class Holding:
+    """What has to be done for that around model calls, forwards and blocks: nothing, where every rank holds its blocks whole."""
+
+    def model_call(self, forwards: int) -> AbstractContextManager[None]:
+        """Inside, this rank runs so many forwards, other ranks perhaps others. A collective where ranks share weights."""
+        return nullcontext()
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Inside, one forward runs."""
+        return nullcontext()
 
     def block(self, index: int) -> AbstractContextManager[None]:
-        """While inside, the block's parameters are whole."""
-
-
-class Replicated:
-    """Every rank holds its blocks whole."""
-
-    def block(self, index: int) -> AbstractContextManager[None]:
-        """Nothing to do."""
+        """Inside, the block's parameters are whole."""
         return nullcontext()

@@ -9,30 +9,52 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.communicator import Communicator
+from ..errors import Refused
 from .block_bytes import BlockBytes
+from .holding import Holding
 from .host_memory import HOST
 from .store import Run, Store
 
+NONE = -1
+"""The block that is whole, where none is."""
 
-class Sharded(Store):
+
+class Sharded(Store, Holding):
     """Each rank holds 1/N of every block's bytes; the next block's gather is in flight during this one's work.
 
     Two blocks are whole at a time at the most, and none between forwards. Parameters outside of blocks are whole on every
-    rank. Ranks call `block` in the same order. The idea is that of ZeRO's third stage (arXiv 1910.02054).
+    rank. The idea is that of ZeRO's third stage (arXiv 1910.02054).
+
+    A gather needs all ranks, and ranks may compute different things: other prompts, another part of the batch. So all of
+    them go through the same gathers, whatever they compute: in every forward each block once, in order. A block that a rank
+    leaves out is gathered and freed, one that it runs several times in a row stays until a later one is asked for, and a rank
+    that has fewer forwards in a model call than another passes by the blocks of those that it lacks.
 
     Args:
         module: on the meta device.
         blocks: of the module, in the order in which they run.
         everyone: the ranks that share them, on the device.
+        most: the largest of all ranks' numbers, a collective; by default they run equally many forwards.
+        mark: called when a block has come, so that a watcher sees that a rank gets on which computes nothing.
     """
 
     shared = True
 
-    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], everyone: Communicator) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        everyone: Communicator,
+        most: Callable[[int], int] = int,
+        mark: Callable[[], object] = lambda: None,
+    ) -> None:
         self._bytes = BlockBytes(module, blocks, everyone.size)
         self._everyone = everyone
+        self._most = most
+        self._mark = mark
         self._shards: list[Tensor] = []
-        self._coming: dict[int, Callable[[], None]] = {}
+        self._whole = NONE
+        self._coming: Callable[[], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +82,7 @@ class Sharded(Store):
         self._move(self._everyone.device)
 
     def _move(self, device: torch.device) -> None:
-        assert not self._coming, "weights are moved between forwards"
+        assert self._coming is None and self._whole == NONE, "weights are moved between forwards"
         self._bytes.move_outside(device)
         self._shards = [shard.to(device) for shard in self._shards]
 
@@ -82,19 +104,61 @@ class Sharded(Store):
         return flat.view(-1).view(place.dtype).view(place.shape)
 
     @contextmanager
-    def block(self, index: int) -> Iterator[None]:
-        """Gather the block, begin the next one's gather, and free it afterwards."""
-        for other in [other for other in self._coming if other not in (index, index + 1)]:
-            self._coming.pop(other)()  # begun for nothing, where blocks run in another order
-            self._bytes.free(other)
-        self._begin(index)
-        arrive = self._coming.pop(index)
-        if index + 1 < len(self._shards):
-            self._begin(index + 1)
-        arrive()
+    def model_call(self, forwards: int) -> Iterator[None]:
+        """Keep step with the rank that runs the most forwards."""
+        most = self._most(forwards)
         yield
-        self._bytes.free(index)
+        for _ in range(most - forwards):
+            with self.forward():
+                pass
 
-    def _begin(self, index: int) -> None:
-        if index not in self._coming:
-            self._coming[index] = self._everyone.gather_into(self._bytes.allocate(index), self._shards[index])
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Pass by the blocks behind the last that it ran."""
+        yield
+        while self._whole + 1 < len(self._shards):
+            self._advance()
+        self._leave()
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[None]:
+        """Pass by the blocks before it; it stays until a later one is asked for, or the forward ends.
+
+        Raises:
+            Refused: a later block has run in this forward.
+        """
+        if index < self._whole:
+            raise Refused(
+                f"the model runs its block {index} of {len(self._shards)} after its block {self._whole}, which sharded weights "
+                "do not allow: choose weights replicated or streamed in Parallel Plan."
+            )
+        while self._whole < index:
+            self._advance()
+        yield
+
+    def _advance(self) -> None:
+        """Have the next block whole in the place of this one, and the gather of the one behind it in flight."""
+        following = self._whole + 1
+        arrive = self._coming or self._begin(following)
+        self._leave()
+        self._coming = self._begin(following + 1) if following + 1 < len(self._shards) else None
+        arrive()
+        self._whole = following
+        self._mark()
+
+    def _leave(self) -> None:
+        if self._whole != NONE:
+            self._bytes.free(self._whole)
+        self._whole = NONE
+
+    def _begin(self, index: int) -> Callable[[], None]:
+        if self._everyone.traced:
+            self._check_number(index)
+        return self._everyone.gather_into(self._bytes.allocate(index), self._shards[index])
+
+    def _check_number(self, index: int) -> None:
+        """That all ranks gather the same block: what they would mix otherwise has no shape of its own."""
+        mine = torch.full((1, 1, 1), index, device=self._everyone.device)
+        numbers = self._everyone.gather(mine, [1] * self._everyone.size).flatten().tolist()
+        if set(numbers) != {index}:
+            raise RuntimeError(f"ranks gather different blocks at once, by rank: {', '.join(map(str, numbers))}")

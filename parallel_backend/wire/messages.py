@@ -181,7 +181,7 @@ class Release(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """The user cancels the request, which ends at the next step boundary."""
+    """The user cancels the request, which ends with the running model call."""
 
     request: int
 

@@ -6,7 +6,7 @@ import functools
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from parallel_backend.plan.cost import Job as PlanJob
 from parallel_backend.plan.cost import Needs, needs
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.holding import Holding, Replicated
+from parallel_backend.weights.holding import Holding
 from parallel_backend.weights.layers import pack
 from parallel_backend.weights.packing import expanding_bytes, shape_parameters
 from parallel_backend.weights.sharded import Sharded
@@ -73,7 +73,7 @@ class Step:
     blocks: dict[str, list[int]]
 
 
-class DryRank(LoneRank):
+class DryRank(LoneRank, Holding):
     """Counts what a denoise asks of a GPU that computes nothing.
 
     Args:
@@ -87,6 +87,14 @@ class DryRank(LoneRank):
         self._weights = weights
         self._gpu = gpu
         self._blocks: dict[str, list[int]] = {}
+
+    def model_call(self, forwards: int) -> AbstractContextManager[None]:
+        """The weights'."""
+        return self._weights.model_call(forwards)
+
+    def forward(self) -> AbstractContextManager[None]:
+        """The weights'."""
+        return self._weights.forward()
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
@@ -180,7 +188,7 @@ def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, Holding]:
             model.module, model.block_modules, Communicator("weights", dist.group.WORLD, DEVICE, False, meter)
         )
         return sharded, sharded
-    return Whole(model.module), Replicated()
+    return Whole(model.module), Holding()
 
 
 def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:

@@ -16,7 +16,7 @@ from parallel_backend.diffusion import ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.expansion import Expansion, expand_by
-from parallel_backend.weights.holding import Holding, Replicated
+from parallel_backend.weights.holding import Holding
 from parallel_backend.wire.messages import Done, Sample
 
 from .full_size import Job
@@ -54,7 +54,7 @@ class LoneRank:
         self.answer: Mapping[str, Tensor] = {}
         self.uncompiled: tuple[str, ...] = ()
         self._model = model
-        self._holding = holding or Replicated()
+        self._holding = holding or Holding()
         self._compiler = compiler
         self.expansion = Expansion(fused=False)
         self._room = room
@@ -66,10 +66,11 @@ class LoneRank:
             self._meshes[plan] = build_mesh(plan, self.device, self.meter)
         return self._meshes[plan]
 
-    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any]:
-        """The model, and its forward."""
+    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any, Holding]:
+        """The model, its forward, and how its weights are held."""
         expand_by(self._model.module, self.expansion)
-        return self._model, self._model.forward_on(mesh, message.plan, self._holding, lambda: None, self._compiler)
+        forward = self._model.forward_on(mesh, message.plan, self._holding, lambda: None, self._compiler)
+        return self._model, forward, self._holding
 
     def keeping(self) -> AbstractContextManager[None]:
         """As far as there is room."""

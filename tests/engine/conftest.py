@@ -89,14 +89,22 @@ class Runner:
         self._environment.setenv(FOLDER, os.environ["COMFYUI_PATH"])
         self.answer: Answer | None = None
 
-    def sample(self, family: str, path: Path, tensors: dict[str, Tensor], plan: ResolvedPlan, **fields: Any) -> Tensor:
+    def sample(
+        self,
+        family: str,
+        path: Path,
+        tensors: dict[str, Tensor],
+        plan: ResolvedPlan,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        **fields: Any,
+    ) -> Tensor:
         """The final latent of any model; `fields` are further ones of the Sample message."""
         settings: dict[str, Any] = {"compute_dtype": "float32", "options": {}, "seed": 3} | fields
         self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
             lambda done, total: None,
-            lambda: False,
+            is_cancelled,
             model=spec_of(family, path),
             plan=plan,
             **settings,

@@ -57,7 +57,7 @@ BOUND = 5
 """Seconds from a death, or an exception, to the error; about one on a quiet machine."""
 
 CANCEL_BOUND = LATE_SECONDS + 3
-"""Seconds from the moment when a worker is held up, and Cancel pressed, to the end: it leaves at the next step boundary."""
+"""Seconds from the moment when a worker is held up, and Cancel pressed, to the end: it leaves with the model call."""
 
 ERROR = "one error"
 """An outcome in the table: a message with rank, phase and step, and all that `Bench.assert_recovered` looks at."""

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.weights.adapters import Adapter, AdapterSet
-from parallel_backend.weights.holding import Replicated
+from parallel_backend.weights.holding import Holding
 from parallel_backend.weights.keymap import Piece
 from parallel_backend.weights.patching import Keep, Patching
 from parallel_backend.weights.whole import Whole
@@ -49,7 +49,7 @@ def _nothing_compiled() -> Iterator[None]:
 def compiling(case: Case, backend: str = BACKEND, **degrees: int) -> Rank:
     """One rank of a plan, whose blocks are compiled."""
     rank = Rank(case, plan_for(case, **degrees))
-    rank.hold(Replicated(), CompiledBlocks(backend))
+    rank.hold(Holding(), CompiledBlocks(backend))
     return rank
 
 
@@ -202,7 +202,7 @@ def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() ->
     assert len(rank.forward.uncompiled()) == 2
     assert rank.forward.uncompiled() == ()
     torch._dynamo.register_backend(broken, name="broken")  # type: ignore[no-untyped-call]
-    rank.hold(Replicated(), CompiledBlocks("broken"))
+    rank.hold(Holding(), CompiledBlocks("broken"))
     out = rank.run()
     assert out is not None
     assert torch.equal(out, expected)

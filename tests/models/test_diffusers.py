@@ -21,7 +21,7 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.declaration import Local, Same
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.holding import Replicated
+from parallel_backend.weights.holding import Holding
 from parallel_backend.weights.loader import load_weights
 from parallel_backend.weights.packing import shape_parameters
 from parallel_backend.weights.reading import Neighbours, Watch
@@ -133,7 +133,7 @@ class Rank:
         self._plan = plan
         self._mesh = build_mesh(plan, CPU, Meter())
         self.model = load(case, plan, number, dtype)
-        self.forward: Any = self.model.forward_on(self._mesh, plan, Replicated(), lambda: None, compiler)
+        self.forward: Any = self.model.forward_on(self._mesh, plan, Holding(), lambda: None, compiler)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor | None:

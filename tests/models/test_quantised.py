@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -171,7 +171,7 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)
 
     def outputs(
-        store_of: Callable[[nn.Module], Any], block: Callable[[Any], AbstractContextManager[None]]
+        store_of: Callable[[nn.Module], Any], use: Callable[[Any], AbstractContextManager[None]]
     ) -> list[Tensor]:
         found = []
         with torch.inference_mode():
@@ -179,16 +179,21 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
             patching = Patching(model, store, CPU, keys, lambda _: None, keep)
             for wanted in (NONE, adapters, NONE):
                 patching.merge(wanted)
-                with block(store):
+                with use(store):
                     found.append(model.get_submodule(LAYER)(x))
         return found
+
+    @contextmanager
+    def first_block(store: Sharded) -> Iterator[None]:
+        with store.forward(), store.block(0):
+            yield
 
     def rank(_: int) -> list[Tensor]:
         def sharded(model: nn.Module) -> Sharded:
             blocks = list(model.get_submodule("blocks").children())
             return Sharded(model, blocks, Communicator("weights", dist.group.WORLD, CPU, False, Meter()))
 
-        return [out.clone() for out in outputs(sharded, lambda store: store.block(0))]
+        return [out.clone() for out in outputs(sharded, first_block)]
 
     expected = outputs(Whole, lambda _: nullcontext())
     assert not torch.equal(expected[0], expected[1])

@@ -27,7 +27,7 @@ from parallel_backend.models.spread.declaration import Declaration
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.holding import Holding, Replicated
+from parallel_backend.weights.holding import Holding
 from tests.models.tiny_classes import CASES as CLASSES
 from tests.models.tiny_classes import Case, packed
 from tests.models.tiny_images import IMAGES
@@ -97,7 +97,7 @@ class Rank:
         shared = {id(weight): weight for weight in case.model.parameters()}
         self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part)
         self.module, self.blocks = self._model.module, self._model.blocks
-        self.hold(Replicated())
+        self.hold(Holding())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
         picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
         self.picture = picture.beside(case.arguments.get(case.declaration.beside))

@@ -15,7 +15,7 @@ from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.text import ASKED, MARK
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.holding import Replicated
+from parallel_backend.weights.holding import Holding
 from tests.models.test_declared import described
 from tests.models.tiny_classes import TEXT
 from tests.models.tiny_sound import SOUND_CASES
@@ -50,7 +50,7 @@ def test_texts_are_refined_once_a_run() -> None:
         for _run in range(2):
             refined.clear()
             prompts = Prompts(sides, tuple(sides), texts, torch.float32, 1, slice(0, 1))
-            forward = model.forward_on(build_mesh(plan, cpu, Meter()), plan, Replicated(), lambda: None)
+            forward = model.forward_on(build_mesh(plan, cpu, Meter()), plan, Holding(), lambda: None)
             outs = []
             for time in times:
                 sigmas = (time[None] / 1000, torch.stack(times) / 1000)

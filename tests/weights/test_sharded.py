@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
+from parallel_backend.comm.trace import Trace
+from parallel_backend.errors import Refused
 from parallel_backend.weights.block_bytes import ALIGNMENT
 from parallel_backend.weights.sharded import Sharded
 from tests.ranks import run_ranks
@@ -42,6 +46,30 @@ def tiny(device: str) -> nn.Module:
     return model
 
 
+def filled(meter: Meter, most: Callable[[int], int] = int, mark: Callable[[], object] = lambda: None) -> Any:
+    """Such a model, sharded over all ranks, its weights, and the same model whole."""
+    model, expected = tiny("meta"), tiny("cpu")
+    everyone = Communicator("weights", dist.group.WORLD, CPU, False, meter)
+    sharded = Sharded(model, list(model.blocks), everyone, most, mark)
+    sharded.materialise(CPU)
+    for name, parameter in expected.named_parameters():
+        run = sharded.run(name)
+        run.values.copy_(parameter.view(-1)[run.start : run.stop])
+    return model, sharded, expected
+
+
+def check(model: nn.Module, expected: nn.Module, index: int) -> None:
+    """The block's bits."""
+    for name, value in expected.blocks[index].named_parameters():
+        assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), (index, name)
+
+
+def most_of_all(number: int) -> int:
+    value = torch.tensor(number)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
 def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
@@ -62,20 +90,16 @@ def test_blocks_come_back_bit_by_bit_and_two_are_whole_at_most(ranks: int) -> No
             run.values.copy_(parameter.view(-1)[run.start : run.stop])
             held += run.values.nbytes
         for _ in range(2):
-            for index in range(BLOCKS):
-                with sharded.block(index):
-                    whole.append(sharded.whole)
-                    for name, value in expected.blocks[index].named_parameters():
-                        assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), name
+            with sharded.forward():
+                for index in range(BLOCKS):
+                    with sharded.block(index):
+                        whole.append(sharded.whole)
+                        check(model, expected, index)
             assert sharded.whole == 0
         sent = meter.sent["weights"]
         sharded.leave(True)
         for name, value in expected.named_parameters():
             assert torch.equal(bits(sharded.full(name)), bits(value)), name
-        with sharded.block(3), sharded.block(0):  # out of order, so that a gather was begun for nothing
-            pass
-        with sharded.block(0):
-            whole.append(sharded.whole)
         return held, said, whole, sent
 
     found = run_ranks(ranks, rank)
@@ -86,6 +110,63 @@ def test_blocks_come_back_bit_by_bit_and_two_are_whole_at_most(ranks: int) -> No
         assert sent == 2 * BLOCKS * (ranks - 1) * size // ranks
         assert said == BLOCKS * size // ranks + outside
         assert max(whole) == 2 * size
+
+
+FORWARDS: list[list[list[int]]] = [
+    [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 2, 4]],
+    [[0, 1, 1, 1, 2, 3, 3, 4]],
+    [],
+    [[3], [0, 1]],
+]
+"""By rank, the blocks of each forward of a model call: all, some again at once, some left out, none at all."""
+
+
+def test_ranks_that_compute_different_things_keep_step() -> None:
+    def rank(number: int) -> Any:
+        meter, marks = Meter(trace=Trace("", number)), []  # whose gathers carry numbers
+        model, sharded, expected = filled(meter, most_of_all, functools.partial(marks.append, number))
+        for _ in range(2):
+            with sharded.model_call(len(FORWARDS[number])):
+                for blocks in FORWARDS[number]:
+                    with sharded.forward():
+                        for index in blocks:
+                            with sharded.block(index):
+                                check(model, expected, index)
+                    assert sharded.whole == 0
+        return meter.sent["weights"], len(marks)
+
+    found = run_ranks(4, rank)
+    assert len(set(found)) == 1, "all send and wait alike"
+    assert found[0][1] == 2 * max(map(len, FORWARDS)) * BLOCKS, "signs of progress wherever a block has come"
+
+
+def test_a_block_behind_a_later_one_is_refused() -> None:
+    def rank(_: int) -> str:
+        _, sharded, _ = filled(Meter())
+        with pytest.raises(Refused) as refused, sharded.forward(), sharded.block(3), sharded.block(1):
+            pass
+        return str(refused.value)
+
+    assert (
+        run_ranks(2, rank)
+        == [
+            "the model runs its block 1 of 5 after its block 3, which sharded weights do not allow: choose weights replicated or "
+            "streamed in Parallel Plan."
+        ]
+        * 2
+    )
+
+
+def test_ranks_that_gather_different_blocks_say_so_at_once() -> None:
+    """As a fault in the pack would make them; a debug run, such as a traced one, has a number with each gather."""
+
+    def rank(number: int) -> str:
+        _, sharded, _ = filled(Meter(trace=Trace("", number)))
+        with pytest.raises(RuntimeError) as different:
+            sharded._begin(2 + number)
+        return str(different.value)
+
+    assert run_ranks(2, rank) == ["ranks gather different blocks at once, by rank: 2, 3"] * 2
 
 
 def test_two_blocks_cannot_share_a_tensor() -> None:

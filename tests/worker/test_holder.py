@@ -207,11 +207,11 @@ def test_sharded_weights_count_as_shards_and_come_back_bit_equal():
         part = held.hold(A, "sharded", lambda: Rows(2, value=0.1, sharded=True), PLENTY)
         x = torch.arange(ROWS, dtype=torch.float32)
         with torch.no_grad():
-            with part.sharded.block(0):
+            with part.sharded.forward(), part.sharded.block(0):
                 before, sizes = part.module(x), on_device(held)
             held.release(A)
             assert held.hold(A, "sharded", pytest.fail, PLENTY) is part
-            with part.sharded.block(0):
+            with part.sharded.forward(), part.sharded.block(0):
                 return sizes["a"], torch.equal(before, part.module(x)), part.fills
 
     assert run_ranks(2, rank) == [(1, True, 1)] * 2

@@ -113,7 +113,8 @@ class SpreadForward:
         )
         self._arrivals.enter(None if patch is None else PatchForward(key, patch), behind)
         try:
-            out = compute(latent, {OVERRIDE: attentions})
+            with self._holding.forward():
+                out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
             return None
         finally:

@@ -87,6 +87,14 @@ class World:
         dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
         return bool(value)
 
+    def most(self, number: int) -> int:
+        """The largest of all ranks' numbers, on every rank."""
+        if self.size == 1:
+            return number
+        value = torch.tensor([number])
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self._control)
+        return int(value)
+
     def neighbours(self, meter: Meter) -> Neighbours:
         """All ranks, and which of them share a machine. A collective."""
         group = self._control if self.size > 1 else None

@@ -22,7 +22,7 @@ from ...plan import AXES, ResolvedPlan
 from ...plan.cost import connections
 from ...plan.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.checkpoint import read_header
-from ...weights.holding import Replicated
+from ...weights.holding import Holding
 from ...weights.layers import materialise
 from ...weights.requantised import compute_in
 from ...wire.messages import (
@@ -111,7 +111,7 @@ def time_blocks(
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
-    forward = model.forward_on(build_mesh(alone, device, meter), alone, Replicated(), moments.mark)
+    forward = model.forward_on(build_mesh(alone, device, meter), alone, Holding(), moments.mark)
     runs = []
     for _ in range(RUNS):
         forward(inputs, x, None)

@@ -22,7 +22,7 @@ from ...models.family import Forward as ModelForward
 from ...models.family import Model, Stage
 from ...plan import ResolvedPlan
 from ...weights.expansion import Expansion, expand_by
-from ...weights.holding import Replicated
+from ...weights.holding import Holding
 from ...weights.patching import Keep
 from ...weights.reading import Neighbours, Watch
 from ...weights.sharded import Sharded
@@ -128,8 +128,8 @@ class Rank:
         sharers = plan.devices.count(plan.devices[self.world.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
-    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, ModelForward]:
-        """This rank's part of the model, loaded if need be.
+    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, ModelForward, Holding]:
+        """This rank's part of the model, loaded if need be, its forward, and how its weights are held.
 
         Raises:
             Cancelled: on all ranks alike, while loading.
@@ -159,7 +159,7 @@ class Rank:
         if networks:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
             forward.networks = networks
-        return part.model, forward
+        return part.model, forward, part.holding
 
     def keeping(self) -> AbstractContextManager[None]:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""
@@ -170,6 +170,11 @@ class Rank:
         with self.meter.wait("control"):
             return self.world.agree(flag)
 
+    def _most(self, forwards: int) -> int:
+        """Of a model call, the most that a rank runs."""
+        with self.meter.wait("control"):
+            return self.world.most(forwards)
+
     def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
         """Of each rank what its weights have in common with others': the stage, and the machine it is on."""
         return [*zip(stages(plan), self.neighbours.machines, strict=True)]
@@ -178,11 +183,11 @@ class Rank:
         """How a plan's weights are held. A collective."""
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
-            return lambda module, blocks: _twice(Sharded(module, blocks, everyone))
+            return lambda module, blocks: _twice(Sharded(module, blocks, everyone, self._most, self.status.mark))
         sharers = self.world.alike(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
-        return lambda module, blocks: (Whole(module, sharers), Replicated())
+        return lambda module, blocks: (Whole(module, sharers), Holding())
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""

@@ -27,6 +27,7 @@ from ...models.comfyui.sampler import SamplerFunction
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...models.region import Region
+from ...weights.holding import Holding
 from ...wire.messages import Done, Progress, Sample
 from .previews import Previews
 from .rank import Rank
@@ -40,14 +41,14 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     """
     mesh = rank.mesh(message.plan)
     try:
-        model, forward = rank.prepare(message, mesh)
+        model, forward, holding = rank.prepare(message, mesh)
         function = _function(rank, message, mesh)
         started = rank.start()
         shown = Previews(rank.device, rank.link.send) if mesh.reports else nullcontext()
         with shown as previews, rank.keeping():
             prompts = _prompts(message, tensors, mesh)
             cache = step_cache(message.cache, prompts, mesh, rank.agree)
-            run = _Run(rank, message, tensors, mesh, model, forward, prompts, cache, previews)
+            run = _Run(rank, message, tensors, mesh, model, forward, holding, prompts, cache, previews)
             answer = run.whole(run.pipeline().run()) if message.stock is None else run.led(function)
     except Cancelled:
         rank.cancelled(message, mesh.reports)
@@ -77,6 +78,7 @@ class _Run:
         mesh: Mesh,
         model: Model,
         forward: ModelForward,
+        holding: Holding,
         prompts: Prompts,
         cache: StepCache,
         previews: Previews | None,
@@ -94,6 +96,7 @@ class _Run:
         self._patches = model.patches(self._x.shape, message.plan.patches)
         self._model = ModelCalls(
             forward=forward,
+            holding=holding,
             prompts=prompts,
             process=self._process,
             sigmas=tensors["sigmas"].to("cpu", torch.float32),
@@ -121,7 +124,8 @@ class _Run:
             samplers=[self._sampler(patch, rows) for patch in self._patches],
             latent=self._x[rows],
             warmup_steps=message.plan.warmup_steps,
-            cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree, enter=self._enter),
+            cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree),
+            enter=self._enter,
             on_call=self._on_call,
         )
 

@@ -31,7 +31,7 @@ def single_forward(
     """
     mesh = rank.mesh(message.plan)
     try:
-        model, forward = rank.prepare(message, mesh)
+        model, forward, holding = rank.prepare(message, mesh)
     except Cancelled:
         rank.cancelled(message, mesh.reports)
         return
@@ -54,10 +54,11 @@ def single_forward(
         found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
         added = {block: tensor.to(rank.device) for block, tensor in found.items()}
     start, outputs = edges[run.start], []
-    for number, (piece, values) in enumerate(mine):
-        first = edges[run.start + number] - start
-        own = {block: _rows(tensor, first, piece["x"].shape[0]) for block, tensor in added.items()}
-        outputs.append(_forward_piece(rank, number, piece, values, forward, own))
+    with holding.model_call(len(mine)):
+        for number, (piece, values) in enumerate(mine):
+            first = edges[run.start + number] - start
+            own = {block: _rows(tensor, first, piece["x"].shape[0]) for block, tensor in added.items()}
+            outputs.append(_forward_piece(rank, number, piece, values, forward, own))
     mesh.finish_sending()
     output = None
     if mesh.last:

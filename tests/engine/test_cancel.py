@@ -1,0 +1,64 @@
+"""Cancel ends a denoise with the running model call, also while some ranks compute and others only gather weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.diffusion import Prompt
+from parallel_backend.errors import Cancelled
+from tests.engine.conftest import SCHNELL, Runner, sigmas
+from tests.plans import cpu_plan
+from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+
+PATIENCE = 2.0
+"""Seconds after the running model call within which a cancelled request has ended."""
+
+TEXTS = (9, 17, 25, 33, 41)
+"""Of the positive prompts: a forward for each length. The negative has one."""
+
+STEPS = 50
+
+
+def lopsided(runner: Runner, path: Path, steps: int, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
+    """A denoise in which the positive side, one rank, has five times the negative's work."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {"x": torch.randn(1, 16, 24, 24, generator=generator), "sigmas": sigmas(steps)}
+    prompts = []
+    for number, length in enumerate((*TEXTS, TEXTS[0])):
+        tensors[f"prompt.{number}.context"] = torch.randn(1, length, TEXT_WIDTH, generator=generator)
+        tensors[f"prompt.{number}.y"] = torch.randn(1, POOLED_WIDTH, generator=generator)
+        prompts.append(Prompt({name: f"prompt.{number}.{name}" for name in ("context", "y")}))
+    fields: dict[str, Any] = {"sampler": "euler", "sampling": SCHNELL, "cfg": 2.0}
+    sides = {"positive": prompts[:-1], "negative": prompts[-1:]}
+    plan = cpu_plan(cfg=2, weights="sharded", blocks=4)
+    return runner.sample("comfyui", path, tensors, plan, is_cancelled, **sides, **fields)
+
+
+def test_cancel_while_a_rank_waits_for_weights_ends_with_the_model_call(run: Runner, tmp_path: Path) -> None:
+    path = save_flux(tmp_path / "model.safetensors", heads=4, single_blocks=3)
+    expected = lopsided(run, path, 2)
+    assert run.answer is not None
+    call = max(report.seconds for report in run.answer.reports) / 2
+    workers = run.workers()
+    pressed: list[float] = []
+
+    def is_cancelled() -> bool:
+        ranks = [rank for group in run.backend.status().groups for rank in group.ranks]
+        if not pressed and ranks and ranks[-1].phase == "sampling" and ranks[-1].waiting:
+            pressed.append(time.monotonic())
+        return bool(pressed)
+
+    with pytest.raises(Cancelled):
+        lopsided(run, path, STEPS, is_cancelled)
+    took = time.monotonic() - pressed[0]
+    print(f"cancelled after {took:.2f} s; a model call takes {call:.2f} s")
+    assert took <= call + PATIENCE
+    assert run.workers() == workers
+    assert torch.equal(lopsided(run, path, 2), expected)
