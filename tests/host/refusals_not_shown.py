@@ -63,6 +63,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the model's … has no …: this ComfyUI",
         ),
         "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
+        "parallel_backend/weights/sharded.py": ("the model runs its block … of … after its block",),
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },
     "the environment that ComfyUI was started with": {
