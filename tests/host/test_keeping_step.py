@@ -6,24 +6,23 @@ Every kind under every split with sharded weights, which are gathered by all ran
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import LatentOf, graph_of, save_families, spread
 from tests.host.conftest import NARROW, relative_error
-from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel, step_by_step
+from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, step_by_step
 from tests.selection import pairwise, thorough
 from tests.tiny_models import draw
 
 TOLERANCE = 1e-5
-SECONDS = 120
-"""More than any of these takes on a busy machine; a hang takes the watcher's 300."""
-
 SIZE, STEPS, SEED = 64, 4, 2600
-LONG, SHORT = "cond-45", "cond-37-other"
+LONG = "cond-45"
 
 
 def basic(sampler: str = "euler", **settings: Any) -> Graph:
@@ -98,6 +97,20 @@ def easy_cache(sampler: str) -> Graph:
     return insert_after_model(graph, "EasyCache", **settings)
 
 
+def rescaled(sampler: str) -> Graph:
+    return insert_after_model(with_second(basic(sampler)), "RescaleCFG", multiplier=0.7)
+
+
+def wan(sampler: str) -> Graph:
+    """Two texts of a video, of different length."""
+    graph = graph_of("wan", sampler_name=sampler, seed=SEED, steps=3)
+    graph["latent"]["inputs"]["batch_size"] = 2
+    other = node("LoadConditioning", conditioning="wan-negative.safetensors")
+    return insert_after(graph, "positive", "ConditioningCombine", "conditioning_1", conditioning_2=["other", 0]) | {
+        "other": other
+    }
+
+
 def vace(sampler: str) -> Graph:
     """Two control videos beside the positive prompt, none beside the negative."""
     graph = graph_of("vace", sampler_name=sampler, seed=SEED, steps=3)
@@ -108,6 +121,9 @@ def vace(sampler: str) -> Graph:
 
 KINDS: Mapping[str, Callable[[str], Graph]] = {
     "combine of two lengths": lambda sampler: with_second(basic(sampler)),
+    "combine of two lengths, Wan": wan,
+    "combine under RescaleCFG": rescaled,
+    "nothing combined, texts of two lengths": lambda sampler: basic(sampler, negative=LONG),
     "a range": three_ranges,
     "an area": area,
     "PerpNeg": perp_neg,
@@ -141,9 +157,7 @@ LOOPS = [*WAYS]
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    from safetensors.torch import save_file
-
-    save_families(comfyui, "vace")
+    save_families(comfyui, "vace", "wan")
     frames, masks = draw(2, 1, 32, 3, 8, 10, seed=31), (draw(2, 1, 64, 3, 8, 10, seed=32) > 0).float()
     given = {"vace_frames": frames, "vace_mask": masks}
     save_file(given, comfyui.input_dir / "two-videos.safetensors")
@@ -157,16 +171,9 @@ def check(latent_of: LatentOf, kind: str, split: str, way: str, weights: str) ->
     ours = copy.deepcopy(graph)
     if one_at_a_time and ours["sampler"]["class_type"] == "KSampler":
         ours = step_by_step(ours)
-    workers = 1
+    workers = math.prod(SPLITS[split].values())
     plan: dict[str, Any] = {"cfg": 1, "ulysses": 1, "ring": 1, "weights": weights} | SPLITS[split]
-    for degree in SPLITS[split].values():
-        workers *= degree
-    made = (
-        spread(ours, f"cpu:{workers}", strict=False, **plan)
-        if kind.startswith("two control videos")
-        else parallel(ours, f"cpu:{workers}", **plan)
-    )
-    error = relative_error(latent_of(made), stock)
+    error = relative_error(latent_of(spread(ours, f"cpu:{workers}", strict=False, **plan)), stock)
     print(f"off by {error:.1e}")
     assert error <= TOLERANCE
 
