@@ -89,7 +89,10 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     groups = {axis: _group(plan, (axis,), backend) for axis in AXES}
     groups["odd_hops"] = _group(plan, ("pipefusion",), backend) if plan.pipefusion > HOPS else None
     groups["returning"] = _group(plan, ("pipefusion",), backend)
-    groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
+    if plan.ring > 1 and plan.ulysses > 1:
+        groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
+    else:  # the same ranks, whose connections take memory
+        groups["sequence"] = groups["ring"] if plan.ring > 1 else groups["ulysses"]
     communicators = {
         name: Communicator("pipefusion" if name == "odd_hops" else name, group, device, staged, meter)
         for name, group in groups.items()
@@ -106,7 +109,7 @@ def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # an exchange that hangs, as P2P that does not work does, hangs here
     meter.reset()
-    return Mesh(groups=tuple(group for group in groups.values() if group is not None), **communicators)
+    return Mesh(groups=tuple(dict.fromkeys(group for group in groups.values() if group is not None)), **communicators)
 
 
 def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:

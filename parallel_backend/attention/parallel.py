@@ -66,7 +66,7 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
         wait: Callable[[], Tensor] | None = None
         if hop + 1 < ring.size:  # the next block is in flight while this one is computed
             shape = (2, q.shape[0], tokens[(source - 1) % ring.size], *kv.shape[3:])
-            _, wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
+            wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
         if q.numel() and kv.numel():
             partial.add(*attend(q, kv[0], kv[1]))
         if wait is not None:

@@ -1,7 +1,8 @@
 """A communicator over one mesh axis, with the primitives that every parallel form is made of.
 
-Of activations only `all_to_all_single` with splits and `batch_isend_irecv` are used: pairs that are not batched work on gloo
-and deadlock on NCCL. Shares of weights, which are equal, are gathered.
+Activations travel by `all_to_all_single` with splits, also round a ring, and between stages by `batch_isend_irecv`: pairs that
+are not batched work on gloo and deadlock on NCCL. Shares of weights, which are equal, are gathered. NCCL's send and recv keep
+a buffer until the GPU gets there, when the host is many blocks ahead; its collectives do not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..moving import pinned
 from .meter import Meter
 
 
@@ -49,8 +51,7 @@ class Communicator:
         if self.size > 1:
             ones = [1] * self.size
             self.all_to_all(torch.ones(self.size, device=self.device), ones, ones)
-            _, wait = self.shift(torch.ones(1, device=self.device), 1)
-            wait()
+            self.shift(torch.ones(1, device=self.device), 1)()
 
     def all_to_all(
         self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int], kind: str = ""
@@ -72,31 +73,25 @@ class Communicator:
             dist.all_to_all_single(received, outgoing, list(receive_sizes), list(send_sizes), group=self._group)
         return self._incoming(received)
 
-    def shift(self, send: Tensor, receive_size: int) -> tuple[Tensor, Callable[[], Tensor]]:
+    def shift(self, send: Tensor, receive_size: int) -> Callable[[], Tensor]:
         """Start passing a flat tensor to the next rank of the ring while receiving from the one before.
 
-        Returns the buffer being filled and a function that waits for it and returns it on the device. Either side
-        may be empty.
+        What returns waits for what is received and returns it on the device. Either side may be empty; all members call.
         """
         outgoing = self._outgoing(send)
         received = self._buffer(receive_size, send.dtype)
-        following = self._ranks[(self.rank + 1) % self.size]
-        preceding = self._ranks[(self.rank - 1) % self.size]
-        operations = []
-        if outgoing.numel():
-            operations.append(dist.P2POp(dist.isend, outgoing, following, self._group))
-        if received.numel():
-            operations.append(dist.P2POp(dist.irecv, received, preceding, self._group))
+        sizes = [0] * self.size, [0] * self.size
+        sizes[0][(self.rank + 1) % self.size] = outgoing.numel()
+        sizes[1][(self.rank - 1) % self.size] = receive_size
         self._count(outgoing.numel(), send.dtype)
-        works = dist.batch_isend_irecv(operations) if operations else []
+        work = dist.all_to_all_single(received, outgoing, sizes[1], sizes[0], group=self._group, async_op=True)
 
         def wait() -> Tensor:
             with self._meter.wait(self.name):
-                for work in works:
-                    work.wait()
+                work.wait()
             return self._incoming(received)
 
-        return received, wait
+        return wait
 
     def send(self, tensor: Tensor, to: int, kind: str = "") -> None:
         """Start sending a tensor to a member; `receive` there takes it. Sends to one member arrive in order."""
@@ -184,12 +179,11 @@ class Communicator:
     def _outgoing(self, tensor: Tensor) -> Tensor:
         if not self._staged:
             return tensor.contiguous()
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor)
+        return pinned(tensor.shape, tensor.dtype).copy_(tensor)
 
     def _buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         if self._staged:
-            return torch.empty(size, dtype=dtype, pin_memory=True)
+            return pinned((size,), dtype)
         return torch.empty(size, dtype=dtype, device=self.device)
 
     def _incoming(self, tensor: Tensor) -> Tensor:

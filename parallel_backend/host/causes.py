@@ -17,6 +17,12 @@ class Cause:
 
 CAUSES = (
     Cause(
+        "locked memory",
+        r"ibv_\w+ failed[^\n]*Cannot allocate memory",
+        "InfiniBand may not lock enough memory: raise that limit with `ulimit -l unlimited` before starting the workers, in "
+        "Docker with --ulimit memlock=-1, or set NCCL_IB_DISABLE=1, with which they talk over the network's ordinary sockets.",
+    ),
+    Cause(
         "P2P",
         r"peer access is not supported|failed to open CUDA IPC handle|P2P.*(?:not supported|is disabled)"
         r"|doesn't support faster communication broadband via P2P",

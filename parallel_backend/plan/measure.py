@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..comm.moments import Moments
+from ..moving import pinned
 from .known_machines import PCIE_OVERLAP, software
 from .profiles import Device, Level, Profile
 
@@ -104,7 +105,7 @@ def measure(
     matrix = torch.randn(side, side, device=device, dtype=dtype)
     heads = torch.randn(1, tokens, 8, HEAD_DIM, device=device, dtype=dtype)
     large = torch.zeros(1 << (26 if gpu else 22), device=device)
-    host = torch.zeros(large.shape, pin_memory=gpu)
+    host = pinned(large.shape, large.dtype).zero_() if gpu else torch.zeros_like(large)
     small = torch.zeros(1, device=device)
     bandwidth, latency = _link(device, ranks)
     rates = {

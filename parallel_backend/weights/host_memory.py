@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
+from ..moving import NOT_PINNED, forget_failure
 
 log = logging.getLogger(__name__)
 
 HOST = torch.device("cpu")
+
+PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for all GPUs that this process uses."""
 
 
 def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Tensor:
@@ -45,7 +49,8 @@ def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Te
 def pin(data: Tensor) -> None:
     """Let the GPU's copy engine use it, as long as it lives. Where the system forbids that, copies are slower and wait."""
     cudart, address = torch.cuda.cudart(), data.data_ptr()
-    if error := int(cudart.cudaHostRegister(address, data.nbytes, 0)):
-        log.warning("Parallel: %d bytes of host memory could not be pinned (CUDA error %d)", data.nbytes, error)
+    if error := int(cudart.cudaHostRegister(address, data.nbytes, PORTABLE)):
+        log.warning("Parallel: of %d bytes, %s (CUDA error %d)", data.nbytes, NOT_PINNED, error)
+        forget_failure()
     else:
         weakref.finalize(data.untyped_storage(), cudart.cudaHostUnregister, address).atexit = False

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..comm.communicator import Communicator
 from ..errors import Cancelled, Refused
+from ..moving import pinned
 from .rounds import CHUNK_BYTES, Chunk, Range, Turn, Way, rounds, shared_bytes
 
 TRIALS = 2
@@ -202,8 +203,8 @@ class _Reader:
         self._files = files
         self._open: dict[int, int] = {}
         self._chunks = chunks
-        pinned = torch.cuda.is_initialized()  # for a copy to a GPU at full speed
-        self._buffers = cycle([torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)])
+        buffer = pinned if torch.cuda.is_initialized() else torch.empty  # for a copy to a GPU at full speed
+        self._buffers = cycle([buffer((CHUNK_BYTES,), dtype=torch.uint8) for _ in range(2)])
         self._thread = ThreadPoolExecutor(1, "parallel-reading")
         self._coming: Future[Tensor] | None = None
 

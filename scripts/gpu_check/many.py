@@ -73,7 +73,7 @@ class Many(Together):
         attend = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device)).attend
 
         def hop(beside: Work = nothing) -> None:
-            _, wait = mesh.ring.shift(kv, kv.numel())
+            wait = mesh.ring.shift(kv, kv.numel())
             beside()
             wait()
 

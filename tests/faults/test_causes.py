@@ -16,6 +16,12 @@ from parallel_backend.host.channel import Channel, Heard
 from parallel_backend.wire.messages import Failed, Pulse
 
 TEXTS = [
+    (
+        "locked memory",
+        "torch.distributed.DistBackendError: NCCL error: ncclSystemError: System call (e.g. socket, malloc) or external library "
+        "call failed or device error.\nLast error:\nCall to ibv_reg_mr failed with error Cannot allocate memory",
+    ),
+    ("locked memory", "misc/ibvwrap.cc:158 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory"),
     ("P2P", "RuntimeError: CUDA error: peer access is not supported between these two devices"),
     (
         "P2P",

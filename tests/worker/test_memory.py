@@ -65,6 +65,7 @@ def test_memory_that_ran_out_is_recognised(error):
         dist.DistBackendError(
             "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 1 'invalid argument'"
         ),
+        dist.DistBackendError("NCCL error: Last error:\nCall to ibv_reg_mr failed with error Cannot allocate memory"),
         OSError(errno.ENOSPC, "No space left on device"),
         ValueError("out of memory is what a file is called"),
     ],

@@ -37,6 +37,10 @@ SHORTAGE = re.compile(
 """What CUDA, its libraries, NCCL and torch say in a plain RuntimeError when the device's or the host's memory ran out."""
 
 
+LOCKED = re.compile(r"ibv_\w+ failed", re.IGNORECASE)
+"""What NCCL says where InfiniBand may not lock memory, of which there is enough."""
+
+
 class OutOfMemory(torch.OutOfMemoryError):
     """The limit of the plan leaves no room for what is asked for; numbers are bytes."""
 
@@ -50,7 +54,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and SHORTAGE.search(str(error)) is not None
+    said = str(error)
+    return isinstance(error, RuntimeError) and SHORTAGE.search(said) is not None and LOCKED.search(said) is None
 
 
 def asked_bytes(error: BaseException) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import uuid
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.torch_version import TorchVersion
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
@@ -22,12 +24,22 @@ from .environment import Environment
 TEXT_BYTES = 1024
 
 
+def nccl_settings(version: TorchVersion) -> Mapping[str, str]:
+    """What a torch reads from the environment when it opens NCCL's communicators.
+
+    Before 2.8 its collectives kept their buffers until the GPU got there, as send and recv still do, unless told not to.
+    """
+    return {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"} if version < (2, 8) else {}
+
+
 class World:
     """All ranks of this generation, which find each other in `store`."""
 
     def __init__(self, environment: Environment, store: Store) -> None:
         backend = "gloo"
         if environment.device.type == "cuda":
+            for name, value in nccl_settings(torch.__version__).items():
+                os.environ.setdefault(name, value)
             torch.cuda.set_device(environment.device)
             backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
         store.set_timeout(FOREVER)

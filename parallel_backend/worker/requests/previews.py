@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Cancelled
+from ...moving import pinned
 from ...wire.messages import Message
 
 Send = Callable[[Message, Mapping[str, Tensor]], None]
@@ -63,8 +64,7 @@ class Previews:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for name, tensor in tensors.items():
-                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                copies[name] = host.copy_(tensor, non_blocking=True)
+                copies[name] = pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._stream)
             done = torch.cuda.Event(blocking=True)
             done.record(self._stream)

@@ -1,0 +1,43 @@
+"""Communicators of a plan: those of the same ranks are one, since connections take memory of a GPU."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
+from parallel_backend.plan.cost import connections
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+PAIRS = {
+    "ulysses 3": (cpu_plan(ulysses=3), 2),
+    "ring 3": (cpu_plan(ring=3), 2),
+    "ring 2 x ulysses 2": (cpu_plan(ring=2, ulysses=2), 1 + 1 + 3),
+    "cfg 2 x ulysses 2": (cpu_plan(cfg=2, ulysses=2), 1 + 1),
+    "pipefusion 2": (cpu_plan(pipefusion=2), 1 + 1),
+}
+"""And between how many pairs a rank's communicators keep buffers on a GPU."""
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_ranks_are_connected_once_for_all_that_spans_them(name: str) -> None:
+    plan, pairs = PAIRS[name]
+    on_gpus = msgspec.structs.replace(plan, devices=tuple(f"cuda:{rank}" for rank in range(plan.world_size)))
+    assert connections(on_gpus) == pairs
+
+    def rank(number: int) -> tuple[bool, bool, list[float]]:
+        mesh = build_mesh(plan, torch.device("cpu"), Meter())
+        distinct = len(set(mesh.groups)) == len(mesh.groups)
+        product = plan.ring > 1 and plan.ulysses > 1
+        alone = mesh.sequence._group not in (mesh.ring._group, mesh.ulysses._group)
+        ours = mesh.sequence.gather(torch.full((1, 1, 1), float(number)), [1] * mesh.sequence.size)
+        mesh.close()
+        return distinct, alone == product, ours.flatten().tolist()
+
+    size = plan.ring * plan.ulysses
+    for number, (distinct, right, gathered) in enumerate(run_ranks(plan.world_size, rank)):
+        assert distinct and right
+        assert gathered == [number // size * size + place for place in range(size)]

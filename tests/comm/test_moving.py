@@ -1,0 +1,15 @@
+"""Host memory that cannot be pinned, as here, where there is no GPU, is used as it is; and the user is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_backend.moving import pinned
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned")
+def test_memory_that_cannot_be_pinned_is_ordinary() -> None:
+    with pytest.warns(RuntimeWarning, match="host memory could not be pinned"):
+        buffer = pinned((3, 5), torch.bfloat16)
+    assert (buffer.shape, buffer.dtype, buffer.is_pinned()) == ((3, 5), torch.bfloat16, False)

@@ -1,0 +1,26 @@
+"""What a ring's hops ask of NCCL: its send and recv would keep each hop's buffers until the GPU gets there."""
+
+from __future__ import annotations
+
+import torch
+
+from parallel_backend.attention.kernels import choose_kernel
+from parallel_backend.attention.parallel import around_the_ring
+from parallel_backend.comm.meter import Meter
+from parallel_backend.mesh import build_mesh
+
+from .fake_gpu import DEVICE, FakeGpu
+from .lone_rank import plan_of
+
+RANKS, TOKENS, HEADS, HEAD_DIM = 4, 7, 2, 128
+
+
+def test_hops_are_collectives_which_hold_no_buffer() -> None:
+    gpu = FakeGpu()
+    with gpu.running(0, RANKS):
+        mesh = build_mesh(plan_of(4, 1, {"ring": RANKS}), DEVICE, Meter())
+        gpu.begin()
+        q = torch.empty(1, TOKENS, HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
+        attend = choose_kernel("sdpa", DEVICE, q.dtype, HEAD_DIM, {}).attend
+        around_the_ring(mesh.ring, [TOKENS] * RANKS, attend, q, torch.stack((q, q)))
+    assert gpu.counts.collectives == {"alltoall_base_": RANKS - 1}
