@@ -7,6 +7,7 @@ a buffer until the GPU gets there, when the host is many blocks ahead; its colle
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +16,20 @@ from torch import Tensor
 
 from ..moving import pinned
 from .meter import Meter
+
+PATTERN, ON_HOST = 1 << 16, 1 << 6
+"""Elements of what is sent to try a connection: between GPUs enough that it takes the way that activations take."""
+
+
+def same(received: Tensor, expected: Tensor) -> bool:
+    """Whether they are equal; waits for the device."""
+    return torch.equal(received, expected)
+
+
+def _patterns(numbers: Sequence[int], elements: int, device: torch.device) -> Tensor:
+    """Flat fp32, a run of so many elements for each number, which tells it from all others."""
+    runs = torch.arange(elements, device=device) % 251
+    return torch.cat([runs + 256 * number for number in numbers]).float()
 
 
 class Communicator:
@@ -47,11 +62,24 @@ class Communicator:
         return self._meter.trace is not None
 
     def warm_up(self) -> None:
-        """Exchange one element with every member, which opens every connection now."""
-        if self.size > 1:
-            ones = [1] * self.size
-            self.all_to_all(torch.ones(self.size, device=self.device), ones, ones)
-            self.shift(torch.ones(1, device=self.device), 1)()
+        """Exchange patterns with every member, which opens every connection now.
+
+        Raises:
+            RuntimeError: something else arrives than was sent, as over P2P that a driver reports and that does not work.
+        """
+        if self.size == 1:
+            return
+        elements = PATTERN if self.device.type == "cuda" else ON_HOST
+        patterns = functools.partial(_patterns, elements=elements, device=self.device)
+        sent = patterns([self.rank * self.size + other for other in range(self.size)])
+        expected = patterns([other * self.size + self.rank for other in range(self.size)])
+        received = self.all_to_all(sent, [elements] * self.size, [elements] * self.size)
+        shifted = self.shift(patterns([self.rank]), elements)()
+        before = patterns([(self.rank - 1) % self.size])
+        if not (same(received, expected) and same(shifted, before)):
+            raise RuntimeError(
+                f"Data that ranks {self._ranks} exchanged arrived changed on rank {self._ranks[self.rank]}."
+            )
 
     def all_to_all(
         self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int], kind: str = ""

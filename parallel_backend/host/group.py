@@ -43,6 +43,7 @@ from ..wire.messages import (
     Shutdown,
     WasCancelled,
 )
+from ..worker.process.status import CONNECTING
 from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
@@ -56,6 +57,9 @@ from .versions import check_members
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+
+SLOWER_TO_CONNECT = 3
+"""Times the silence that is allowed while communicators are opened."""
 
 
 @dataclass(frozen=True)
@@ -336,8 +340,12 @@ class WorkerGroup:
     def _check_pulses(self, since: float) -> None:
         now, heard = time.monotonic(), self._channel.heard
         for rank in range(len(self.devices)):
-            quiet = now - max(since, heard[rank].at if rank in heard else since)
-            if quiet > self._deadlines.silence:
+            last = heard.get(rank)
+            quiet = now - max(since, last.at if last else since)
+            connecting = (
+                last is not None and last.pulse.phase == CONNECTING
+            )  # NCCL may keep Python from running meanwhile
+            if quiet > self._deadlines.silence * (SLOWER_TO_CONNECT if connecting else 1):
                 raise diagnosis.silent(rank, self.devices, heard.get(rank), quiet)
         still = now - max([since, *(h.moved for h in heard.values())])
         if still > self._deadlines.stall:

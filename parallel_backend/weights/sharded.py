@@ -53,6 +53,7 @@ class Sharded(Store, Holding):
         self._most = most
         self._mark = mark
         self._shards: list[Tensor] = []
+        self._gathered = False
         self._whole = NONE
         self._coming: Callable[[], None] | None = None
 
@@ -102,6 +103,13 @@ class Sharded(Store, Holding):
         mine = self.run(name).values.view(torch.uint8)
         flat = self._everyone.gather(mine[None, :, None], [part.stop - part.start for part in parts])
         return flat.view(-1).view(place.dtype).view(place.shape)
+
+    def settle(self) -> None:
+        """Gather one block, once: what the connections need for that is taken now, and not in the middle of a denoise."""
+        if not self._gathered:
+            self._gathered = True
+            self._begin(0)()
+            self._bytes.free(0)
 
     @contextmanager
     def model_call(self, forwards: int) -> Iterator[None]:

@@ -81,7 +81,10 @@ def _shortage(error: BaseException, rank: Rank | None) -> Shortage | None:
     """What is known of memory that ran out, which it may before there is a rank: a CUDA context needs some."""
     if not is_out_of_memory(error):
         return None
-    return Shortage(asked_bytes(error), free=0, part=0, held=[]) if rank is None else rank.shortage(error)
+    if rank is not None:
+        with contextlib.suppress(RuntimeError):  # a device that failed answers nothing any more
+            return rank.shortage(error)
+    return Shortage(asked_bytes(error), free=0, part=0, held=[])
 
 
 def _meter(environment: Environment) -> Meter:

@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from parallel_backend.comm import communicator
 from parallel_backend.models.spread.stream import Stream
 from parallel_backend.vae.row_tensor import RowTensor
 
@@ -324,5 +325,6 @@ def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
     return [
         *(mock.patch.object(torch.cuda, name, stand_in) for name, stand_in in cuda.items()),
         mock.patch.object(Tensor, "record_stream", return_value=None),
+        mock.patch.object(communicator, "same", return_value=True),
         mock.patch.object(dist, "new_subgroups_by_enumeration", fake_groups),
     ]

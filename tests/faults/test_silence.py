@@ -101,3 +101,13 @@ def test_a_stopped_worker_that_does_not_read_its_request(bench):
     seconds = time.monotonic() - started
     bench.assert_recovered(2)
     bench.held(f"a stopped worker reads no request (patience {PATIENCE.silence:g} s)", ERROR, seconds, 5 + MARGIN)
+
+
+@thorough
+def test_silence_lasts_longer_while_connections_are_opened(bench):
+    """NCCL may keep Python from running meanwhile."""
+    bench.backend.deadlines = Deadlines(start=30, silence=3, stall=60)
+    message, _ = bench.outcome(Case(2, 1, "connecting the workers", "stop"))
+    said = re.match(r"Worker 1 of 2 \(cpu\) has not answered for (\d+) s while connecting the workers\. ", message)
+    assert said is not None, message
+    assert int(said[1]) >= 9

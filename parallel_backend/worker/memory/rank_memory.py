@@ -25,6 +25,12 @@ CGROUP = Path("/sys/fs/cgroup")
 """Where a container's own limit is found (version 2); the machine's free memory is not all its own."""
 
 
+WINDOWS = Path("/dev/dxg")
+"""There where Linux runs under Windows (WSL2)."""
+
+KEPT_UNDER_WINDOWS = 2_000_000_000
+"""Bytes of a GPU that Windows says are free and does not give."""
+
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 ALLOCATION = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
@@ -108,7 +114,7 @@ class Memory:
         if self._device.type != "cuda":
             return available_on_host()
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return torch.cuda.mem_get_info(self._device)[0] + unused
+        return torch.cuda.mem_get_info(self._device)[0] + unused - (KEPT_UNDER_WINDOWS if WINDOWS.exists() else 0)
 
     def has_host_room(self, nbytes: int) -> bool:
         """Whether so many bytes for every rank of this machine could be taken of the host."""

@@ -29,7 +29,7 @@ def nccl_settings(version: TorchVersion) -> Mapping[str, str]:
 
     Before 2.8 its collectives kept their buffers until the GPU got there, as send and recv still do, unless told not to.
     """
-    return {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"} if version < (2, 8) else {}
+    return {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"} if version < "2.8" else {}
 
 
 class World:

@@ -75,6 +75,8 @@ class Previews:
             raise self._failure
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a thread begins with GPU 0, on which it would open a context
         while (send := self._waiting.get()) is not None:
             if self._failure is None:  # after one the queue is only emptied
                 try:
