@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks on a machine with NVIDIA GPUs what is otherwise only assumed: a line each with PASS, FAIL or INFO. At most ten minutes,
+# Checks on a machine with NVIDIA GPUs what is otherwise only assumed: a line each with PASS, FAIL or INFO. At most nine minutes,
 # but for what has to be installed first. Takes PYTHON with torch (python3) and COMFYUI_PATH, ComfyUI's folder, which is downloaded
 # if it is not named. Where there is no network, pip takes packages from the folder that PIP_FIND_LINKS names (and PIP_NO_INDEX=1).
 set -uo pipefail
@@ -27,9 +27,10 @@ check() { # what the report is called, what its end in the middle is, the second
 RANKS=$((GPUS > 1 ? GPUS : 2)) # on one card two ranks, through host memory
 SEVERAL=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node="$RANKS" -m scripts.gpu_check)
 export NCCL_DEBUG=WARN
-check many FAIL 120 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
+check connections FAIL 40 "${SEVERAL[@]}" connections # NCCL's too where ranks share a card
+check many FAIL 110 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
 check pipeline FAIL 60 env CUDA_MODULE_LOADING=EAGER "${SEVERAL[@]}" pipeline    # as the launcher has stages load kernels
-check pipeline-lazy INFO 40 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" pipeline # whether it has to
-check doctor FAIL 60 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
-check one FAIL 280 "$PYTHON" -m scripts.gpu_check one
+check pipeline-lazy INFO 30 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" pipeline # whether it has to
+check doctor FAIL 50 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
+check one FAIL 240 "$PYTHON" -m scripts.gpu_check one
 ! grep -h FAIL "$OUT"/*.txt

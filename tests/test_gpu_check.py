@@ -25,28 +25,37 @@ PASSED = {
             for kind in ("bfloat16 128", "float16 64", "bfloat16 72", "bfloat16 512", "float32 128")
         ),
         "streamed weights",
+        f"{SMALL} in fp32, the result",
         f"{SMALL}, eager, the result",
         f"{SMALL}, compiled by aot_eager, the result",
         f"{SMALL}, compiled by aot_eager, all blocks",
     },
-    "many": {"ulysses 2", "ring 2", "sharded weights, ulysses 2", *(f"loading, {way.value}" for way in Way)},
-    "pipeline": {
-        "no hang while kernels are loaded",
-        "no hang while kernels for matrices are loaded",
-        "pipefusion 2, 4 patches",
+    "connections": {
+        "uneven and empty splits",
+        "a hop of a ring",
+        "gathers into memory that comes and goes",
+        "communicators again and again",
     },
+    "many": {"ulysses 2", "ring 2", "sharded weights, ulysses 2", *(f"loading, {way.value}" for way in Way)},
+    "pipeline": {"pipefusion 2, 4 patches"},
 }
 """What a CPU can answer: the results are ComfyUI's, or one rank's, to 1e-5."""
 
 TOLD = {
     "one": {
         "memory, 4 patches",
+        "a pin that fails",
         "the GPU is busy",
         "nothing waits in the loop",
         f"{SMALL}, eager, a step against ComfyUI's",
     },
     "many": {"the same noise everywhere", "the word of Cancel, ring 2", "a hop hides behind attention"},
-    "pipeline": {"PipeFusion hides its hops"},
+    "connections": set(),
+    "pipeline": {
+        "no hang while kernels are loaded",
+        "no hang while kernels for matrices are loaded",
+        "PipeFusion hides its hops",
+    },
 }
 """Some of what only a GPU can."""
 
@@ -65,7 +74,7 @@ def test_the_checks_for_gpus_run(checks: str) -> None:
     assert TOLD[checks] <= {name for verdict, name in found if verdict == "INFO"}
 
 
-def test_the_checks_for_gpus_take_less_than_ten_minutes() -> None:
+def test_the_checks_for_gpus_take_less_than_nine_minutes() -> None:
     limits = re.findall(r"^check \S+ (?:FAIL|INFO) (\d+) ", (ROOT / "scripts/gpu.sh").read_text(), re.MULTILINE)
-    assert len(limits) == 5
-    assert sum(map(int, limits)) < 600
+    assert len(limits) == 6
+    assert sum(map(int, limits)) < 540

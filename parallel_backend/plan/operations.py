@@ -22,8 +22,8 @@ ULYSSES = 5
 """What Ulysses adds to an attention: three kernels and two all-to-alls."""
 
 RING = 3
-RING_HOP = 9
-"""What Ring adds to an attention, and each of its hops: seven kernels, a send and a receive."""
+RING_HOP = 8
+"""What Ring adds to an attention, and each of its hops: seven kernels and a transfer."""
 
 PATCHED = 4
 """The most that keys and values of other patches add to an attention."""

@@ -1,7 +1,8 @@
 """What is assumed of GPUs, checked on them (see gpu.sh, which runs all of it).
 
     python -m scripts.gpu_check one                                          # one GPU
-    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits; ranks may share a GPU
+    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check connections  # what they carry; ranks may share a GPU
+    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check pipeline  # PipeFusion
 
 Each line is PASS, FAIL or INFO. The worker's own code denoises with random weights. --device cpu takes a small model through
@@ -17,11 +18,12 @@ import torch
 from parallel_backend.models.comfyui.importing import import_comfyui
 
 from .bench import Bench
+from .connections import Connections
 from .many import Many
 from .one import One
 from .pipeline import Pipeline
 
-LISTS: dict[str, type[Bench]] = {"one": One, "many": Many, "pipeline": Pipeline}
+LISTS: dict[str, type[Bench]] = {"one": One, "connections": Connections, "many": Many, "pipeline": Pipeline}
 
 
 def main() -> None:
@@ -31,7 +33,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     import_comfyui()
-    with torch.no_grad():
+    with torch.inference_mode():  # as workers have it
         LISTS[options.list](options.device).run()
 
 

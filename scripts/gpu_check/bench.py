@@ -40,6 +40,9 @@ REPEATS = 3
 NUMBERS = (1 << 22) + 3
 """Random numbers of which weights are made."""
 
+ACTIVE = "active_bytes.all.{}"
+"""Of torch's figures: what is freed while a stream still uses it counts as allocated no more, and is not to be had."""
+
 Work = Callable[[], object]
 
 Run = Callable[[int, Work], Tensor | None]
@@ -146,10 +149,10 @@ class Bench(ABC):
             return peak_bytes(work)
         self.wait()
         torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
+        held = torch.cuda.memory_stats()[ACTIVE.format("current")]
         work()
         self.wait()
-        return torch.cuda.max_memory_allocated() - held
+        return int(torch.cuda.memory_stats()[ACTIVE.format("peak")] - held)
 
     def values(self, name: str, shape: torch.Size) -> Tensor:
         """Of a parameter: the same on every rank, and such that activations stay near 1."""

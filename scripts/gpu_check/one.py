@@ -17,6 +17,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.plan.plan import APPROXIMATE_ATTENTION
 from parallel_backend.plan.profiles import CONTEXT_BYTES
+from parallel_backend.weights.host_memory import pin
 from parallel_backend.weights.streamed import Streamed
 from tests.dry.dry_rank import inspected
 
@@ -46,8 +47,8 @@ class One(Bench):
 
     def run(self) -> None:
         """What one GPU can answer; last what takes longest."""
-        self.each(self.kernels, self.speeds, self.copies, self.needs, self.streamed, self.busy, self.context)
-        self.each(self.eager, self.compiled)
+        self.each(self.kernels, self.speeds, self.copies, self.pins, self.needs, self.streamed, self.busy, self.context)
+        self.each(self.exact, self.eager, self.compiled)
 
     def kernels(self) -> None:
         """Attention and its log-sum-exp against fp64, whole and merged of two halves of the keys."""
@@ -97,6 +98,31 @@ class One(Bench):
         for name, source in sources.items():
             rate = there.nbytes / 1e6 / self.milliseconds(functools.partial(there.copy_, source))
             self.say(f"to the device, {name}", None, f"{rate:.1f} GB/s")
+
+    def pins(self) -> None:
+        """Memory that is pinned twice, which must fail, and a kernel after it, which must not."""
+        if not self.cuda:
+            self.say("a pin that fails", None, "there is nothing to pin for")
+            return
+        memory = torch.empty(1 << 30, dtype=torch.uint8)
+        pin(memory)
+        pinned_once = memory.is_pinned()
+        pin(memory)
+        total = float(torch.ones(8, device=self.device).sum())
+        self.say(
+            "a pin that fails", total == 8, f"pinned once: {pinned_once}; a kernel after the second pin gives {total}"
+        )
+
+    def exact(self) -> None:
+        """In fp32 throughout, one rank's result is ComfyUI's own."""
+        kept, self.computes_in = self.computes_in, "float32"
+        model, _ = self.model(self.name)
+        _, run = self.ours(self.name, self.plan(self.name), model)
+        found, expected = run(SHORT, nothing), self.comfyuis(self.name, model, dtype=torch.float32)(SHORT, nothing)
+        self.computes_in = kept
+        assert found is not None and expected is not None
+        error = error_of(found, expected)
+        self.say(f"{self.name} in fp32, the result", error <= FP32_TOLERANCE, f"error {error:.1e}")
 
     def needs(self) -> None:
         """What a denoise takes beside its weights, against what plans go by; in patches with keys and values kept."""

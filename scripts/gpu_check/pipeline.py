@@ -27,6 +27,11 @@ class Pipeline(Together):
         """Stages against one rank, while kernels are loaded, and whether their hops hide behind work."""
         return self.stages, self.hops
 
+    @property
+    def by_nccl(self) -> bool | None:
+        """A pass where patches go through NCCL, which a kernel that is loaded meanwhile may wait for; else it says nothing."""
+        return True if self.apart else None
+
     def staged(self) -> ResolvedPlan:
         """As many stages as there can be; where a stage has several ranks, these share its tokens."""
         cut = max(stages for stages in range(1, JOBS[self.name].blocks + 1) if self.ranks % stages == 0)
@@ -39,7 +44,7 @@ class Pipeline(Together):
         run(SHORT, nothing)
         self.wait()
         loading = os.environ.get("CUDA_MODULE_LOADING", "as CUDA does")
-        self.say("no hang while kernels are loaded", True, f"{plan.degrees}, loaded {loading}")
+        self.say("no hang while kernels are loaded", self.by_nccl, f"{plan.degrees}, loaded {loading}")
         whole, _ = self.model(self.name)
         alone = self.plan(self.name, patches=plan.patches)
         self.compare(f"{plan.degrees}, {plan.patches} patches", plan, run, self.ours(self.name, alone, whole)[1])
@@ -70,7 +75,7 @@ class Pipeline(Together):
             self.wait()
 
         stream(40, lambda number: 64 + 97 * number)  # each size may need a kernel that is not loaded yet
-        self.say("no hang while kernels for matrices are loaded", True)
+        self.say("no hang while kernels for matrices are loaded", self.by_nccl)
         count = 64
         work = self.milliseconds(lambda: a @ b)
         dist.all_reduce(torch.zeros(1))  # they begin together

@@ -37,8 +37,8 @@ LIMITS = {
         1_076_354_560,
     ),
     "FLUX.1-dev, ulysses 4": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9, 85_327_872),
-    "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 25, 170_262_528),
-    "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 17, 71_237_632),
+    "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 13, 170_262_528),
+    "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 13, 71_237_632),
     "FLUX.1-dev, pipefusion 4, first stage": (407, {"DoubleStreamBlock": 47}, 9, 28_311_553),
     "FLUX.1-dev, pipefusion 4, second stage": (403, {"DoubleStreamBlock": 47}, 9, 28_311_553),
     "FLUX.1-dev, pipefusion 4, last stage": (357, {"SingleStreamBlock": 19}, 8, 1_048_576),
@@ -48,7 +48,7 @@ LIMITS = {
     "FLUX.2-dev, ulysses 8": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 100_007_936),
     "Wan 2.2 14B, one rank": (116, {"WanAttentionBlock": 31}, 0, 0),
     "Wan 2.2 14B, ulysses 2": (126, {"WanAttentionBlock": 34}, 5, 1_553_126_400),
-    "Wan 2.2 14B, ring 2 x ulysses 2": (146, {"WanAttentionBlock": 44}, 9, 1_555_545_600),
+    "Wan 2.2 14B, ring 2 x ulysses 2": (146, {"WanAttentionBlock": 44}, 7, 1_555_545_600),
     "Wan 2.2 14B, cfg 2 x ulysses 4": (131, {"WanAttentionBlock": 34}, 6, 1_187_827_200),
     "Wan 2.2 14B, pipefusion 2, first stage": (142, {"WanAttentionBlock": 33}, 4, 774_144_001),
     "Wan 2.2 14B, pipefusion 2, last stage": (180, {"WanAttentionBlock": 33}, 4, 19_353_600),
@@ -57,7 +57,7 @@ LIMITS = {
     "Qwen-Image, ulysses 4": (168, {"QwenImageTransformerBlock": 52}, 5, 40_501_248),
     "Qwen-Image, ulysses 8": (168, {"QwenImageTransformerBlock": 52}, 5, 23_855_104),
     "Z-Image, one rank": (215, {"JointTransformerBlock": 26}, 0, 0),
-    "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 17, 128_200_704),
+    "Z-Image, ring 2 x ulysses 2": (278, {"JointTransformerBlock": 40}, 13, 128_200_704),
     "HunyuanVideo 1.5, one rank": (187, {"DoubleStreamBlock": 43}, 0, 0),
     "HunyuanVideo 1.5, ulysses 8": (198, {"DoubleStreamBlock": 46}, 5, 407_141_504),
     "MiniMax-H3, one rank": (173, {"DiTBlock": 36}, 0, 0),
@@ -66,8 +66,8 @@ LIMITS = {
     "MiniMax-H3, ulysses 8": (186, {"DiTBlock": 40}, 6, 1_407_709_184),
     "CogVideoX 1.5, one rank": (165, {"CogVideoXBlock": 59}, 0, 0),
     "CogVideoX 1.5, ulysses 2": (175, {"CogVideoXBlock": 62}, 5, 560_007_168),
-    "CogVideoX 1.5, ring 2 x ulysses 2": (195, {"CogVideoXBlock": 72}, 9, 562_873_344),
-    "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, {"CogVideoXBlock": 72}, 10, 585_851_904),
+    "CogVideoX 1.5, ring 2 x ulysses 2": (195, {"CogVideoXBlock": 72}, 7, 562_873_344),
+    "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, {"CogVideoXBlock": 72}, 8, 585_851_904),
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, collectives and bytes sent; of the steady state.
 
@@ -105,8 +105,8 @@ LATER = (
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: there, and back."""
 
-HOP = 2
-"""Transfers of a hop of Ring: a send and a receive."""
+HOP = 1
+"""The transfer of a hop of Ring: an all-to-all to the next rank alone."""
 
 OF_COMFYUI = {
     "MiniMax-H3": {"_forward": 5, "rope_freqs": 1},  # it reads the timestep and copies positions
