@@ -74,7 +74,9 @@ def test_versions_in_the_range_are_taken(see: Callable[[str], None], found: str)
 @pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0", ""])
 def test_another_version_or_none_is_refused_in_one_sentence(see: Callable[[str], None], found: str) -> None:
     see(found)
-    message = f"{installed.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
+    message = (
+        f"{installed.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
+    )
     with pytest.raises(Refused, match=f"^{re.escape(message)}"):
         installed.check_diffusers()
 
@@ -112,7 +114,9 @@ def test_ranks_that_load_no_model_of_diffusers_may_have_any() -> None:
 
 def test_a_rank_with_another_diffusers_is_named_where_a_model_needs_it() -> None:
     other = msgspec.structs.replace(FACTS, host="machine-b", diffusers="0.35.0")
-    named = r"^worker 2 on machine-b has diffusers 0\.35\.0 and worker 0 on machine-a 0\.42\.1: install the same version"
+    named = (
+        r"^worker 2 on machine-b has diffusers 0\.35\.0 and worker 0 on machine-a 0\.42\.1: install the same version"
+    )
     with pytest.raises(Refused, match=named):
         versions.check_members_diffusers([FACTS, FACTS, other])
 

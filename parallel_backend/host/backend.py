@@ -528,7 +528,8 @@ class Backend:
         elsewhere = is_elsewhere(plan.devices[0])
         early = wants_kernels_early(plan) and not elsewhere
         if group is not None and group.alive() and group.kernels_early >= early:
-            if not for_diffusers or elsewhere or in_range(group.members[0].diffusers):
+            installed_since = for_diffusers and not elsewhere and not in_range(group.members[0].diffusers)
+            if not installed_since:
                 return group
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()

@@ -69,7 +69,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "nodes/model/proxy.py": ("Changing diffusion_model.…",),
         "nodes/model/sampler_wrapper.py": ("Replacing the diffusion model",),
-        "nodes/model/sigmas.py": ("the cfg is …, of which no picture comes:",),
+        "nodes/model/sigmas.py": ("the … is …, of which no picture comes:",),
         "nodes/model/weight_patches.py": (
             "a patch of the type …",
             "the function … on …",
@@ -130,6 +130,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nodes/model/sampler_wrapper.py": ("Parallel Sampler does not support …:",),
         "nodes/model/skipped.py": ("the guidance leaves out … of the",),
         "nodes/model/sigmas.py": (
+            "the guidance is …, which overflows in …:",
             "sigma … of … is …: look at the node",
             "the sigmas end at …, where this model's",
         ),

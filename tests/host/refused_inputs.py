@@ -69,8 +69,14 @@ def other_packs(server: ComfyUI) -> Refusals:
         ("clones for other GPUs", "MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead"),
     ):
         yield on_one_worker(changed(kind)), said
-    for kind, cfg in ("no number", "nan"), ("without end", "inf"):
-        yield on_one_worker(guided(kind)), f"the cfg is {cfg}, of which no picture comes: set it to a number such as 1"
+    for kind, name, value in (
+        ("no number", "cfg", "nan"),
+        ("without end", "cfg", "inf"),
+        ("too strong", "cfg", "1e.38"),
+        ("too strong elsewhere", "cfg2", "1e.38"),
+    ):
+        said = f"the {name} is {value}, of which no picture comes: set it to a number such as 1"
+        yield on_one_worker(guided(kind)), said
     lora = "refused-hooks.safetensors"
     tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
     save_file(tensors, server.base_dir / "models" / "loras" / lora)

@@ -91,9 +91,7 @@ def test_the_doctor_warns_and_finds_nothing_else(python: Path, version: str) -> 
 
 
 @thorough
-def test_once_it_is_installed_the_running_workers_make_way_for_some_that_have_it(
-    server: ComfyUI, python: Path
-) -> None:
+def test_once_it_is_installed_the_running_workers_make_way_for_some_that_have_it(server: ComfyUI, python: Path) -> None:
     before = ksampler_graph(NARROW, width=64, height=64, steps=2, seed=99)
     latents(server)(parallel(before))
     install_diffusers(python)

@@ -309,7 +309,13 @@ def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], N
 
 
 def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named_to_models_that_need_it(
-    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, oldest: str, references: dict[int, Tensor]
+    group: Machines,
+    plan: ResolvedPlan,
+    run: Runner,
+    small: Job,
+    endless: Job,
+    oldest: str,
+    references: dict[int, Tensor],
 ) -> None:
     message = rf"^Worker [23] of 4 \({group.address}/{group.names[1]}/cpu\) was lost while sampling, step \d+"
     assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 5
