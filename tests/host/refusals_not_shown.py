@@ -61,6 +61,11 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "a block of the model returned … tokens",
             "the model's … has no …: this ComfyUI",
         ),
+        "parallel_backend/models/spread/places.py": (
+            "the model makes … tokens of a latent of",
+            "the model makes … tokens where the picture",
+        ),
+        "parallel_backend/models/spread/run.py": ("the model gives … for a latent",),
         "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },

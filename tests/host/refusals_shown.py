@@ -295,12 +295,18 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…weighs tokens, or differs inside a",
             "…has … parts for … of the latent, which",
         ),
-        "parallel_backend/models/spread/places.py": (
-            "the model makes … tokens of a latent of",
-            "the model makes … tokens where the picture",
-        ),
-        "parallel_backend/models/spread/run.py": ("the model gives … for a latent",),
+        "parallel_backend/models/comfyui/latents.py": ("the guides leave … of the latent's",),
         "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),
+    },
+    "sizes": {
+        "parallel_backend/models/comfyui/latents.py": (
+            "a reference latent has the shape … and",
+            "what lies beside the latent, such as a",
+            "… in the conditioning is for a latent of",
+            "… in the conditioning has the shape …",
+            "the prompt has guides of … tokens and",
+            "… takes whole tokens only, and …",
+        ),
     },
     "networks": {
         "nodes/model/networks.py": (
