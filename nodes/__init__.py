@@ -7,7 +7,7 @@ import logging
 from comfy_api.latest import ComfyExtension, io
 
 from ..parallel_backend.errors import Refused
-from ..parallel_backend.host.versions import check_versions
+from ..parallel_backend.host.versions import check_torch
 from .conditioning import LoadConditioning, SaveConditioning
 from .load_cogvideox import LoadParallelCogVideoX
 from .load_diffusion_model import LoadParallelDiffusionModel
@@ -25,10 +25,10 @@ class ParallelExtension(ComfyExtension):
     """The pack's nodes and routes."""
 
     async def on_load(self) -> None:
-        """Add the routes; say at once where the versions will not do. The nodes are there all the same, for workers elsewhere."""
+        """Add the routes; say at once where torch is too old. The nodes are there all the same, for workers elsewhere."""
         add_routes()
         try:
-            check_versions()
+            check_torch()
         except Refused as refusal:
             logging.getLogger(__name__).warning("ComfyUI-Parallel: %s", refusal)
 

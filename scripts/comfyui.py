@@ -120,7 +120,7 @@ class ComfyUI:
     """A ComfyUI server in a process and a base directory of its own, for use in a `with` statement.
 
     `base_dir` receives ComfyUI's models, input and output folders, and a link to each pack in custom_nodes.
-    The server's environment is this process's, with `env` on top.
+    The server's environment is this process's, with `env` on top; `python` is what it runs with.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class ComfyUI:
         args: Sequence[str] = ("--cpu",),
         env: Mapping[str, str] | None = None,
         packs: Mapping[str, Path] = PACKS,
+        python: Path | str = sys.executable,
     ) -> None:
         self.comfyui = Path(comfyui).absolute()
         self.base_dir = Path(base_dir).absolute()
@@ -139,6 +140,7 @@ class ComfyUI:
         self.log_path = self.base_dir / "comfyui.log"
         self.args = tuple(args)
         self.env = dict(env or {})
+        self.python = str(python)
         self.url = ""
         self._client_id = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
@@ -194,7 +196,7 @@ class ComfyUI:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
-            *(sys.executable, str(self.comfyui / "main.py")),
+            *(self.python, str(self.comfyui / "main.py")),
             *("--listen", "127.0.0.1", "--port", str(port), "--disable-auto-launch", "--disable-api-nodes"),
             *("--base-directory", str(self.base_dir), "--database-url", "sqlite:///:memory:"),
             *("--preview-method", "latent2rgb", *self.args),

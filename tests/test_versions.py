@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,9 @@ from packaging.requirements import Requirement
 from parallel_backend.errors import Refused
 from parallel_backend.host import versions
 from parallel_backend.identity import code_digest
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.diffusers import installed
+from parallel_backend.vae import AUTOENCODERS
 from parallel_backend.wire.messages import Facts
 
 REPO = Path(__file__).parents[1]
@@ -32,13 +35,13 @@ def requirements() -> dict[str, str]:
 @pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt"])
 def test_the_range_is_the_same_everywhere(file: str) -> None:
     allowed = Requirement(requirements()[file]).specifier
-    (major, minor), (newest_major, newest_minor) = versions.OLDEST_DIFFUSERS, versions.NEWEST_DIFFUSERS
+    (major, minor), (newest_major, newest_minor) = installed.OLDEST, installed.NEWEST
     assert {str(each) for each in allowed} == {f">={major}.{minor}", f"<{newest_major}.{newest_minor + 1}"}
 
 
 def test_the_readme_states_the_range() -> None:
     text = (REPO / "README.md").read_text()
-    assert f"diffusers {versions.supported()}" in text
+    assert f"diffusers {installed.SUPPORTED} for CogVideoX and PixArt" in text
     assert f"torch {versions.dotted(versions.OLDEST_TORCH)} or newer" in text
 
 
@@ -63,33 +66,39 @@ def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
 
 
 @pytest.mark.parametrize("found", ["0.35.0", "0.35.2", "0.42.1", "0.42.0.dev0"])
-def test_versions_in_the_range_are_taken(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(versions, "version", lambda name: found)
-    versions.check_versions()
+def test_versions_in_the_range_are_taken(see: Callable[[str], None], found: str) -> None:
+    see(found)
+    installed.check_diffusers()
 
 
-@pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0"])
-def test_another_version_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(versions, "version", lambda name: found)
-    message = f"diffusers {found} is installed and {versions.supported()} is supported: run pip install -r"
+@pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0", ""])
+def test_another_version_or_none_is_refused_in_one_sentence(see: Callable[[str], None], found: str) -> None:
+    see(found)
+    message = (
+        f"{installed.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
+    )
     with pytest.raises(Refused, match=f"^{re.escape(message)}"):
-        versions.check_versions()
+        installed.check_diffusers()
 
 
-def test_none_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
+@pytest.fixture
+def see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Has this process see another diffusers among what is installed, or nothing else at all."""
 
-    monkeypatch.setattr(versions, "version", missing)
-    with pytest.raises(Refused, match=r"^diffusers is not installed and 0\.\d+ to 0\.\d+ is needed: run pip install"):
-        versions.check_versions()
+    def installed_is(found: str) -> None:
+        if found:
+            metadata = tmp_path / f"diffusers-{found}.dist-info" / "METADATA"
+            metadata.parent.mkdir()
+            metadata.write_text(f"Metadata-Version: 2.1\nName: diffusers\nVersion: {found}\n")
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    return installed_is
 
 
 @pytest.mark.parametrize(
     ("what", "value", "named"),
     [
         ("torch", "2.10.0", "torch 2.10.0"),
-        ("diffusers", "0.35.0", "diffusers 0.35.0"),
         ("code", "1234", "the pack's code 1234"),
     ],
 )
@@ -99,12 +108,31 @@ def test_a_rank_that_differs_is_named_with_its_host(what: str, value: str, named
         versions.check_members([FACTS, FACTS, other])
 
 
-def test_ranks_that_agree_on_a_version_out_of_range_are_refused() -> None:
-    old = msgspec.structs.replace(FACTS, diffusers="0.34.0")
-    with pytest.raises(
-        Refused, match=r"^the workers on machine-a have diffusers 0\.34\.0 and 0\.\d+ to 0\.\d+ is supported"
-    ):
-        versions.check_members([old, old])
+def test_ranks_that_load_no_model_of_diffusers_may_have_any() -> None:
+    versions.check_members([FACTS, *(msgspec.structs.replace(FACTS, diffusers=found) for found in ("", "0.43.0"))])
+
+
+def test_a_rank_with_another_diffusers_is_named_where_a_model_needs_it() -> None:
+    other = msgspec.structs.replace(FACTS, host="machine-b", diffusers="0.35.0")
+    named = (
+        r"^worker 2 on machine-b has diffusers 0\.35\.0 and worker 0 on machine-a 0\.42\.1: install the same version"
+    )
+    with pytest.raises(Refused, match=named):
+        versions.check_members_diffusers([FACTS, FACTS, other])
+
+
+@pytest.mark.parametrize("found", ["0.34.0", ""])
+def test_ranks_that_agree_on_a_version_out_of_range_are_refused_where_a_model_needs_it(found: str) -> None:
+    old = msgspec.structs.replace(FACTS, diffusers=found)
+    said = re.escape(f"{installed.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r")
+    with pytest.raises(Refused, match=f"^{said}"):
+        versions.check_members_diffusers([old, old])
+
+
+def test_the_families_of_diffusers_are_those_that_the_sentence_names() -> None:
+    kinds = {name for name, family in {**FAMILIES, **AUTOENCODERS}.items() if installed.of_diffusers(family.imports)}
+    assert kinds == {"cogvideox", "cogvideox vae", "pixart"}
+    assert "CogVideoX and PixArt" in installed.NEEDED
 
 
 def test_workers_with_other_code_than_comfyui_are_refused() -> None:

@@ -65,6 +65,7 @@ def load_model(
             "Load Parallel Diffusion Model."
         )
     devices = check(backend.located(plan), torch.cuda.device_count(), family.shape(config).limits)
+    backend.check_loadable(family, devices)
     tensors = part.meta_tensors()
     model_config = SKELETONS[family_name].describe(tensors, config)
     if model_config is None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import comfy.model_base
@@ -25,6 +22,8 @@ from .networks import PATCHES
 from .refusals import refuse_prompts, refuse_transformer_options
 from .remote_model import dtype_name
 from .sampler import OTHER_SAMPLER, chosen, stock_sampler
+from .sampler_run import SamplerRun
+from .sides import two_sided
 from .step_cache import cache_of
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
@@ -42,41 +41,12 @@ SHOWN_CLEAN = (
 """Classes whose `scale_latent_inpaint` is the latent itself."""
 
 
-@dataclass(frozen=True)
-class SamplerRun:
-    """The arguments of a SAMPLER_SAMPLE wrapper."""
-
-    sampler: Any
-    guider: Any
-    sigmas: Tensor
-    extra_args: Mapping[str, Any]
-    noise: Tensor
-    latent: Tensor
-    mask: Tensor | None
-
-    @property
-    def model_options(self) -> Mapping[str, Any]:
-        return self.extra_args["model_options"]  # type: ignore[no-any-return]
-
-    @property
-    def transformer_options(self) -> Mapping[str, Any]:
-        return self.model_options.get("transformer_options", {})  # type: ignore[no-any-return]
-
-
 def refuse_what_cannot_work(run: SamplerRun) -> None:
     """Raise Refused for what neither the loop nor single forwards can do; `networks_of` does so for patches."""
     refuse_transformer_options({name: value for name, value in run.transformer_options.items() if name != PATCHES})
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
-
-
-def two_sided(run: SamplerRun) -> bool:
-    """Whether a negative prompt takes part; at cfg 1 ComfyUI leaves it out, but for samplers that use it themselves."""
-    unused = math.isclose(run.guider.cfg, 1.0) and not run.model_options.get("disable_cfg1_optimization", False)
-    with contextlib.suppress(NotSupported):
-        unused = unused and not chosen(run.sampler).asks_both_sides
-    return run.guider.conds.get("negative") is not None and not unused
 
 
 def example_of(run: SamplerRun) -> Given:

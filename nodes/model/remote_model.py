@@ -31,6 +31,8 @@ from .control import Control, residuals_of
 from .given import Given, by_mask
 from .weight_patches import AdapterReader
 
+OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
+
 
 @dataclass(frozen=True)
 class RemoteModel:
@@ -132,13 +134,13 @@ class RemoteModel:
         for name, tensor in conditioning.items():
             self.check_numbers(f"conditioning ({name})", tensor)
 
-    def check_numbers(self, what: str, tensor: Tensor) -> None:
-        """Raise Refused where a tensor holds NaN or infinity."""
+    def check_numbers(self, what: str, tensor: Tensor, remedy: str = OF_A_MODEL) -> None:
+        """Raise Refused where a tensor holds NaN or infinity; `remedy` is what to do at the node that it comes from."""
         wrong = int((~torch.isfinite(tensor)).sum())
         if wrong:
             raise Refused(
                 f"the {what} holds {wrong} values of {tensor.numel()} that are NaN or infinite: "
-                "look at the node it comes from (a text encoder or VAE in too low a precision does that)."
+                f"look at the node it comes from ({remedy})."
             )
 
     def bytes_on(self, device: torch.device) -> int:

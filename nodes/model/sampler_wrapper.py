@@ -16,18 +16,22 @@ from ...parallel_backend.host.numbers import check_sampled
 from ..runtime import telling
 from ..telling import Run
 from .attention_guides import attention_guides, name_of, refuse_split
-from .carry import SamplerRun, example_of, fields_of, refuse_what_cannot_work, two_sided
+from .carry import example_of, fields_of, refuse_what_cannot_work
 from .given import STRICT, NotSupported, of_prompt
 from .networks import WHOLE, refuse_stages
 from .proxy import DiffusionProxy
 from .refusals import refuse_weights
 from .remote_model import RemoteModel, dtype_name
-from .sigmas import refuse_sigmas
+from .sampler_run import SamplerRun
+from .sides import two_sided
+from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
 from .step_by_step import StepByStep
 from .step_cache import tell_skipped
 from .stock import not_supported
 
 log = logging.getLogger(__name__)
+
+OF_A_MASK = "set it from 0 to 1"
 
 STAGES_IN_TURN = (
     "Each model call goes through PipeFusion's stages one after the other, so that one stage works at a time: choose "
@@ -63,14 +67,21 @@ def run_in_workers(
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
     refuse_what_cannot_work(run)
-    refuse_sigmas(sigmas, float(guider.cfg), guider.inner_model.model_sampling)
+    refuse_strengths(guider)
+    refuse_sigmas(sigmas, guider.inner_model.model_sampling)
     dtype = guider.inner_model.get_dtype_inference()
     attention = remote.attention(dtype)
     adapters = proxy.adapters(run.transformer_options, noise.shape)
     for entries in guider.conds.values():
         for entry in entries:
-            remote.check(noise, of_prompt(entry["model_conds"], dtype))
+            given = of_prompt(entry["model_conds"], dtype)
+            remote.check(noise, given)
+            refuse_guidance(given.tensors)
+            if isinstance(entry.get("mask"), Tensor):
+                remote.check_numbers("mask of a prompt", entry["mask"], OF_A_MASK)
     remote.check_numbers("latent", latent_image)
+    if denoise_mask is not None:
+        remote.check_numbers("noise mask", denoise_mask, OF_A_MASK)
     compared = attention_guides(run.transformer_options)
     refuse_split(remote.wish, compared)
     reason = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,8 +12,36 @@ from torch import Tensor
 
 from ...parallel_backend.errors import Refused
 
+STRENGTH = re.compile(r"cfg\d*|(cfg|guidance|neg)_scale|guidance")
+"""Where guiders keep by how much they guide: CFGGuider, DualCFGGuider, PerpNegGuider and other packs'."""
 
-def refuse_sigmas(sigmas: Tensor, cfg: float, model_sampling: Any) -> None:
+MOST = math.sqrt(torch.finfo(torch.float32).max)
+"""What is guided by more has squares, which models and samplers compute with, that fp32 does not hold."""
+
+TIMES = 1000.0
+"""What ComfyUI's models multiply a guidance by before they embed it."""
+
+
+def refuse_strengths(guider: Any) -> None:
+    """Raises Refused where a guider guides by NaN, infinity, or so much that infinity comes of it."""
+    for name in ("cfg", *sorted({*vars(guider)} - {"cfg"})):
+        value = getattr(guider, name, None) if STRENGTH.fullmatch(name) else None
+        if isinstance(value, float | int) and not abs(value) <= MOST:
+            raise Refused(f"the {name} is {value:g}, of which no picture comes: set it to a number such as 1.")
+
+
+def refuse_guidance(conditioning: Mapping[str, Tensor]) -> None:
+    """Raises Refused where a prompt's guidance, in the dtype that the model computes in, overflows as it is embedded."""
+    guidance = conditioning.get("guidance")
+    if guidance is not None and not bool(torch.isfinite(guidance * TIMES).all()):
+        value = float(guidance.flatten()[0])
+        raise Refused(
+            f"the guidance is {value:g}, which overflows in {str(guidance.dtype).removeprefix('torch.')}: set it to a number "
+            "such as 3.5 in FluxGuidance."
+        )
+
+
+def refuse_sigmas(sigmas: Tensor, model_sampling: Any) -> None:
     """Look at the numbers of which ComfyUI's own samplers make NaN or infinity, whatever the model says.
 
     Args:
@@ -21,8 +51,6 @@ def refuse_sigmas(sigmas: Tensor, cfg: float, model_sampling: Any) -> None:
     Raises:
         Refused: there is one.
     """
-    if not math.isfinite(cfg):
-        raise Refused(f"the cfg is {cfg}, of which no picture comes: set it to a number such as 1.")
     wrong = [number for number, sigma in enumerate(sigmas.tolist(), 1) if not math.isfinite(sigma)]
     if wrong:
         raise Refused(

@@ -78,9 +78,14 @@ def changed_model(model: Any) -> str | None:
     return next(_unknown_in_model(model), None)
 
 
-def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Iterator[str]:
+def plain_guider(guider: Any) -> bool:
+    """Whether a guider does what CFGGuider does, by its class."""
     plain = comfy.samplers.CFGGuider
-    if not all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS):
+    return all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS)
+
+
+def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Iterator[str]:
+    if not plain_guider(guider):
         yield f"the guider {type(guider).__name__}"
     yield from foreign(guider, "guider")
     yield from _unknown_sides(guider)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..host.causes import REMEDIES, known_cause
-from ..host.versions import OLDEST_TORCH, REMEDY, TORCH_REMEDY, dotted, in_range, supported
+from ..host.versions import OLDEST_TORCH, TORCH_REMEDY, dotted
+from ..models.diffusers.installed import REMEDY, SUPPORTED, in_range
 from .findings import Finding, Status
 from .observations import Measured, Observations
 
@@ -106,10 +107,10 @@ def _packages(facts: Observations) -> Iterator[Finding]:
     yield Finding("torch", Status.FAILURE if old else Status.OK, text, _sentence(TORCH_REMEDY) if old else "")
 
     diffusers = facts.versions.get("diffusers", "")
-    good = bool(diffusers) and in_range(diffusers)
-    text = f"{diffusers or 'not installed'}; {supported()} is supported"
+    good = in_range(diffusers)
+    text = f"{diffusers or 'not installed'}; CogVideoX and PixArt need {SUPPORTED}, other models none"
     remedy = "" if good else _sentence(REMEDY)
-    yield Finding("diffusers", Status.OK if good else Status.FAILURE, text, remedy)
+    yield Finding("diffusers", Status.OK if good else Status.WARNING, text, remedy)
 
     flash = facts.versions.get("flash-attn", "")
     if not flash:

@@ -23,12 +23,15 @@ from ..diffusion import ModelSpec, Value
 from ..errors import Cancelled, Refused, WorkerFailed
 from ..gpus import visible_gpus
 from ..models import FAMILIES
+from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
+from ..models.family import Family
 from ..plan import AXES, ParallelPlan, ResolvedPlan
 from ..plan.devices import AUTOMATIC_AMONG
 from ..plan.measure import BlockTimes, Machine, cached, forget_all, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..plan.together import why, worth_together
 from ..vae import AUTOENCODERS
+from ..vae.autoencoder import AutoencoderFamily
 from ..weights.adapters import NONE, AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
@@ -59,7 +62,7 @@ from .planner import Planner, Question
 from .processes import ForkServer
 from .report import released, restored, table
 from .status import BackendStatus, starting
-from .versions import check_versions
+from .versions import check_members_diffusers, check_torch
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,11 @@ def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
     return msgspec.structs.replace(
         plan, **one, patches=1, stages=(sum(plan.stages),), shares=(1,) * plan.world_size, weights="replicated"
     )
+
+
+def _kind(model: ModelSpec) -> Family | AutoencoderFamily:
+    """The family of a model or an autoencoder."""
+    return FAMILIES.get(model.family) or AUTOENCODERS[model.family]
 
 
 class Backend:
@@ -334,6 +342,14 @@ class Backend:
         log.info("Parallel: %s", why(gpus, used))
         return AUTOMATIC_AMONG + ",".join(map(str, used))
 
+    def check_loadable(self, family: Family | AutoencoderFamily, devices: Sequence[str]) -> None:
+        """Raises Refused where a family needs a diffusers that this machine's workers would not find.
+
+        Those elsewhere are asked with the first request.
+        """
+        if of_diffusers(family.imports) and not is_elsewhere(devices[0]):
+            check_diffusers()
+
     def held_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of this model's weights that all workers on a device hold there."""
         return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
@@ -480,8 +496,14 @@ class Backend:
         with self._lock:
             if self._closing.is_set():
                 raise Cancelled
+            for_diffusers = False
+            if (model := getattr(message, "model", None)) is not None:
+                self.check_loadable(_kind(model), message.plan.devices)
+                for_diffusers = of_diffusers(_kind(model).imports)
             for last_try in (False, True):
-                group = self._group(message.plan, self._imports(message), is_cancelled)
+                group = self._group(message.plan, self._imports(message), for_diffusers, is_cancelled)
+                if for_diffusers:
+                    check_members_diffusers(group.members)
                 try:
                     return group.carry_out(replace(exchange, is_cancelled=is_cancelled))
                 except WorkerFailed as failure:
@@ -494,22 +516,28 @@ class Backend:
                         del self._groups[message.plan.devices]
             raise AssertionError("the last try returns or raises")
 
-    def _group(self, plan: ResolvedPlan, imports: Sequence[str], is_cancelled: IsCancelled) -> WorkerGroup:
+    def _group(
+        self, plan: ResolvedPlan, imports: Sequence[str], for_diffusers: bool, is_cancelled: IsCancelled
+    ) -> WorkerGroup:
         """The running group on a plan's devices, or a new one; groups it shares a device with make way.
 
-        One that loads kernels late makes way too where the plan wants them early.
+        One that loads kernels late makes way too where the plan wants them early, and, for a model of diffusers', one that was
+        started before the right diffusers was installed.
         """
         group = self._groups.get(plan.devices)
-        early = wants_kernels_early(plan) and not is_elsewhere(plan.devices[0])
+        elsewhere = is_elsewhere(plan.devices[0])
+        early = wants_kernels_early(plan) and not elsewhere
         if group is not None and group.alive() and group.kernels_early >= early:
-            return group
+            installed_since = for_diffusers and not elsewhere and not in_range(group.members[0].diffusers)
+            if not installed_since:
+                return group
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()
             del self._groups[devices]
-        if is_elsewhere(plan.devices[0]):
+        if elsewhere:
             self._elsewhere.pop(address_of(plan.devices[0]), None)  # asked again, unless it is found to be as it was
         else:
-            check_versions()
+            check_torch()
         started = time.monotonic()
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
 
@@ -536,7 +564,7 @@ class Backend:
             self._starting = ()
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
-        if is_elsewhere(plan.devices[0]):
+        if elsewhere:
             self._elsewhere[address_of(plan.devices[0])] = plan.devices
         return group
 
@@ -545,8 +573,7 @@ class Backend:
         models = [spec for reference, spec in self._users if reference() is not None]
         if model := getattr(message, "model", None):
             models.append(model)
-        kinds = [FAMILIES.get(model.family) or AUTOENCODERS[model.family] for model in models]
-        return sorted({module for kind in kinds for module in kind.imports})
+        return sorted({module for model in models for module in _kind(model).imports})
 
     def _fork_server(self) -> ForkServer:
         if self._server is None or not self._server.alive():

@@ -161,8 +161,8 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
         )
     if plan.cfg == 2 and not workload.two_sided:
         raise PlanRefused(
-            "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): "
-            "set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
+            "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
+            "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
         )
     if plan.ulysses > limits.heads:
         raise PlanRefused(

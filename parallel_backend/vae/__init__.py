@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import Refused
+from ..models.diffusers.installed import check_diffusers, of_diffusers
 from ..weights.checkpoint import Checkpoint
 from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
 from .cogvideox import CogVideoXFamily
@@ -27,12 +28,14 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Checkpoint, Any]:
     """Which kind of autoencoder a file holds, the autoencoder's own tensors and its configuration.
 
     Raises:
-        Refused: the file holds none of the kinds, or lacks tensors.
+        Refused: the file holds none of the kinds, or lacks tensors, or needs a diffusers that is not here.
     """
     for prefix in PREFIXES:
         part = checkpoint.select(prefix, lambda name: name)
         for name, family in AUTOENCODERS.items():
             if family.recognises(part):
+                if of_diffusers(family.imports):
+                    check_diffusers()  # its modules say which tensors there are
                 try:
                     config = family.configure(part)
                 except KeyError as missing:

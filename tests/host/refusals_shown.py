@@ -69,7 +69,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "nodes/model/proxy.py": ("Changing diffusion_model.…",),
         "nodes/model/sampler_wrapper.py": ("Replacing the diffusion model",),
-        "nodes/model/sigmas.py": ("the cfg is …, of which no picture comes:",),
+        "nodes/model/sigmas.py": ("the … is …, of which no picture comes:",),
         "nodes/model/weight_patches.py": (
             "a patch of the type …",
             "the function … on …",
@@ -130,6 +130,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nodes/model/sampler_wrapper.py": ("Parallel Sampler does not support …:",),
         "nodes/model/skipped.py": ("the guidance leaves out … of the",),
         "nodes/model/sigmas.py": (
+            "the guidance is …, which overflows in …:",
             "sigma … of … is …: look at the node",
             "the sigmas end at …, where this model's",
         ),
@@ -294,12 +295,18 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…weighs tokens, or differs inside a",
             "…has … parts for … of the latent, which",
         ),
-        "parallel_backend/models/spread/places.py": (
-            "the model makes … tokens of a latent of",
-            "the model makes … tokens where the picture",
-        ),
-        "parallel_backend/models/spread/run.py": ("the model gives … for a latent",),
+        "parallel_backend/models/comfyui/latents.py": ("the guides leave … of the latent's",),
         "parallel_backend/worker/memory/holder.py": ("weights streamed takes … of the computer's",),
+    },
+    "sizes": {
+        "parallel_backend/models/comfyui/latents.py": (
+            "a reference latent has the shape … and",
+            "what lies beside the latent, such as a",
+            "… in the conditioning is for a latent of",
+            "… in the conditioning has the shape …",
+            "the prompt has guides of … tokens and",
+            "… takes whole tokens only, and …",
+        ),
     },
     "networks": {
         "nodes/model/networks.py": (

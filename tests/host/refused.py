@@ -180,6 +180,7 @@ LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
         refused_inputs.sound,
         refused_inputs.what_travels,
         refused_inputs.linked,
+        refused_inputs.sizes,
         refused_inputs.computed,
         refused_networks.networks,
     )

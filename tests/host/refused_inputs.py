@@ -35,6 +35,7 @@ from tests.host.test_conditioning import WHOLE, round_trip
 from tests.host.test_families import family_graph, save_gguf
 from tests.host.test_other_packs import REFUSED, changed, guided
 from tests.host.test_refusals import LAYER, WAY_OUT, on_one_worker, small
+from tests.host.wrong_sizes import wrong_sizes
 from tests.tiny_comfy import TINY, save_tiny, save_unread
 from tests.tiny_flux import flux_tensors, save_flux
 from tests.tiny_models import draw
@@ -69,8 +70,14 @@ def other_packs(server: ComfyUI) -> Refusals:
         ("clones for other GPUs", "MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead"),
     ):
         yield on_one_worker(changed(kind)), said
-    for kind, cfg in ("no number", "nan"), ("without end", "inf"):
-        yield on_one_worker(guided(kind)), f"the cfg is {cfg}, of which no picture comes: set it to a number such as 1"
+    for kind, name, value in (
+        ("no number", "cfg", "nan"),
+        ("without end", "cfg", "inf"),
+        ("too strong", "cfg", "1e.38"),
+        ("too strong elsewhere", "cfg2", "1e.38"),
+    ):
+        said = f"the {name} is {value}, of which no picture comes: set it to a number such as 1"
+        yield on_one_worker(guided(kind)), said
     lora = "refused-hooks.safetensors"
     tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
     save_file(tensors, server.base_dir / "models" / "loras" / lora)
@@ -358,6 +365,12 @@ def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
     return graph
 
 
+def sizes(server: ComfyUI) -> Refusals:
+    """Latents that do not fit the model, or what is beside them."""
+    for _, graph, said in wrong_sizes(server):
+        yield spread(graph, strict=False), said
+
+
 def computed(server: ComfyUI) -> Refusals:
     """What is known once the model is computed: numbers that are none, and masks that are not supported."""
     folder = server.base_dir / "models" / "diffusion_models"
@@ -368,23 +381,6 @@ def computed(server: ComfyUI) -> Refusals:
         parallel(small("refused-inf")),
         "Step 1 of 2: the model's output holds .* that are NaN or infinite, computed in",
     )
-    save_families(server, "vace")
-    graph = graph_of("vace")
-    graph["latent"] = node("EmptyHunyuanLatentVideo", width=72, height=64, length=9, batch_size=1)
-    yield (
-        spread(graph),
-        r".* the model makes 48 tokens where the picture has 60, because the latent .3 x 8 x 9. is not a multiple of 1 x 2 x 2: "
-        "the nearest size that works has a latent of 3 x 8 x 10",
-    )
-    save_families(server, "kandinsky")
-    graph = graph_of("kandinsky")
-    graph["latent"] = node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1)
-    said = (
-        r".* the model gives 3 x 10 x 10 for a latent of 3 x 9 x 10, because the latent .* is not a multiple of 1 x 2 x 2: the "
-        "nearest size that works has a latent of 3 x 10 x 10"
-    )
-    yield spread(graph), said
-    yield spread(graph, pipefusion=2), said  # whose patches are of the size that the latent has
     save_tiny(folder, "hunyuan15")
     for side, seed in TOKENS.items():  # of 7 tokens, as the mask has them
         prompt = {"cond": draw(1, 7, TINY["hunyuan15"].text, seed=seed), "pooled_output": draw(1, 768, seed=1)}
@@ -403,7 +399,7 @@ def computed(server: ComfyUI) -> Refusals:
         spread(
             _reduced_guide(server, with_tensors(server, graph, "refused-plain", {"attention_mask": torch.ones(1, 7)}))
         ),
-        r".* the model makes 68 tokens of a latent of 80: to leave tokens out, as for the guides of an IC-LoRA",
+        "the guides leave 12 of the latent's 80 tokens out, as those of an IC-LoRA",
     )
     save_families(server, "humo")
     save_latent(server, "humo", 1, 16, 3, 8, 10)

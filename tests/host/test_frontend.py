@@ -447,6 +447,7 @@ THOROUGH_LISTS = (
     "videos and pictures",
     "sound",
     "computed",
+    "sizes",
     "networks",
     "other packs",
     "what travels",

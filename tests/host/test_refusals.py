@@ -599,8 +599,8 @@ def test_a_plan_that_cannot_work_is_refused_with_one_that_does(refusal, plan, ex
 
 def test_two_sides_are_refused_where_there_is_one(refusal):
     assert refusal(parallel(small(cfg=1.0), "cpu:2", cfg=2)) == (
-        "cfg 2 needs a negative prompt, and this sampling has none (at cfg 1, or with BasicGuider, it is unused): set "
-        "cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
+        "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
+        "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
     )
 
 

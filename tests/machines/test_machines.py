@@ -308,19 +308,27 @@ def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], N
 # -- versions
 
 
-def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named(
-    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, oldest: str
+def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named_to_models_that_need_it(
+    group: Machines,
+    plan: ResolvedPlan,
+    run: Runner,
+    small: Job,
+    endless: Job,
+    oldest: str,
+    references: dict[int, Tensor],
 ) -> None:
     message = rf"^Worker [23] of 4 \({group.address}/{group.names[1]}/cpu\) was lost while sampling, step \d+"
     assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 5
     group.start_machine(1, oldest)
     wait_for(group)
+    assert_right(run, small, plan, references)  # FLUX asks for no diffusers
     first, second = group.names
     message = (
         rf"^worker 2 on {second} has diffusers {oldest_version(oldest)} and worker 0 on {first} 0\.42\.\d: install"
     )
     with pytest.raises(Refused, match=message):
-        run(small, plan)
+        run.forward("cogvideox", small.path, [{}], plan)
+    assert_right(run, small, plan, references)
 
 
 @pytest.fixture(scope="module")

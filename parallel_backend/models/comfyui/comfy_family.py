@@ -27,14 +27,12 @@ from ..spread.picture import Picture, as_patch_size
 from .conditioning import packed_shapes, reference_tokens
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
+from .latents import REFERENCE, check_sizes
 from .model import ComfyModel
 from .quantised import pieces_of, quantise_layers
 
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
-
-REFERENCE = "ref_latents"
-"""The conditioning that has latents of the model's own VAE as references."""
 
 METHOD = "ref_latents_method"
 """The conditioning that says where references are laid."""
@@ -205,6 +203,7 @@ class ComfyFamily:
                 f"the conditioning's pooled text is {pooled.shape[-1]} wide and {config.kind} takes {config.pooled_width}: use "
                 "the text encoders that belong to this model."
             )
+        check_sizes(config.kind, config.declaration, Picture(tuple(shape), config.patch_size), conditioning)
         concat = conditioning.get("concat")
         if concat is not None and concat.shape[1] != config.concat_channels:
             raise Refused(

@@ -27,6 +27,7 @@ HUNYUAN_VIDEO = Declaration(
     heads_of=flux.FLUX.heads_of,
     text_width=flux.FLUX.text_width,
     masked=True,
+    divides=True,
     positions=flux.FLUX.positions,
     sigmas=lambda model: model.time_r_in is not None,  # MeanFlow: the next step's
 )

@@ -32,9 +32,12 @@ KANDINSKY5 = Declaration(
     text_width=lambda model: model.text_embeddings.in_layer.in_features,
     joint_text=False,
     positions=("rope_embedder_3d", "rope_embedder_1d"),
+    divides=True,  # its class pads, and takes nothing away again
+    frames=frozenset({"time_dim_replace"}),
 )
 KANDINSKY5_IMAGE = replace(
     KANDINSKY5,
     patch_size=lambda model: model.patch_size[1:],
+    frames=frozenset(),
     refused={"time_dim_replace": REMOVE},  # ComfyUI writes it into the latent
 )

@@ -93,8 +93,10 @@ WAN = Declaration(
     text_width=lambda model: model.text_embedding[0].in_features,
     joint_text=False,
     positions=("rope_embedder",),
+    sized={"camera_conditions": (1, 8, 8)},  # in pixels
+    frames=frozenset({"time_dim_concat"}),
 )
-WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control)
+WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control, sized={**WAN.sized, "vace_context": (1, 1, 1)})
 
 SCAIL = Pictured(last, behind=behind(*BEHIND, "pose_latents"))
 WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

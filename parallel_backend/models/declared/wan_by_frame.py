@@ -44,7 +44,12 @@ def _injector(path: str, stream: Pictured) -> Group:
 
 
 FIRST = Pictured(parts=1)
-WAN_S2V = replace(WAN, groups=(replace(BLOCKS, streams={"x": FIRST}),), between=(_injector("audio_injector", FIRST),))
+WAN_S2V = replace(
+    WAN,
+    groups=(replace(BLOCKS, streams={"x": FIRST}),),
+    between=(_injector("audio_injector", FIRST),),
+    sized={**WAN.sized, "control_video": (1, 1, 1)},
+)
 
 EIGHTHS = Pictured(last, parts=8, behind=behind(*BEHIND))
 """There are eight moments of music in a frame, which share out its tokens."""
@@ -58,6 +63,7 @@ WAN_DANCER = replace(
 WHOLE_FRAMES = Pictured(last, parts=1, behind=behind(*BEHIND))
 WAN_ANIMATE = replace(
     WAN,
+    frames=WAN.frames | {"pose_latents"},
     groups=(replace(BLOCKS, streams={"x": WHOLE_FRAMES}),),
     between=(
         Group(

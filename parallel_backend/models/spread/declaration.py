@@ -222,8 +222,10 @@ class Declaration:
     format has others; `silent` says that a video may come without, `one_at_a_time` that batches are not taken. `positions`
     are modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run, `references`
     latents that become tokens in this model alone. `beside` is a latent of the same height that the model lays to the right
-    of the picture, so that each row of tokens has its tokens behind. With `whole_picture` what comes behind the blocks is no
-    head: it needs all tokens and the latent, and each rank computes it for all.
+    of the picture, so that each row of tokens has its tokens behind. A latent must divide into tokens where the
+    model pads none (`divides`); conditioning that is `sized` goes with every token, with so many values for one of the
+    latent's, that of `frames` with whole frames. With `whole_picture` what comes behind the blocks is no head: it needs all
+    tokens and the latent, and each rank computes it for all.
     """
 
     groups: tuple[Group, ...]
@@ -241,6 +243,9 @@ class Declaration:
     positions: tuple[str, ...] = ()
     references: frozenset[str] = frozenset()
     beside: str = ""
+    divides: bool = False
+    sized: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    frames: frozenset[str] = frozenset()
     whole_picture: bool = False
     sigmas: Callable[[Any], bool] = lambda model: False
     compute: Callable[[Any], object] = lambda model: None

@@ -92,9 +92,8 @@ class Places:
         if not 0 <= start <= length - tokens:
             if self._picture.whole:
                 raise Refused(
-                    f"the model makes {length} tokens of a latent of {tokens}: to leave tokens out, as for the guides of an "
-                    "IC-LoRA with a reference_downscale_factor above 1, is not supported with a parallel MODEL: use Load "
-                    "Diffusion Model."
+                    f"the model makes {length} tokens of a latent of {tokens}: something in its conditioning is of another size "
+                    "than the latent, or this ComfyUI is newer or older than this pack knows; use Load Diffusion Model."
                 )
             raise Refused(
                 f"the model makes {length} tokens where the picture has {tokens}, because {self._picture.not_whole()}"

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from ...attention.packages import package_faults
 from ...identity import code_digest
 from ...models.comfyui.importing import FOLDER, comfyui_version
+from ...models.diffusers.installed import own_diffusers
 from ...wire.messages import Facts
 
 
 def own_facts(device: torch.device) -> Facts:
     """This process's."""
-    try:
-        diffusers = version("diffusers")
-    except PackageNotFoundError:
-        diffusers = ""
     version_of_torch = str(torch.__version__)
     return Facts(
         host=socket.gethostname(),
         device=str(device),
         torch=version_of_torch,
-        diffusers=diffusers,
+        diffusers=own_diffusers(),
         code=code_digest(),
         comfyui=comfyui_version(os.environ.get(FOLDER, "")),
         kernel_faults=dict(package_faults(device)),

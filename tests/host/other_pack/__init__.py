@@ -21,6 +21,7 @@ from comfy.ldm.lumina.controlnet import ZImage_Control
 from comfy.ldm.wan.uni3c import WanUni3CControlnet
 from comfy.model_patcher import PatcherInjection
 from comfy.patcher_extension import CallbacksMP
+from comfy_extras.nodes_custom_sampler import Guider_DualCFG
 from safetensors.torch import load_file
 from torch import nn
 
@@ -298,6 +299,36 @@ class StrongGuider(comfy.samplers.CFGGuider):
         self._cfg = value
 
 
+class TwoStrengths(comfy.samplers.CFGGuider):
+    """A guidance of the pack's own, which keeps its strength elsewhere and counts the calls that it is asked for."""
+
+    def __init__(self, patcher: Any) -> None:
+        super().__init__(patcher)
+        self.strength = 3.0
+        self.calls: list[float] = []
+
+    def predict_noise(self, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:
+        self.calls.append(float(timestep[0]))
+        sides = [self.conds["negative"], self.conds["positive"]]
+        negative, positive = comfy.samplers.calc_cond_batch(self.inner_model, sides, x, timestep, model_options)
+        return negative + (positive - negative) * (self.strength + len(self.calls))
+
+
+def two_strengths(guider: Any, positive: Any, negative: Any) -> Any:
+    """No CFGGuider's cfg, and another with each call."""
+    guider = TwoStrengths(guider.model_patcher)
+    guider.set_conds(positive, negative)
+    return guider
+
+
+def too_strong_elsewhere(guider: Any, positive: Any, negative: Any) -> Any:
+    """ComfyUI's own with two cfgs, as arithmetic may set them."""
+    guider = Guider_DualCFG(guider.model_patcher)
+    guider.set_conds(positive, positive, negative)
+    guider.set_cfg(1.0, 1e38)
+    return guider
+
+
 def one_sided(guider: Any, positive: Any, _: Any) -> Any:
     """No negative prompt, and yet guidance."""
     guider.inner_set_conds({"positive": positive})
@@ -334,9 +365,12 @@ def strength(cfg: float) -> Callable[..., Any]:
 GUIDERS = {
     "no number": strength(math.nan),
     "without end": strength(math.inf),
+    "too strong": strength(1e38),
+    "too strong elsewhere": too_strong_elsewhere,
     "one side": one_sided,
     "predict_noise on the instance": own_predict_noise,
     "a subclass": subclass,
+    "a strength of its own": two_strengths,
 }
 
 
@@ -633,7 +667,39 @@ class PackChangedPatch:
         return (model_patch,)
 
 
+class PackMask:
+    """A mask whose upper half is a number that arithmetic may come to."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"value": ("STRING",)}}
+
+    RETURN_TYPES = ("MASK",)
+    FUNCTION = "make"
+
+    def make(self, value: str) -> tuple[torch.Tensor]:
+        mask = torch.ones(1, 64, 64)
+        mask[:, :32] = float(value)
+        return (mask,)
+
+
+class PackGuidance:
+    """Gives a prompt a guidance that arithmetic may come to."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"conditioning": ("CONDITIONING",), "value": ("STRING",)}}
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "give"
+
+    def give(self, conditioning: Any, value: str) -> tuple[Any]:
+        return (node_helpers.conditioning_set_values(conditioning, {"guidance": float(value)}),)
+
+
 NODE_CLASS_MAPPINGS = {
+    "PackMask": PackMask,
+    "PackGuidance": PackGuidance,
     "PackNetwork": PackNetwork,
     "PackSpeech": PackSpeech,
     "PackZImageNetwork": PackZImageNetwork,

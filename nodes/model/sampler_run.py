@@ -1,0 +1,30 @@
+"""What a SAMPLER_SAMPLE wrapper is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplerRun:
+    """The arguments of a SAMPLER_SAMPLE wrapper."""
+
+    sampler: Any
+    guider: Any
+    sigmas: Tensor
+    extra_args: Mapping[str, Any]
+    noise: Tensor
+    latent: Tensor
+    mask: Tensor | None
+
+    @property
+    def model_options(self) -> Mapping[str, Any]:
+        return self.extra_args["model_options"]  # type: ignore[no-any-return]
+
+    @property
+    def transformer_options(self) -> Mapping[str, Any]:
+        return self.model_options.get("transformer_options", {})  # type: ignore[no-any-return]

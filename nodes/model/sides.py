@@ -1,0 +1,98 @@
+"""How many sides of its prompts a run asks the model for at once, which is what `cfg` 2 divides."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor
+
+from .given import NotSupported
+from .sampler import chosen
+from .sampler_run import SamplerRun
+from .step_cache import known_wrappers
+from .stock import GUIDER_METHODS, own, plain_guider, put_back
+
+KEY = "parallel_sides"
+
+KEEPS_NEGATIVE = "disable_cfg1_optimization"
+"""The model option for what uses the negative at cfg 1 too."""
+
+INSTEAD = ("sampler_calc_cond_batch_function", "context_handler")
+"""What stands between a guider and the function that is asked here, and does not change the sides."""
+
+
+def two_sided(run: SamplerRun) -> bool:
+    """Whether more than one side of a guider's prompts takes part in a call.
+
+    A guider of ComfyUI's is asked, because only it knows (the cfg of DualCFGGuider is not where CFGGuider keeps it, CFGOverride
+    changes it as it goes). What another pack's does only its own code knows, which is run once a step and no oftener: all
+    sides that it has count.
+    """
+    if not _known(run):
+        return sum(bool(entries) for entries in run.guider.conds.values()) > 1
+    if not (wrappers := _wrappers(run)) and plain_guider(run.guider):
+        return _negative_counts(run)
+    return any(_asked(run, sigma, wrappers) > 1 for sigma in run.sigmas[:-1])
+
+
+def _known(run: SamplerRun) -> bool:
+    """Whether what decides about a guider's sides is ComfyUI's own code."""
+    guider = run.guider
+    return all(
+        own(getattr(type(guider), name)) and (name not in vars(guider) or put_back(guider, name))
+        for name in GUIDER_METHODS
+    )
+
+
+def _negative_counts(run: SamplerRun) -> bool:
+    """At cfg 1 ComfyUI leaves the negative out, but for samplers that use it themselves."""
+    unused = math.isclose(run.guider.cfg, 1.0) and not _keeps_negative(run)
+    return run.guider.conds.get("negative") is not None and not unused
+
+
+def _keeps_negative(run: SamplerRun) -> bool:
+    """Whether a node or the sampler itself uses the negative whatever the cfg."""
+    with contextlib.suppress(NotSupported):
+        if chosen(run.sampler).asks_both_sides:
+            return True
+    return bool(run.model_options.get(KEEPS_NEGATIVE, False))
+
+
+def _wrappers(run: SamplerRun) -> Mapping[str, list[Any]]:
+    """Those of ComfyUI's own around a guider's function, by key, less the step caches, which count its calls."""
+    given = run.transformer_options.get("wrappers", {}).get(WrappersMP.PREDICT_NOISE, {})
+    caches = {key for _, key in known_wrappers(run.transformer_options)}
+    return {key: functions for key, functions in given.items() if key not in caches and all(map(own, functions))}
+
+
+class _Asked(BaseException):
+    """Ends a guider's function as soon as it has said what it asks for."""
+
+    def __init__(self, conds: Sequence[Any]) -> None:
+        self.sides = sum(bool(side) for side in conds)
+
+
+def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]]) -> int:
+    """For how many sides a guider asks the model at once in its first call at a sigma; nothing is computed."""
+
+    def ask(executor: Any, model: Any, conds: Sequence[Any], *_: Any) -> Any:
+        raise _Asked(conds)
+
+    kept = {WrappersMP.PREDICT_NOISE: dict(wrappers), WrappersMP.CALC_COND_BATCH: {KEY: [ask]}}
+    options = {name: value for name, value in run.model_options.items() if name not in INSTEAD}
+    options[KEEPS_NEGATIVE] = _keeps_negative(run)
+    options["transformer_options"] = {**run.transformer_options, "wrappers": kept, "callbacks": {}}
+    guider = copy.copy(run.guider)
+    guider.model_options = options
+    try:
+        x = torch.zeros_like(run.noise)
+        guider(x, sigma.expand(x.shape[0]), model_options=options, seed=run.extra_args.get("seed"))
+    except _Asked as asked:
+        return asked.sides
+    return 0

@@ -1,0 +1,98 @@
+"""A ComfyUI whose Python has no diffusers, or one that is too new: what needs none runs, and the rest says what to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from scripts.comfyui import REPO, ComfyUI
+from tests import tiny_cogvideox, tiny_pixart
+from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, save_families, spread
+from tests.host.conftest import NARROW, fill, latents, relative_error
+from tests.host.graphs import Graph, ksampler_graph, node, parallel
+from tests.host.refused_files import decoding, loading
+from tests.host.test_families import family_graph
+from tests.other_python import IMPORTED, install_diffusers, python_with
+from tests.selection import thorough
+from tests.tiny_models import draw
+from tests.tiny_vae import save_cogvideox_vae
+
+REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python."
+
+
+@pytest.fixture(scope="module", params=["", pytest.param("0.43.0", marks=thorough)], ids=["none", "too new"])
+def version(request: pytest.FixtureRequest) -> str:
+    """What of diffusers is installed."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def python(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ComfyUI's."""
+    return python_with(tmp_path_factory.mktemp("python"), version)
+
+
+@pytest.fixture(scope="module")
+def server(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """A ComfyUI that has it, and models of each kind."""
+    server = ComfyUI(os.environ["COMFYUI_PATH"], tmp_path_factory.mktemp("comfyui"), python=python)
+    fill(server)
+    save_families(server, "wan")
+    models = server.base_dir / "models"
+    tiny_cogvideox.save_cogvideox(models / "diffusion_models" / "video.safetensors", "2b")
+    tiny_pixart.save_pixart(models / "diffusion_models" / "picture.safetensors", prefix="model.diffusion_model.")
+    save_cogvideox_vae(models / "vae" / "video-vae.safetensors")
+    for side in TOKENS:
+        text = {"cond": draw(1, 7, tiny_cogvideox.TEXT_WIDTH, seed=2)}
+        save_file(text, server.input_dir / f"video-{side}.safetensors")
+    with server:
+        yield server
+
+
+def video() -> Graph:
+    """CogVideoX on two workers."""
+    size = {"width": 80, "height": 48, "length": 5, "batch_size": 1}
+    return family_graph("LoadParallelCogVideoX", "video", "video", node("EmptyHunyuanLatentVideo", **size))
+
+
+def test_comfyuis_own_models_run(server: ComfyUI) -> None:
+    latent_of = latents(server)
+    flux, wan = ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0), graph_of("wan")
+    assert relative_error(latent_of(parallel(flux)), latent_of(flux)) <= TOLERANCE
+    assert relative_error(latent_of(spread(wan)), latent_of(wan)) <= TOLERANCE
+    assert IMPORTED not in server.log
+    assert "diffusers" not in server.log.replace(str(server.base_dir), "")
+
+
+def test_the_loader_of_a_model_that_needs_it_says_what_to_install(server: ComfyUI, version: str) -> None:
+    picture = loading("picture.safetensors", "PixArt")
+    for graph in (video(), picture, decoding("video-vae.safetensors")):
+        run = server.queue(graph)
+        assert run.error is not None
+        said = f"CogVideoX and PixArt need diffusers 0.35 to 0.42, and {version or 'none'} is installed: {REMEDY}"
+        assert run.error.exception_message.strip() == said
+
+
+@thorough
+def test_the_doctor_warns_and_finds_nothing_else(python: Path, version: str) -> None:
+    doctor = [python, "-m", "parallel_backend.doctor", "--json"]
+    ran = subprocess.run(doctor, cwd=REPO, capture_output=True, text=True, timeout=300)
+    found = {finding["name"]: finding for finding in json.loads(ran.stdout)}
+    assert found["diffusers"]["status"] == "warning"
+    assert found["diffusers"]["text"].startswith(f"{version or 'not installed'}; CogVideoX and PixArt need ")
+    assert found["2 workers, cpu"]["status"] == "ok"
+    assert ran.returncode == 0
+
+
+@thorough
+def test_once_it_is_installed_the_running_workers_make_way_for_some_that_have_it(server: ComfyUI, python: Path) -> None:
+    before = ksampler_graph(NARROW, width=64, height=64, steps=2, seed=99)
+    latents(server)(parallel(before))
+    install_diffusers(python)
+    server.queue(video(), timeout=300).check()
