@@ -16,16 +16,18 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.models import FAMILIES
-from parallel_backend.models.comfyui.merging import merging_dtype
+from parallel_backend.models.comfyui.merging import merging_dtype, rounded
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.adapters import NONE, AdapterSet
+from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
 from parallel_backend.weights.checkpoint import read_header
 from parallel_backend.weights.holding import Holding, Replicated
-from parallel_backend.weights.keymap import tensor_sizes
+from parallel_backend.weights.keymap import Piece, tensor_sizes
+from parallel_backend.weights.layers import pack
 from parallel_backend.weights.packing import packed_starts
-from parallel_backend.weights.patching import Keep
+from parallel_backend.weights.patching import Keep, Merging, Patching
 from parallel_backend.weights.reading import Neighbours, Watch
 from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.storage import PLAIN
 from parallel_backend.weights.store import Store
 from parallel_backend.weights.streamed import Streamed
 from parallel_backend.weights.whole import Whole
@@ -36,6 +38,7 @@ from tests.ranks import run_ranks
 from tests.selection import product
 from tests.tiny_flux import flux_tensors
 from tests.tiny_lora import SCHEMES, adapter_tensors
+from tests.tiny_models import draw
 
 comfy_on_path()
 
@@ -194,3 +197,39 @@ def test_every_kind_of_adapter(case: Make, monkeypatch: pytest.MonkeyPatch, sche
     runs = [tiny.stock([(scheme, strength)]) for strength in STRENGTHS]
     assert changed(runs[0][1], runs[1][1])
     assert merged(tiny.part(), runs) == [[]] * len(runs)
+
+
+@pytest.mark.parametrize("dtype", FP8.values(), ids=FP8)
+def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
+    """PixArt's q, k and v: the whole has ComfyUI's bits, whatever layers the workers make of it."""
+    from comfy.model_patcher import ModelPatcher
+    from comfy.weight_adapter import LoRAAdapter
+
+    weight, up, down = (draw(12, 32, seed=1) / 6).to(dtype), draw(12, 4, seed=2), 0.1 * draw(4, 32, seed=3)
+    theirs = nn.Module()
+    theirs.diffusion_model = nn.Module()
+    theirs.diffusion_model.qkv = nn.Linear(32, 12, bias=False)
+    theirs.diffusion_model.qkv.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    patcher = ModelPatcher(theirs, CPU, CPU)
+    patcher.add_patches({"diffusion_model.qkv.weight": LoRAAdapter(set(), (up, down, 4.0, None, None, None))}, 0.7)
+    patcher.patch_weight_to_device("diffusion_model.qkv.weight", device_to=CPU)
+
+    ours, keys = nn.Module(), {}
+    for number, name in enumerate("qkv"):
+        layer = nn.Linear(32, 4, bias=False, device="meta")
+        pack(layer, PLAIN[dtype], scaled=False)
+        rows = weight[4 * number : 4 * number + 4].view(torch.uint8).clone()
+        layer.weight = nn.Parameter(rows, requires_grad=False)
+        ours.add_module(name, layer)
+        keys[f"{name}.weight"] = (Piece("qkv.weight", 4 * number, 4 * number + 4, (32,)),)
+    keep = Keep(room=lambda _: True, agree=lambda fits: fits)
+    merging = Merging(dtype, (), merging_dtype, rounded)
+    patching = Patching(ours, Whole(ours), CPU, keys, lambda _: None, keep, merging)
+    lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
+    for adapters, expected in (
+        (AdapterSet({"qkv.weight": [lora]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),
+        (NONE, weight),
+    ):
+        patching.merge(adapters)
+        found = torch.cat([ours.get_submodule(name).weight for name in "qkv"])
+        assert torch.equal(found, expected.view(torch.uint8))
