@@ -1,7 +1,8 @@
 """LoRA and its kin: what changes which tensor, as plain data, and the arithmetic on rows of that tensor.
 
-Numerically as ComfyUI 0.30 (comfy/lora.py and comfy/weight_adapter): in fp32, one adapter after the other. Every kind but
-OFT and column-wise DoRA computes any rows of a tensor without the others, so a rank computes what it holds.
+Numerically as ComfyUI 0.30 (comfy/lora.py and comfy/weight_adapter): differences in fp32, added in the weight's type, one
+adapter after the other; of a whole tensor the bits are ComfyUI's. Every kind but OFT and column-wise DoRA computes any rows
+of a tensor without the others, so a rank computes what it holds.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def apply(
 
     Args:
         values: the adapters' tensors, on the weight's device.
-        weight: the rows, fp32.
+        weight: the rows, in the type in which they are changed.
         rows: which rows of the tensor they are; all of them where an adapter `needs_all_rows`.
         size: of the whole tensor.
         column_norms: by an adapter's place, the norms that DoRA found in all rows; found ones are added.
@@ -205,17 +206,20 @@ def _change(
     difference, alpha = _difference(adapter, parts, weight, rows, list(runs))
     difference = difference.reshape(weight.shape)
     if "dora_scale" in parts:
-        changed, norms = weight + difference * alpha, parts["dora_scale"]
+        changed, norms = weight + (difference * alpha).to(weight.dtype), parts["dora_scale"]
         if norms.shape[0] == size[0]:
             norms = norms[rows].reshape(-1, *[1] * (weight.dim() - 1))
             found = weight.flatten(1).norm(dim=1).view_as(norms)  # of the weight before: so does ComfyUI
         else:
             column_norms = _column_norms(changed, rows, size) if column_norms is None else column_norms
             found = column_norms
-        changed *= norms / (found + torch.finfo(weight.dtype).eps)
-        weight += adapter.strength * (changed - weight)
-    else:
-        weight += (adapter.strength * alpha) * difference  # not one fused step, whose last bit is not ComfyUI's
+        changed *= (norms / (found + torch.finfo(weight.dtype).eps)).to(weight.dtype)
+        if adapter.strength == 1.0:
+            weight.copy_(changed)
+        else:
+            weight += adapter.strength * (changed - weight)
+    else:  # not one fused step, whose last bit is not ComfyUI's
+        weight += ((adapter.strength * alpha) * difference).to(weight.dtype)
     return column_norms
 
 
@@ -239,11 +243,11 @@ def _difference(
         case "glora":
             return _glora(parts, weight, rows, runs), _over(adapter.alpha, parts["a2"].shape[0])
         case "oft":
-            turned = adapter.strength * _oft(parts["blocks"], adapter.alpha or 0.0, weight, rows)
+            turned = _oft(parts["blocks"], adapter.alpha or 0.0, adapter.strength, weight, rows)
             return _among(turned, rows, runs), 1.0
         case _:
             assert adapter.kind == "diff"
-            return _joined([parts["value"][run].float() for run in runs]), 1.0
+            return _joined([parts["value"][run].to(weight.dtype) for run in runs]), 1.0
 
 
 def _over(alpha: float | None, rank: int) -> float:
@@ -260,7 +264,7 @@ def _kronecker_rows(w1: Tensor, w2: Tensor, rows: slice) -> Tensor:
 def _glora(parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
     """W a1 a2 + b1 b2."""
     a1, a2, b1, b2 = (parts[name].flatten(1) for name in ("a1", "a2", "b1", "b2"))
-    return _joined([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1), rows, runs) @ a1) @ a2
+    return _joined([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1).float(), rows, runs) @ a1) @ a2
 
 
 def _among(values: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
@@ -274,8 +278,8 @@ def _joined(runs: Sequence[Tensor]) -> Tensor:
     return runs[0] if len(runs) == 1 else torch.cat(list(runs))
 
 
-def _oft(blocks: Tensor, constraint: float, weight: Tensor, rows: slice) -> Tensor:
-    """(R - 1) W with R the Cayley transform of the blocks' skew-symmetric parts, as LyCORIS defines it."""
+def _oft(blocks: Tensor, constraint: float, strength: float, weight: Tensor, rows: slice) -> Tensor:
+    """(R - 1) W times a strength, with R the Cayley transform of the blocks' skew-symmetric parts, as LyCORIS defines it."""
     size = blocks.shape[1]
     assert rows.start % size == rows.stop % size == 0, "crosses_layers was not asked"
     one = torch.eye(size, device=blocks.device)
@@ -285,8 +289,9 @@ def _oft(blocks: Tensor, constraint: float, weight: Tensor, rows: slice) -> Tens
         if norm > constraint:
             skew = skew * constraint / norm
     skew = skew[rows.start // size : rows.stop // size]
-    turn = (one + skew) @ (one - skew).inverse()
-    turned = torch.einsum("k n m, k n i -> k m i", turn - one, weight.reshape(-1, size, weight[0].numel()))
+    turn = ((one + skew) @ (one - skew).inverse()).to(weight.dtype)
+    change = turn * strength - strength * torch.eye(size, device=weight.device, dtype=weight.dtype)
+    turned = torch.einsum("k n m, k n i -> k m i", change, weight.reshape(-1, size, weight[0].numel()))
     return turned.reshape(weight.shape)
 
 

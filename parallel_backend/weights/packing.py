@@ -34,6 +34,19 @@ def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
     return entry.storage if entry.kept or (entry.storage.quantised and not swap) else PLAIN[dtype]
 
 
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """What vectors of fp8 are held in where `dtype` is wished for: wide enough for what adapters make of them too."""
+    return WIDE if dtype in FLOAT8 else dtype
+
+
+def is_merged(storage: Storage, scaled: bool, dtype: torch.dtype) -> bool:
+    """Whether adapters are merged into a matrix that is held so where `dtype` is wished for, as ComfyUI does.
+
+    Not into blocks and scaled fp8, nor into fp8 that ComfyUI would hold in a wider type: they are applied at each expansion.
+    """
+    return not storage.quantised or (storage.dtype == dtype and not scaled)
+
+
 def can_be_held(entry: Entry) -> bool:
     """Whether there is a way: what is held quantised is a matrix; others may be plain fp8."""
     dims = len(entry.shape)
@@ -46,7 +59,7 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
         if len(entry.shape) != 2 and storage.quantised and not entry.kept:
-            storage = PLAIN[WIDE]
+            storage = PLAIN[widened(dtype)]
         scales = 4 * entry.shape[0] if entry.scale else 0
         total += math.prod(entry.shape) // storage.values * storage.nbytes + scales
     return total
@@ -86,11 +99,12 @@ def expanding_bytes(storage: Storage, values: int, element: int) -> int:
 
 
 def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, names: KeyMap) -> dict[str, list[int]]:
-    """At which rows the layers begin that a quantised matrix is held as, by its name in `names`, which has the keys of `keys`."""
+    """At which rows the layers begin as which a matrix is held that adapters are not merged into, by its name in `names`, which
+    has the keys of `keys`."""
     starts: dict[str, list[int]] = {}
     for parameter, pieces in keys.items():
         entry = _first_entry(checkpoint, pieces)
-        if len(entry.shape) == 2 and held_as(entry, dtype).quantised:
+        if len(entry.shape) == 2 and not is_merged(held_as(entry, dtype), entry.scale is not None, dtype):
             for piece in names[parameter]:
                 starts.setdefault(piece.name, []).append(piece.start)
     return starts
@@ -106,7 +120,7 @@ def shape_parameters(
     """Give the parameters of a module on the meta device the types they are held in.
 
     Linear layers whose weight is held quantised become PackedLinear. Other parameters become `dtype`, or WIDE where
-    `dtype` is fp8; those named in `exact` have the type named there. Parts of quantised weights have their types.
+    `dtype` is fp8 (`widened`); those named in `exact` have the type named there. Parts of quantised weights have their types.
 
     Raises:
         Refused: a tensor that no linear layer multiplies by is stored in blocks.
@@ -131,7 +145,7 @@ def shape_parameters(
                     f"{checkpoint.path.name} holds {pieces[0].name} as {storage.name}, which is "
                     "supported for matrices only: choose another file."
                 )
-            held = WIDE if storage.quantised else storage.dtype
+            held = widened(dtype) if storage.quantised else storage.dtype
             child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))
 
 

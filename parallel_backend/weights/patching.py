@@ -1,8 +1,8 @@
 """Adapters on a module's weights: merged into them, and taken out again without a trace.
 
 Merged weights cost nothing while sampling. What they were is kept in host memory as far as there is room and read from
-the file again otherwise, because subtracting a difference would leave rounding errors behind. Quantised weights stay as
-they are (see `adapted`).
+the file again otherwise, because subtracting a difference would leave rounding errors behind. What ComfyUI holds in fp8 is
+changed whole and rounded as ComfyUI rounds it. Blocks of GGUF stay as they are (see `adapted`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from .adapters import (
 )
 from .keymap import KeyMap, Piece, tensor_sizes
 from .layers import PackedLinear
+from .packing import is_merged
 from .requantised import PARTS, QuantisedLayer, quantised_layers
+from .storage import FLOAT8
 from .store import Run, Store
 
 CHUNK_VALUES = 1 << 22
@@ -55,6 +57,20 @@ class Keep:
     agree: Callable[[bool], bool]
 
 
+@dataclass(frozen=True)
+class Merging:
+    """How ComfyUI puts adapters into weights.
+
+    `dtype` is the type that it holds weights in; those that are `exact` have types of their own. `adds_in(device)` is the type
+    in which it adds, and `rounded(values, dtype, name)` gives the sum, all of a weight, in an fp8 type.
+    """
+
+    dtype: torch.dtype
+    exact: Collection[str]
+    adds_in: Callable[[torch.device], torch.dtype]
+    rounded: Callable[[Tensor, torch.dtype, str], Tensor]
+
+
 class Patching:
     """The weights of one loaded module and the adapters in them.
 
@@ -73,8 +89,10 @@ class Patching:
         keys: KeyMap,
         reload: Callable[[Collection[str]], None],
         keep: Keep,
+        merging: Merging,
     ) -> None:
         self._module = module
+        self._merging = merging
         self._store = store
         self._device = device
         self._reload = reload
@@ -86,6 +104,12 @@ class Patching:
         self._packed = {
             f"{name}.weight": child for name, child in module.named_modules() if isinstance(child, PackedLinear)
         }
+        self._expanding = {
+            name
+            for name, layer in self._packed.items()
+            if not is_merged(layer.storage, layer.weight_scale is not None, merging.dtype)
+        }
+        """Those to which adapters are applied each time they are expanded."""
         self._layers: dict[str, tuple[QuantisedLayer, dict[str, str]]] = {}
         for name, layer in quantised_layers(module):
             parts = {part: f"{name}.{PARTS}.{part}" for part, _ in layer.parts.named_parameters()}
@@ -117,18 +141,30 @@ class Patching:
             mine = {id: adapters.tensors[id].to(self._device) for id in ids}
             if name in self._layers:
                 self._quantise_anew(name, after[name], mine)
-            elif self._placed[name][0].parameter in self._packed:
+            elif self._placed[name][0].parameter in self._expanding:
                 values |= mine
-                norms = self._column_norms(name, after[name], mine)
+                adds_in, _ = self._types(self._packed[self._placed[name][0].parameter])
+                norms = self._column_norms(name, after[name], mine, adds_in)
                 for placed in self._placed[name]:
                     rows = slice(placed.piece.start, placed.piece.stop)
                     run = AdaptedRows(placed.offset, rows, self._sizes[name], after[name], norms)
                     expanding.setdefault(placed.parameter, []).append(run)
+            elif self._is_rounded(name):
+                self._round_anew(name, after[name], mine)
             else:
                 self._change(name, after[name], mine)
         for parameter, runs in expanding.items():
-            self._packed[parameter].change = Adapted(runs, values)
+            self._packed[parameter].change = Adapted(runs, values, *self._types(self._packed[parameter]))
         self._merged = adapters
+
+    def _types(self, layer: PackedLinear) -> tuple[torch.dtype, torch.dtype]:
+        """In which type adapters are added where a weight is expanded, and to which the sum is rounded.
+
+        As ComfyUI does it with fp8 that it expands when it loads; it knows no blocks, and no scales of other models.
+        """
+        if layer.storage.dtype is None or layer.weight_scale is not None:
+            return torch.float32, torch.float32
+        return self._merging.adds_in(self._device), self._merging.dtype
 
     def _parameters_of(self, names: Iterable[str]) -> list[str]:
         found: dict[str, None] = {}
@@ -147,37 +183,53 @@ class Patching:
             names = more
 
     def _restore(self, names: Sequence[str]) -> None:
-        lost = [name for name in names if name not in self._originals and name not in self._packed]
+        lost = [name for name in names if name not in self._originals and name not in self._expanding]
         if not self._where.agree(not lost):
             self._reload(lost)
         for name in names:
-            if name in self._packed:
+            if name in self._expanding:
                 self._packed[name].change = None
             elif name in self._originals:
                 self._store.run(name).values.copy_(self._originals.pop(name))
 
     def _keep(self, name: str) -> None:
         values = self._store.run(name).values
-        if name not in self._packed and self._where.room(values.nbytes):
+        if name not in self._expanding and self._where.room(values.nbytes):
             self._originals[name] = values.to("cpu", copy=True)
 
     def _change(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
-        size = self._sizes[name]
+        size, adds_in = self._sizes[name], self._merging.adds_in(self._device)
         places = [(placed, self._store.run(placed.parameter)) for placed in self._placed[name]]
         whole = None
         torn = self._store.shared and any(map(needs_whole_rows, recipe))
         if torn or any(needs_all_rows(adapter, values, size) for adapter in recipe):
-            whole = self._whole(name)
+            whole = self._whole(name).to(adds_in)
             apply(recipe, values, whole, slice(0, size[0]), size)
         for placed, run in places:
             for first, last in _chunks(placed, run):
                 rows = slice(placed.piece.start + first - placed.offset, placed.piece.start + last - placed.offset)
                 if whole is None:
-                    part = _rows(run, first, last, placed.piece.row_shape, self._device)
+                    part = _rows(run, first, last, placed.piece.row_shape, self._device).to(adds_in)
                     apply(recipe, values, part, rows, size)
                 else:
                     part = whole[rows]
                 _put_rows(part, run, first)
+
+    def _is_rounded(self, name: str) -> bool:
+        """Whether ComfyUI holds it in fp8: a matrix, or what is held in a wider type and rounded."""
+        parameter = self._placed[name][0].parameter
+        return self._merging.dtype in FLOAT8 and parameter not in self._merging.exact
+
+    def _round_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
+        """Change a whole weight and round it as ComfyUI does. A collective where ranks share the weights."""
+        weight = self._whole(name).to(self._merging.adds_in(self._device))
+        size = self._sizes[name]
+        apply(recipe, values, weight, slice(0, size[0]), size)
+        rounded = self._merging.rounded(weight, self._merging.dtype, name)
+        for placed in self._placed[name]:
+            rows = rounded[placed.piece.start : placed.piece.stop]
+            packed = placed.parameter in self._packed
+            _put_rows(rows.view(torch.uint8) if packed else rows, self._store.run(placed.parameter), placed.offset)
 
     def _quantise_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
         """Expand a whole weight, change it and quantise it as ComfyUI does. A collective where ranks share the weights."""
@@ -190,12 +242,14 @@ class Patching:
             run = self._store.run(places[part])
             run.values.copy_(changed[run.start : run.stop])
 
-    def _column_norms(self, name: str, recipe: Sequence[Adapter], values: Values) -> dict[int, Tensor]:
+    def _column_norms(
+        self, name: str, recipe: Sequence[Adapter], values: Values, adds_in: torch.dtype
+    ) -> dict[int, Tensor]:
         """What DoRA needs to know of all rows, also those of other layers and ranks."""
         norms: dict[int, Tensor] = {}
         size = self._sizes[name]
         if any(has_column_norms(adapter, values, size) for adapter in recipe):
-            apply(recipe, values, self._whole(name), slice(0, size[0]), size, norms)
+            apply(recipe, values, self._whole(name).to(adds_in), slice(0, size[0]), size, norms)
         return norms
 
     def _whole(self, name: str) -> Tensor:

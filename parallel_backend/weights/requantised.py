@@ -35,7 +35,7 @@ class QuantisedLayer(Protocol):
     parts: Parts
 
     def values(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weight's values `[rows, columns]` (fp32), of its parts."""
+        """The weight's values `[rows, columns]`, of its parts, in the type in which adapters are added."""
 
     def quantised(self, parts: Mapping[str, Tensor], values: Tensor, name: str) -> dict[str, Tensor]:
         """The parts that change when a weight gets other values, as ComfyUI quantises them under the weight's name."""

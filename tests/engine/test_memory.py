@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import psutil
@@ -23,9 +20,9 @@ from parallel_backend.errors import WorkerOutOfMemory
 from parallel_backend.host import Backend
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.worker.memory.rank_memory import HOST_RESERVE, available_on_host
-from scripts.comfyui import REPO
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Job, Runner, sigmas, spec_of
+from tests.nodes_module import nodes_module
 from tests.plans import cpu_plan
 from tests.selection import thorough
 from tests.vae.comfy_vaes import save_comfy_vae
@@ -230,16 +227,6 @@ def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_
     gc.collect()
     assert not listed(), "what nobody uses is no model of ComfyUI's"
     run.end_workers()
-
-
-def nodes_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of the nodes, without what their package imports, which is a whole ComfyUI; on this process's engine."""
-    for package, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
-        patch.setitem(sys.modules, package, ModuleType(package))
-        sys.modules[package].__path__ = [str(path)]
-    for engine in [name for name in sys.modules if name.partition(".")[0] == "parallel_backend"]:
-        patch.setitem(sys.modules, f"pack.{engine}", sys.modules[engine])
-    return importlib.import_module(f"pack.nodes.{name}")
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…hides tokens of the picture, which",
             "…is not supported",
             "…differs from GPU to GPU, which is not",
+            "…has the shape … and not vectors, …",
+            "…is for … items of a batch of …, which",
             "…has … places for … tokens, which is",
         ),
     },

@@ -41,8 +41,6 @@ def _files(comfyui: ComfyUI) -> None:
         save_adapter(folder / f"{scheme}.safetensors", scheme, seed)
     models = comfyui.base_dir / "models" / "diffusion_models"
     save_fp8(models / "tiny-fp8.safetensors", torch.float8_e4m3fn, heads=2, seed=4)
-    fp8 = load_file(models / "tiny-fp8.safetensors")
-    save_file({name: tensor.float() for name, tensor in fp8.items()}, models / "tiny-fp8-expanded.safetensors")
     save_scaled(models / "tiny-scaled.safetensors", "marks", heads=2, seed=4)
     save_file(_expanded(load_file(models / "tiny-scaled.safetensors")), models / "tiny-scaled-expanded.safetensors")
     save_gguf(models / "tiny-q4.gguf", models / "tiny-q4-expanded.safetensors", Type.Q4_K, heads=2, seed=4)
@@ -96,23 +94,27 @@ def check_adapters(latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple
     assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
 
 
-@product(plan=PLANS, scheme=["lora-peft", "dora-columns-of-parts", "oft"])
-def test_adapters_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any], scheme: str) -> None:
-    check_on_quantised_weights(latent_of, plan, scheme)
+FP8 = {
+    "stored": ("tiny-fp8", "default"),
+    "e4m3fn": (NARROW, "fp8_e4m3fn"),
+    "e5m2": (NARROW, "fp8_e5m2"),
+    "fast": (NARROW, "fp8_e4m3fn_fast"),
+}
+"""Files, and the `weight_dtype` with which their weights are plain fp8."""
 
 
-@thorough
-@product(plan=PLANS, scheme=["loha", "lokr-whole", "dora-rows"])
-def test_further_adapters_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any], scheme: str) -> None:
-    check_on_quantised_weights(latent_of, plan, scheme)
-
-
-def check_on_quantised_weights(latent_of: LatentOf, plan: dict[str, Any], scheme: str) -> None:
-    """As on the stock loader with the same values in fp32."""
-    stack = ((scheme, 0.7), ("lora-kohya", -0.3))
-    ours, stock = job(*stack, model="tiny-fp8"), job(*stack, model="tiny-fp8-expanded")
-    assert relative_error(latent_of(stock), latent_of(job(model="tiny-fp8-expanded"))) > DIFFERENT
-    assert relative_error(latent_of(parallel(ours, **plan)), latent_of(stock)) <= TOLERANCE
+@product(plan=PLANS, held=FP8, scheme=["lora-peft", "dora-columns-of-parts", "oft", "diff"])
+def test_adapters_on_fp8_weights(latent_of: LatentOf, plan: dict[str, Any], held: tuple[str, str], scheme: str) -> None:
+    """At two strengths and without, one after the other: rounded to fp8 once more as the stock loader does it."""
+    model, dtype = held
+    before = None
+    for strength in (0.7, -0.3, None):
+        graph = job(*[(scheme, strength), ("lora-kohya", -0.3)] if strength else [], model=model)
+        graph["model"]["inputs"]["weight_dtype"] = dtype
+        stock = latent_of(graph)
+        assert before is None or relative_error(stock, before) > DIFFERENT
+        assert relative_error(latent_of(parallel(graph, **plan)), stock) <= TOLERANCE
+        before = stock
 
 
 @product(plan=PLANS, model=["tiny-scaled.safetensors", "tiny-q4.gguf"])
@@ -138,9 +140,9 @@ def test_weights_with_adapters_leave_the_devices_and_come_back(comfyui: ComfyUI,
 @thorough
 @pytest.mark.parametrize("model", ["tiny-q4.gguf", "tiny-fp8.safetensors"])
 def test_adapters_in_compiled_blocks(comfyui: ComfyUI, latent_of: LatentOf, model: str) -> None:
-    """On weights that are expanded with adapters and without, at two strengths."""
+    """On weights that are expanded with adapters and with adapters in them, at two strengths."""
     for strength in (0.7, -0.3):
-        stock = job(("lora-peft", strength), model=f"{model.partition('.')[0]}-expanded")
+        stock = job(("lora-peft", strength), model="tiny-q4-expanded" if "q4" in model else "tiny-fp8")
         ours = parallel(insert_after_model(stock, "TorchCompileModel", backend="cudagraphs"), **PLANS["ulysses-2"])
         ours["model"]["inputs"]["unet_name"] = model
         run, log = queue_logged(comfyui, ours)
@@ -155,9 +157,9 @@ def test_an_adapter_across_the_parts_of_a_fused_quantised_weight(comfyui: ComfyU
     blocks = 0.05 * draw(3 * HIDDEN // rows, rows, rows, seed=3)
     tensors = {f"{layer}.oft_blocks": blocks, f"{layer}.alpha": torch.tensor(6.0)}
     save_file(tensors, comfyui.base_dir / "models" / "loras" / "oft-across.safetensors")
-    ours, stock = (job(("oft-across", 1.0), model=model) for model in ("tiny-fp8", "tiny-fp8-expanded"))
-    assert relative_error(latent_of(stock), latent_of(job(model="tiny-fp8-expanded"))) > DIFFERENT
-    assert relative_error(latent_of(parallel(ours, **PLANS["ulysses-2"])), latent_of(stock)) <= TOLERANCE
+    stock = job(("oft-across", 1.0), model="tiny-fp8")
+    assert relative_error(latent_of(stock), latent_of(job(model="tiny-fp8"))) > DIFFERENT
+    assert relative_error(latent_of(parallel(stock, **PLANS["ulysses-2"])), latent_of(stock)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(

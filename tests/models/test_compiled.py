@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from parallel_backend.models.comfyui.merging import merging_dtype, rounded
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.weights.adapters import Adapter, AdapterSet
 from parallel_backend.weights.holding import Holding
 from parallel_backend.weights.keymap import Piece
-from parallel_backend.weights.patching import Keep, Patching
+from parallel_backend.weights.patching import Keep, Merging, Patching
 from parallel_backend.weights.whole import Whole
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
@@ -92,7 +93,8 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     tensors = {name + "u": 0.2 * draw(shape[0], 4, seed=4) for name, shape in shapes.items()}
     tensors |= {name + "d": 0.2 * draw(4, shape[1], seed=5) for name, shape in shapes.items()}
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)
-    patching = Patching(module, Whole(module), CPU, keys, lambda _: None, keep)
+    merging = Merging(torch.float32, (), merging_dtype, rounded)
+    patching = Patching(module, Whole(module), CPU, keys, lambda _: None, keep, merging)
 
     def merge(strength: float) -> None:
         parts = {name: {"up": name + "u", "down": name + "d"} for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.fast import FastLinear, multiply_in_fp8
 from parallel_backend.models.comfyui.marks import open_checkpoint
+from parallel_backend.models.comfyui.merging import merging_dtype, rounded
 from parallel_backend.models.comfyui.quantised import quantise_layers
 from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
@@ -26,7 +27,7 @@ from parallel_backend.weights.keymap import Piece
 from parallel_backend.weights.layers import pack
 from parallel_backend.weights.loader import load_weights
 from parallel_backend.weights.packing import held_bytes, shape_parameters
-from parallel_backend.weights.patching import Keep, Patching
+from parallel_backend.weights.patching import Keep, Merging, Patching
 from parallel_backend.weights.reading import Neighbours, Watch
 from parallel_backend.weights.requantised import compute_in
 from parallel_backend.weights.sharded import Sharded
@@ -48,6 +49,7 @@ S = TypeVar("S", bound=Store)
 LAYER, NAME = "blocks.0", "blocks.0.weight"
 ROWS, COLUMNS = 48, 192
 CPU = torch.device("cpu")
+MERGING = Merging(torch.float32, (), merging_dtype, rounded)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 INPUT_SCALED = ("fp8", "fp8_e5m2", "nvfp4", "mxfp8")
 
@@ -130,9 +132,11 @@ def test_a_layer(file: Callable[[str], Path], form: str, compute: torch.dtype, d
     assert ours.weight.dtype == compute
 
 
+@pytest.mark.parametrize("adds_in", [torch.float32, torch.float16], ids=["as on the CPU", "as on a GPU"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_lora(file: Callable[[str], Path], form: str) -> None:
+def test_lora(file: Callable[[str], Path], form: str, monkeypatch: pytest.MonkeyPatch, adds_in: torch.dtype) -> None:
     """Put in as ComfyUI's ModelPatcher does it, and taken out without a trace."""
+    monkeypatch.setitem(comfy.model_management.LORA_COMPUTE_DTYPES, CPU, adds_in)
     path = file(form)
     ours, model = load(path), nn.Module()
     model.diffusion_model = nn.Module()
@@ -140,13 +144,13 @@ def test_lora(file: Callable[[str], Path], form: str) -> None:
     up, down = 0.2 * draw(ROWS, 4, seed=4), 0.2 * draw(4, COLUMNS, seed=5)
     patcher = ModelPatcher(model, CPU, CPU)
     patcher.add_patches({f"diffusion_model.{NAME}": LoRAAdapter(set(), (up, down, 4.0, None, None, None))}, 0.7)
-    patcher.patch_weight_to_device(f"diffusion_model.{NAME}")
+    patcher.patch_weight_to_device(f"diffusion_model.{NAME}", device_to=CPU)
     whole = nn.Module()
     whole.blocks = nn.ModuleList([ours])
     before = {name: parameter.clone() for name, parameter in whole.named_parameters()}
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)
     keys = {NAME: (Piece(NAME, 0, ROWS, (COLUMNS,)),)}
-    patching = Patching(whole, Whole(whole), CPU, keys, lambda names: pytest.fail(f"{names} are read again"), keep)
+    patching = Patching(whole, Whole(whole), CPU, keys, _never_again, keep, MERGING)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
     patching.merge(AdapterSet({NAME: [lora]}, {"u": up, "d": down}))
     expected = model.diffusion_model.blocks[0].state_dict()
@@ -157,6 +161,10 @@ def test_lora(file: Callable[[str], Path], form: str) -> None:
     patching.merge(NONE)
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter.view(torch.uint8), before[name].view(torch.uint8)), name
+
+
+def _never_again(names: Collection[str]) -> None:
+    pytest.fail(f"{names} are read again")
 
 
 @pytest.mark.parametrize("form", ["nvfp4", "int8_convrot"])
@@ -176,7 +184,7 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
         found = []
         with torch.inference_mode():
             model, store = load_with(path, store_of)
-            patching = Patching(model, store, CPU, keys, lambda _: None, keep)
+            patching = Patching(model, store, CPU, keys, lambda _: None, keep, MERGING)
             for wanted in (NONE, adapters, NONE):
                 patching.merge(wanted)
                 with use(store):

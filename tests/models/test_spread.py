@@ -23,7 +23,7 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.models.family import Stage
 from parallel_backend.models.spread.blocks import SpreadModel, blocks_of
 from parallel_backend.models.spread.compiled import CompiledBlocks
-from parallel_backend.models.spread.declaration import Declaration
+from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
@@ -336,6 +336,58 @@ def test_a_model_without_the_blocks_or_arguments_is_refused_when_it_is_built(cas
     more = replace(first, arguments={**first.arguments, "tone": first.arguments["vec"]})
     with refused("has no argument tone"):
         run_alone(found, replace(found.declaration, groups=(more, *others)))
+
+
+def test_vectors_that_begin_to_follow_frames_are_refused(case: Any) -> None:
+    """Declared for one timestep, of which there are six vectors; 2.1 % off if each frame's were taken for all tokens'."""
+    once, expected = case("wan, text")
+    (group,) = once.declaration.groups
+    wrong = replace(group, arguments={**group.arguments, "e": Same(rows=(6,))})
+    declaration = replace(once.declaration, groups=(wrong,))
+    with torch.no_grad():
+        (results,) = run_ranks(1, lambda _: [Rank(once, plan_for(once), declaration).run()])
+    assert worst([results], expected) <= TOLERANCE
+    framed, _ = case("wan 2.2, a timestep a frame")
+    with refused(
+        r"^e of the model's WanAttentionBlock has the shape \[1, 3, 6, 96\] and not vectors, 6 for each of a batch of 1, which "
+        "is not supported with a parallel MODEL: "
+    ):
+        run_alone(framed, declaration).run()
+
+
+def test_text_for_other_than_the_batch_is_refused(case: Any) -> None:
+    found, _ = case("wan, text")
+    rank = run_alone(found, found.declaration)
+    with refused("^context of the model's WanAttentionBlock is for 3 items of a batch of 1, which is not supported"):
+        rank.run(context=found.arguments["context"].expand(3, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "latent", "text"),
+    [
+        ("wan, text", 3, (3, 7, 10), 60),
+        ("wan, text", 4, (3, 7, 10), 3),
+        ("wan, text", 5, (6, 7, 10), 6),
+        ("flux", 8, (16, 24), 96),
+    ],
+    ids=str,
+)
+def test_lengths_that_coincide_are_not_taken_for_another(
+    name: str, batch: int, latent: tuple[int, ...], text: int, case: Any
+) -> None:
+    """A batch of as many as frames, rows or columns; text of as many tokens as the picture, its frames or its features."""
+    found, _ = case(name)
+    given = {
+        key: draw(batch, text, tensor.shape[2], seed=5)
+        if key == "context"
+        else tensor[:1].expand(batch, *tensor.shape[1:])
+        for key, tensor in found.arguments.items()
+    }
+    x = draw(batch, found.x.shape[1], *latent, seed=6)
+    other = replace(found, x=x, timestep=found.timestep[:1].expand(batch), arguments=given)
+    with torch.no_grad():
+        expected = other.stock()
+    assert worst(run_ranks(2, lambda _: [Rank(other, plan_for(other, ulysses=2)).run()]), expected) <= TOLERANCE
 
 
 def test_a_mask_of_attention_is_refused(case: Any) -> None:

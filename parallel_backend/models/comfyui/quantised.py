@@ -21,6 +21,7 @@ from ...weights.keymap import Piece
 from ...weights.requantised import PARTS, Parts
 from ...weights.storage import PLAIN
 from .marks import settings_of
+from .merging import merging_dtype, seed_of
 
 META = torch.device("meta")
 
@@ -29,9 +30,6 @@ PACKED = "convrot_w4a4"
 
 BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 """Values of a row that share a scale, in formats where blocks have scales; these lie in tiles of 128 x 4."""
-
-PREFIX = "diffusion_model."
-"""Before the names of weights where ComfyUI draws random numbers for rounding."""
 
 
 class OfParts(nn.Module):
@@ -94,19 +92,15 @@ class OfParts(nn.Module):
         return self.weight_class.__tensor_unflatten__(tensors, self.frame | {"non_tensor_fields": fixed}, None, None)
 
     def values(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weight's values `[rows, columns]` (fp32), expanded in the type in which ComfyUI applies LoRA."""
-        weight = self.weight_of(parts, _lora_dtype(parts["weight"]))
-        expanded: Tensor = weight.dequantize()
-        return expanded.float()
+        """The weight's values `[rows, columns]`, in the type in which ComfyUI applies LoRA."""
+        expanded: Tensor = self.weight_of(parts, merging_dtype(parts["weight"].device)).dequantize()
+        return expanded
 
     def quantised(self, parts: Mapping[str, Tensor], values: Tensor, name: str) -> dict[str, Tensor]:
         """The parts of a weight of other values: scales found anew, rounding drawn by the weight's name."""
-        import comfy.utils
-
         old = self.weight_of(parts, self.compute_dtype)
-        seed = comfy.utils.string_to_seed(f"{PREFIX}{name}")
-        cast = values.to(_lora_dtype(values))
-        new = old.requantize_from_float(cast, scale="recalculate", stochastic_rounding=seed, inplace_ops=True)
+        seed = seed_of(name)
+        new = old.requantize_from_float(values, scale="recalculate", stochastic_rounding=seed, inplace_ops=True)
         made = {}
         for part, tensor in new.state_dict("weight").items():
             dtype, shape = self.kinds[part]
@@ -218,10 +212,3 @@ def _entry(entry: Entry, dtype: torch.dtype) -> Entry:
 def pieces_of(entries: Mapping[str, Entry]) -> dict[str, tuple[Piece, ...]]:
     """Each part is a tensor of its own name."""
     return {name: (Piece(name, 0, entry.shape[0], ()),) for name, entry in entries.items()}
-
-
-def _lora_dtype(tensor: Tensor) -> torch.dtype:
-    import comfy.model_management
-
-    dtype: torch.dtype = comfy.model_management.lora_compute_dtype(tensor.device)
-    return dtype

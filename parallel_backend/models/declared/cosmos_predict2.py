@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Argument, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
+from ..spread.declaration import Along, Argument, Attended, ByFrame, Declaration, Group, Local, Pictured, Spread
 
 X = "x_B_T_H_W_D"
 MODULATION: dict[str, Argument] = {"emb_B_T_D": ByFrame(X, dims=3), "adaln_lora_B_T_3D": ByFrame(X, dims=3)}
@@ -12,7 +12,7 @@ COSMOS_PREDICT2 = Declaration(
         Group(
             "blocks",
             streams={X: Pictured(grid=True)},
-            arguments={**MODULATION, "crossattn_emb": Same(), "rope_emb_L_1_1_D": Along((X,), dim=1)},
+            arguments={**MODULATION, "crossattn_emb": Attended(), "rope_emb_L_1_1_D": Along((X,), dim=1)},
             attentions=(Spread((X,)), Local()),
             returns=(X,),
         ),

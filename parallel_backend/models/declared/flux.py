@@ -7,10 +7,13 @@ from typing import Any
 
 from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Segments, Spread
 
+ONE_OR_TWO = Same(rows=(1, 2))
+"""What references or a first frame have a timestep of zero for has a vector of its own."""
+
 DOUBLE = Group(
     "double_blocks",
     streams={"img": Pictured(), "txt": Beside()},
-    arguments={"pe": Along(("txt", "img"), dim=2), "vec": Same(), "modulation_dims_img": Segments("img")},
+    arguments={"pe": Along(("txt", "img"), dim=2), "vec": ONE_OR_TWO, "modulation_dims_img": Segments("img")},
     attentions=(Spread(("txt", "img")),),
     modulations=("img_mod", "txt_mod"),
     returns=("img", "txt"),
@@ -18,7 +21,7 @@ DOUBLE = Group(
 SINGLE = Group(
     "single_blocks",
     streams={"x": Pictured(lambda length, picture: length - picture)},
-    arguments={"pe": Along(("x",), dim=2), "vec": Same(), "modulation_dims": Segments("x")},
+    arguments={"pe": Along(("x",), dim=2), "vec": ONE_OR_TWO, "modulation_dims": Segments("x")},
     attentions=(Spread(("x",)),),
     modulations=("modulation",),
     returns=("x",),
@@ -42,7 +45,7 @@ FLUX = Declaration(
         Group(
             "final_layer",
             streams={"x": Pictured()},
-            arguments={"vec": Same(), "modulation_dims": Segments("x")},
+            arguments={"vec": ONE_OR_TWO, "modulation_dims": Segments("x")},
             returns=("x",),
         ),
     ),

@@ -17,7 +17,7 @@ JOYIMAGE = Declaration(
         Group(
             "double_blocks",
             streams={"hidden_states": Pictured(), "encoder_hidden_states": Beside()},
-            arguments={"temb": Same(), "image_rotary_emb": Along(("hidden_states",), dim=1)},
+            arguments={"temb": Same(rows=(6,)), "image_rotary_emb": Along(("hidden_states",), dim=1)},
             attentions=(Spread(("hidden_states", "encoder_hidden_states")),),
             returns=("hidden_states", "encoder_hidden_states"),
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..spread.declaration import REMOVE, Along, Declaration, Group, Local, Pictured, Same, Spread
+from ..spread.declaration import REMOVE, Along, Attended, Declaration, Group, Local, Pictured, Same, Spread
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -21,7 +21,7 @@ KANDINSKY5 = Declaration(
         Group(
             "visual_transformer_blocks",
             streams={"visual_embed": Pictured()},
-            arguments={"text_embed": Same(), "time_embed": Same(), "freqs": Along(("visual_embed",), dim=1)},
+            arguments={"text_embed": Attended(), "time_embed": Same(), "freqs": Along(("visual_embed",), dim=1)},
             attentions=(Spread(("visual_embed",)), Local()),
             modulations=("visual_modulation",),
             returns=("visual_embed",),

@@ -18,7 +18,7 @@ KREA2 = Declaration(
             "blocks",
             streams={"x": Pictured()},
             arguments={
-                "vec": Same(),
+                "vec": Same(rows=(1, 2)),
                 "freqs": Along(("x",), dim=2),
                 "timestep_zero_index": Boundary("x"),
             },

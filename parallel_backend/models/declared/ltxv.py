@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..spread.arguments import MASKED
-from ..spread.declaration import Along, ByFrame, Declaration, Group, Local, Pictured, Same, Spread, Weighs
+from ..spread.declaration import Along, Attended, ByFrame, Declaration, Group, Local, Pictured, Same, Spread, Weighs
 
 
 def _text_width(model: Any) -> int:
@@ -30,8 +30,8 @@ LTXV = Declaration(
             "transformer_blocks",
             streams={"x": Pictured()},
             arguments={
-                "context": Same(),
-                "attention_mask": Same(),
+                "context": Attended(),
+                "attention_mask": Attended(),
                 "timestep": ByFrame("x", dims=3),
                 "pe": Along(("x",), dim=1),
                 "prompt_timestep": Same(),

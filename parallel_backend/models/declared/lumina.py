@@ -17,7 +17,7 @@ MULTIPLE = 32
 def _declaration(picture: Pictured) -> Declaration:
     arguments: Mapping[str, Argument] = {
         "freqs_cis": Along(("x",), dim=1),
-        "adaln_input": Same(),
+        "adaln_input": Same(rows=(1, 2)),
         "timestep_zero_index": Segments("x"),
     }
     blocks = (
@@ -31,7 +31,7 @@ def _declaration(picture: Pictured) -> Declaration:
         )
         for path in ("noise_refiner", "layers")
     )
-    head: Mapping[str, Argument] = {"c": Same(), "timestep_zero_index": Segments("x")}
+    head: Mapping[str, Argument] = {"c": Same(rows=(1, 2)), "timestep_zero_index": Segments("x")}
     return Declaration(
         groups=tuple(blocks),
         heads=(Group("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),

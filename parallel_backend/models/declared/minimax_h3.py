@@ -11,7 +11,7 @@ MINIMAX_H3 = Declaration(
         Group(
             "blocks",
             streams={"x": SEQUENCE},
-            arguments={"t_emb": Same(), "mod_segments": Segments("x"), "rope_freqs": Along(("x",), dim=1)},
+            arguments={"t_emb": Same(rows=()), "mod_segments": Segments("x"), "rope_freqs": Along(("x",), dim=1)},
             attentions=(Spread(("x",)),),
             returns=("x",),
         ),

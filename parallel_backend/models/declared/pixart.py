@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Declaration, Group, Local, Pictured, Same, Spread
+from ..spread.declaration import Attended, Declaration, Group, Local, Pictured, Same, Spread
 
 PIXART = Declaration(
     groups=(
         Group(
             "transformer_blocks",
             streams={"hidden_states": Pictured()},
-            arguments={"timestep": Same(), "encoder_hidden_states": Same(), "encoder_attention_mask": Same()},
+            arguments={"timestep": Same(), "encoder_hidden_states": Attended(), "encoder_attention_mask": Attended()},
             attentions=(Spread(("hidden_states",)), Local()),
             returns=("hidden_states",),
         ),

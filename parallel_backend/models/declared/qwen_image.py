@@ -11,7 +11,7 @@ QWEN_IMAGE = Declaration(
             streams={"hidden_states": Pictured(), "encoder_hidden_states": Beside()},
             arguments={
                 "encoder_hidden_states_mask": TextMask("encoder_hidden_states"),
-                "temb": Same(),
+                "temb": Same(rows=(1, 2)),
                 "image_rotary_emb": Along(("encoder_hidden_states", "hidden_states"), dim=2),
                 "timestep_zero_index": Boundary("hidden_states"),
             },

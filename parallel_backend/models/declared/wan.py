@@ -9,17 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..spread.declaration import (
-    Along,
-    Attention,
-    ByFrame,
-    Declaration,
-    Group,
-    Local,
-    Pictured,
-    Same,
-    Spread,
-)
+from ..spread.declaration import Along, Attended, Attention, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
 from ..spread.picture import Picture
 
 STEP = (1, 2, 2)
@@ -57,7 +47,7 @@ def _arguments(stream: str) -> dict[str, Any]:
     return {
         "e": ByFrame(stream, dims=4),
         "freqs": Along((stream,), dim=1),
-        "context": Same(),
+        "context": Attended(),
         "context_img_len": Same(),
     }
 

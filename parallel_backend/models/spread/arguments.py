@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from .call import Call
 from .declaration import (
     Along,
     Argument,
+    Attended,
     Boundary,
     ByFrame,
     ByPart,
@@ -133,11 +136,12 @@ class Arguments:
             empty = not stream.local.shape[stream.along] and not stream.placement.everywhere
             found[name] = stream.handed(_idle(stream) if empty else stream.local)
         placements = {name: stream.placement for name, stream in streams.items()}
+        batch = next((stream.shape[0] for stream in streams.values() if stream.along), 1)
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is not None:
                 key = argument, *placements.values()  # themselves: the id of one that is gone may be another's
-                make = functools.partial(self._local, name, value, argument, placements, call)
+                make = functools.partial(self._local, name, value, argument, placements, batch, call)
                 found[name] = call.once(value, key, make)
         return found
 
@@ -147,6 +151,7 @@ class Arguments:
         value: Any,
         argument: Argument,
         placements: Mapping[str, Placement],
+        batch: int,
         call: Call,
     ) -> Any:
         match argument:
@@ -182,10 +187,29 @@ class Arguments:
                 return None
             case TextLength(stream):
                 return len(positions_of(placements[stream], call.rank))
-            case Same():
-                if any(isinstance(leaf, Stream) for leaf in tree_leaves(value)):
-                    raise self._refused(name, "differs from GPU to GPU, which is not supported")
+            case Same(rows):
+                for tensor in self._whole(name, value):
+                    if rows and not _are_vectors(tensor.shape, rows, batch):
+                        expected = f"{' or '.join(map(str, rows))} for each of a batch of {batch}"
+                        raise self._refused(
+                            name,
+                            f"has the shape {list(tensor.shape)} and not vectors, {expected}, which is not supported",
+                        )
                 return value
+            case Attended():
+                for tensor in self._whole(name, value):
+                    if tensor.ndim and tensor.shape[0] not in (1, batch):
+                        raise self._refused(
+                            name, f"is for {tensor.shape[0]} items of a batch of {batch}, which is not supported"
+                        )
+                return value
+
+    def _whole(self, name: str, value: Any) -> list[Tensor]:
+        """The tensors in what should be the same on all ranks."""
+        tensors = [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor | Stream)]
+        if any(isinstance(tensor, Stream) for tensor in tensors):
+            raise self._refused(name, "differs from GPU to GPU, which is not supported")
+        return tensors
 
     def _by_part(
         self, name: str, value: Any, each: int, whole: bool, kind: StreamKind, placement: Placement, call: Call
@@ -217,6 +241,24 @@ def positions_of(placement: Placement, rank: int) -> Tensor:
     """The positions of a rank's tokens, or of the one that stands in for none."""
     positions = placement.ranks[rank]
     return positions if positions.numel() else IDLE
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples, dicts and dataclasses, as ComfyUI's of modulation are."""
+    for leaf in tree_leaves(value):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _leaves([getattr(leaf, field.name) for field in fields(leaf)])
+        else:
+            yield leaf
+
+
+def _are_vectors(shape: Sequence[int], rows: Sequence[int], batch: int) -> bool:
+    """Whether a tensor is so many vectors for each of a batch, or for all of it: one behind the other, or in other dimensions."""
+    if len(shape) < 2:
+        return True
+    between = math.prod(shape[1:-1])
+    behind = between == 1 and any(shape[0] in (count, batch * count) for count in rows)
+    return behind or (between in rows and shape[0] in (1, batch))
 
 
 def _idle(stream: Stream) -> Tensor:

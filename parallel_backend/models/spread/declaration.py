@@ -137,10 +137,23 @@ class Weighs:
 
 @dataclass(frozen=True)
 class Same:
-    """The same on all ranks: modulation, text that is only attended to, numbers."""
+    """The same for all tokens: modulation, numbers. Tensors are vectors of features, the last dimension.
+
+    For each of the batch there are as many vectors as `rows` says, one of these numbers; any number if it is empty, because
+    `Segments` say which vector is whose. So what a model comes to make of each frame or token is not taken for this.
+    """
+
+    rows: tuple[int, ...] = (1,)
 
 
-Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same
+@dataclass(frozen=True)
+class Attended:
+    """The same on all ranks, and of a length of its own: text and sound that are only attended to, and what goes with them."""
+
+
+Argument: TypeAlias = (
+    Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same | Attended
+)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import nn
 from ...diffusion import ModelSpec
 from ...models import FAMILIES
 from ...models.comfyui.fast import multiply_in_fp8
+from ...models.comfyui.merging import merging_dtype, rounded
 from ...models.comfyui.model import ComfyModel
 from ...models.family import Model, Stage
 from ...plan import ResolvedPlan
@@ -20,7 +21,7 @@ from ...weights.checkpoint import read_header
 from ...weights.holding import Holding
 from ...weights.loader import load_weights
 from ...weights.packing import shape_parameters
-from ...weights.patching import Keep, Patching
+from ...weights.patching import Keep, Merging, Patching
 from ...weights.reading import Neighbours, Watch
 from ...weights.requantised import compute_in, plain_linears
 from ...weights.storage import PLAIN
@@ -69,7 +70,9 @@ class StagePart:
         if spec.fast_fp8 and isinstance(self.model, ComfyModel):
             multiply_in_fp8(self.module, device)
         self.store, self.holding = arrange(self.module, self.model.block_modules)
-        self._patching = Patching(self.module, self.store, device, family.comfyui_keys(config), self._load, keep)
+        merging = Merging(self._dtype, self._exact, merging_dtype, rounded)
+        names = family.comfyui_keys(config)
+        self._patching = Patching(self.module, self.store, device, names, self._load, keep, merging)
 
     def fill(self) -> None:
         """Load the stage's weights by byte range."""

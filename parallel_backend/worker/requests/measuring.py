@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -72,7 +72,8 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     family = FAMILIES[spec.family]
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
-    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values)
+    mark = rank.status.mark
+    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
@@ -88,6 +89,7 @@ def time_blocks(
     dtype: torch.dtype,
     tensors: dict[str, Tensor],
     values: Mapping[str, Value],
+    mark: Callable[[], None],
 ) -> tuple[list[float], tuple[int, ...]]:
     """Seconds of one block of each kind, the shortest of some runs, and how many of each the model has.
 
@@ -97,6 +99,7 @@ def time_blocks(
         plan: its attention kernel is used.
         dtype: of the weights; inputs come in the compute dtype.
         tensors, values: `x`, `timestep` and the conditioning of one forward.
+        mark: called after each block and each run, so that a watcher sees that the rank gets on.
     """
     small, counts = family.two_of_each(config)
     blocks = 2 * len(counts)
@@ -111,12 +114,18 @@ def time_blocks(
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
-    forward = model.forward_on(build_mesh(alone, device, meter), alone, Holding(), moments.mark)
+
+    def block_done() -> None:
+        moments.mark()
+        mark()
+
+    forward = model.forward_on(build_mesh(alone, device, meter), alone, Holding(), block_done)
     runs = []
     for _ in range(RUNS):
         forward(inputs, x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
         runs.append(moments.take()[-blocks:])
+        mark()  # a GPU has done by now what the host gave it in a moment
     return _second_of_each(runs), counts
 
 

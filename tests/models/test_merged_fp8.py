@@ -1,0 +1,235 @@
+"""Adapters in plain fp8: the bits of ComfyUI's own patched weights, however ranks hold them, and no trace afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.diffusion import ModelSpec
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.comfyui.merging import merging_dtype, rounded
+from parallel_backend.models.family import Stage
+from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
+from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.holding import Holding
+from parallel_backend.weights.keymap import Piece, tensor_sizes
+from parallel_backend.weights.layers import pack
+from parallel_backend.weights.packing import packed_starts
+from parallel_backend.weights.patching import Keep, Merging, Patching
+from parallel_backend.weights.reading import Neighbours, Watch
+from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.storage import PLAIN
+from parallel_backend.weights.store import Store
+from parallel_backend.weights.streamed import Streamed
+from parallel_backend.weights.whole import Whole
+from parallel_backend.worker.memory.stage_part import StagePart
+from tests.comfy_oracle import comfy_on_path
+from tests.nodes_module import nodes_module
+from tests.ranks import run_ranks
+from tests.selection import product
+from tests.tiny_flux import flux_tensors
+from tests.tiny_lora import SCHEMES, adapter_tensors
+from tests.tiny_models import draw
+
+comfy_on_path()
+
+CPU = torch.device("cpu")
+FP8 = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+WIDER = {"bf16": torch.bfloat16, "fp32": torch.float32}
+FILES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+"""The types of a file's tensors."""
+
+BLOCKS = 3
+ALL = Stage(0, BLOCKS, BLOCKS)
+PLACES = ("whole", "sharded", "streamed", "stages")
+Stack = Sequence[tuple[str, float]]
+Make = Callable[[torch.dtype, torch.dtype], "Case"]
+ADDS_IN = {"as on the CPU": torch.float32, "as on a GPU": torch.float16}
+STRENGTHS = (0.7, 1.0, -0.3)
+
+
+class Case:
+    """A file and the type that ComfyUI is told to hold it in."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, file: torch.dtype, dtype: torch.dtype) -> None:
+        self.path, self.dtype = folder / "tiny.safetensors", dtype
+        save_file(flux_tensors(heads=2, seed=4, dtype=file), self.path)
+        self.family = FAMILIES["comfyui"]
+        part, config = self.family.inspect(read_header(self.path))
+        names = self.family.comfyui_keys(config)
+        starts = packed_starts(part, self.family.keys(config), self.dtype, names)
+        assert bool(starts) == (dtype not in FP8.values()), "where adapters are applied at each expansion"
+        self.reader = nodes_module("model.weight_patches", patch).AdapterReader(tensor_sizes(names), starts)
+
+    def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
+        """The adapters as ComfyUI records them, and its weights with them."""
+        import comfy.model_management
+        import comfy.sd
+
+        model = comfy.sd.load_diffusion_model(str(self.path), model_options={"dtype": self.dtype})
+        for number, (scheme, strength) in enumerate(stack):
+            model, _ = comfy.sd.load_lora_for_models(model, None, adapter_tensors(scheme, number), strength, 0.0)
+        assert bool(model.patches) == bool(stack)
+        adapters = self.reader.read(model.patches, tuple(stack))
+        comfy.model_management.load_models_gpu([model], force_full_load=True)
+        weights = {name: tensor.clone() for name, tensor in model.model.diffusion_model.state_dict().items()}
+        comfy.model_management.unload_all_models()
+        return adapters, weights
+
+    def part(self, place: str = "whole", room: bool = True, stage: Stage = ALL) -> StagePart:
+        """This rank's part of the model, as a worker loads it."""
+        joined = dist.is_initialized()
+        everyone = Communicator("all", dist.group.WORLD if joined else None, CPU, False, Meter())
+
+        def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, Holding]:
+            if place == "sharded":
+                held = Sharded(module, blocks, everyone)
+                return held, held
+            if place == "streamed":
+                window = Streamed(module, blocks, everyone, CPU, Meter())
+                return window, window
+            return Whole(module), Holding()
+
+        state = self.path.stat()
+        spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, str(self.dtype).split(".")[1])
+        watch = Watch(lambda: False, lambda *_: None, lambda _: None)
+        keep = Keep(room=lambda _: room, agree=lambda fits: fits)
+        made = StagePart(spec, stage, arrange, CPU, Neighbours(everyone, (0,) * everyone.size), watch, keep)
+        made.fill()
+        return made
+
+
+def differing(part: StagePart, expected: Mapping[str, Tensor]) -> list[str]:
+    """The parameters whose bits are not those expected. A collective."""
+    found = []
+    for name, _ in part.module.named_parameters():
+        ours, theirs = part.store.full(name), expected[name]
+        if ours.dtype == torch.uint8 and theirs.dtype in FP8.values():
+            theirs = theirs.view(torch.uint8)
+        elif ours.dtype == torch.uint8:
+            ours = part.module.get_submodule(name.removesuffix(".weight")).full_weight(theirs.dtype)
+        if not torch.equal(ours, theirs.to(ours.dtype)):
+            found.append(name)
+    return found
+
+
+def merged(part: StagePart, runs: Sequence[tuple[AdapterSet, Mapping[str, Tensor]]]) -> list[list[str]]:
+    """What differs after each of these, one after the other."""
+    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
+    found = []
+    for adapters, expected in runs:
+        part.adapt(adapters, watch)
+        found.append(differing(part, expected))
+    return found
+
+
+def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name].float(), after[name].float())}
+
+
+def add_in(dtype: torch.dtype, patch: pytest.MonkeyPatch) -> None:
+    """Have ComfyUI add adapters in a type."""
+    import comfy.model_management
+
+    patch.setitem(comfy.model_management.LORA_COMPUTE_DTYPES, CPU, dtype)
+    assert merging_dtype(CPU) == dtype
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return lambda file, dtype: Case(tmp_path, monkeypatch, file, dtype)
+
+
+@product(place=PLACES, file=FILES, dtype=FP8)
+def test_however_weights_are_held(case: Make, file: torch.dtype, dtype: torch.dtype, place: str) -> None:
+    """Two adapters at two strengths, and none: whole, shared out over two ranks, streamed by two, in two stages."""
+    tiny = case(file, dtype)
+    stacks: list[Stack] = [
+        [("lora-kohya", 0.7), ("dora-columns-of-parts", -0.3), ("diff", 1.0)],
+        [("lora-kohya", 0.2), ("dora-columns-of-parts", -0.3), ("diff", 1.0)],
+    ]
+    _, before = tiny.stock([])
+    stronger, weaker = (tiny.stock(stack) for stack in stacks)
+    for _, weights in (stronger, weaker):
+        assert len(changed(before, weights)) > 10
+    assert changed(stronger[1], weaker[1])
+    runs = [(NONE, before), stronger, weaker, stronger, (NONE, before)]
+
+    def rank(number: int) -> Any:
+        stage = ALL
+        if place == "stages":
+            stage = (Stage(0, 2, BLOCKS), Stage(2, BLOCKS, BLOCKS))[number]
+        return [merged(tiny.part(place, room, stage), runs) for room in (True, False)]
+
+    ranks = 1 if place == "whole" else 2
+    assert run_ranks(ranks, rank) == [[[[]] * len(runs)] * 2] * ranks
+
+
+@product(
+    scheme=["lora-kohya", "dora-columns-of-parts", "diff"],
+    adds_in=ADDS_IN,
+    held={"bf16": torch.bfloat16, "fp32": torch.float32},
+)
+def test_what_comfyui_expands_when_it_loads(
+    case: Make, monkeypatch: pytest.MonkeyPatch, scheme: str, adds_in: torch.dtype, held: torch.dtype
+) -> None:
+    """A file of fp8 on a GPU that does not multiply in fp8, where memory is free: here it stays fp8, with the same values."""
+    add_in(adds_in, monkeypatch)
+    tiny = case(torch.float8_e4m3fn, held)
+    runs = [tiny.stock([(scheme, strength)]) for strength in STRENGTHS]
+    assert merged(tiny.part(), runs) == [[]] * len(runs)
+
+
+@product(scheme=list(SCHEMES), adds_in=ADDS_IN)
+def test_every_kind_of_adapter(case: Make, monkeypatch: pytest.MonkeyPatch, scheme: str, adds_in: torch.dtype) -> None:
+    """At several strengths; on GPUs ComfyUI adds in fp16."""
+    add_in(adds_in, monkeypatch)
+    tiny = case(torch.bfloat16, torch.float8_e4m3fn)
+    runs = [tiny.stock([(scheme, strength)]) for strength in STRENGTHS]
+    assert changed(runs[0][1], runs[1][1])
+    assert merged(tiny.part(), runs) == [[]] * len(runs)
+
+
+@pytest.mark.parametrize("dtype", FP8.values(), ids=FP8)
+def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
+    """PixArt's q, k and v: the whole has ComfyUI's bits, whatever layers the workers make of it."""
+    from comfy.model_patcher import ModelPatcher
+    from comfy.weight_adapter import LoRAAdapter
+
+    weight, up, down = (draw(12, 32, seed=1) / 6).to(dtype), draw(12, 4, seed=2), 0.1 * draw(4, 32, seed=3)
+    theirs = nn.Module()
+    theirs.diffusion_model = nn.Module()
+    theirs.diffusion_model.qkv = nn.Linear(32, 12, bias=False)
+    theirs.diffusion_model.qkv.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    patcher = ModelPatcher(theirs, CPU, CPU)
+    patcher.add_patches({"diffusion_model.qkv.weight": LoRAAdapter(set(), (up, down, 4.0, None, None, None))}, 0.7)
+    patcher.patch_weight_to_device("diffusion_model.qkv.weight", device_to=CPU)
+
+    ours, keys = nn.Module(), {}
+    for number, name in enumerate("qkv"):
+        layer = nn.Linear(32, 4, bias=False, device="meta")
+        pack(layer, PLAIN[dtype], scaled=False)
+        rows = weight[4 * number : 4 * number + 4].view(torch.uint8).clone()
+        layer.weight = nn.Parameter(rows, requires_grad=False)
+        ours.add_module(name, layer)
+        keys[f"{name}.weight"] = (Piece("qkv.weight", 4 * number, 4 * number + 4, (32,)),)
+    keep = Keep(room=lambda _: True, agree=lambda fits: fits)
+    merging = Merging(dtype, (), merging_dtype, rounded)
+    patching = Patching(ours, Whole(ours), CPU, keys, lambda _: None, keep, merging)
+    lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
+    for adapters, expected in (
+        (AdapterSet({"qkv.weight": [lora]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),
+        (NONE, weight),
+    ):
+        patching.merge(adapters)
+        found = torch.cat([ours.get_submodule(name).weight for name in "qkv"])
+        assert torch.equal(found, expected.view(torch.uint8))
