@@ -57,7 +57,10 @@ class Along:
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end."""
+    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end.
+
+    Of what else is said of a run, a tensor has a row for each of its tokens.
+    """
 
     stream: str
 
