@@ -23,7 +23,7 @@ from .guides import guides_of
 from .networks import PATCHES
 from .refusals import refuse_prompts, refuse_transformer_options
 from .remote_model import dtype_name
-from .sampler import OTHER_SAMPLER, chosen, stock_sampler
+from .sampler import OTHER_SAMPLER, asks_both_sides, chosen, stock_sampler
 from .step_cache import cache_of
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
@@ -53,7 +53,8 @@ class SamplerRun:
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
     """Raise Refused for what neither the loop nor single forwards can do; `networks_of` does so for patches."""
-    refuse_transformer_options({name: value for name, value in run.transformer_options.items() if name != PATCHES})
+    options = {name: value for name, value in run.transformer_options.items() if name != PATCHES}
+    refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
@@ -63,7 +64,8 @@ def two_sided(run: SamplerRun) -> bool:
     """Whether a negative prompt takes part; at cfg 1 ComfyUI leaves it out, but for samplers that use it themselves."""
     unused = math.isclose(run.guider.cfg, 1.0) and not run.model_options.get("disable_cfg1_optimization", False)
     with contextlib.suppress(NotSupported):
-        unused = unused and not chosen(run.sampler).asks_both_sides
+        chosen(run.sampler)
+        unused = unused and not asks_both_sides(run.sampler, run.guider.inner_model.model_sampling)
     return run.guider.conds.get("negative") is not None and not unused
 
 
@@ -101,7 +103,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampler": sampler.name,
         "options": sampler.options,
-        "stock": stock_sampler(model_sampling) if sampler.stock else None,
+        "stock": stock_sampler(model_sampling, sampler.functions) if sampler.stock else None,
         "seed": run.extra_args["seed"],
         "sampling": sampling,
         "cfg": float(run.guider.cfg),

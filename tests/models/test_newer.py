@@ -6,6 +6,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.ranks import run_ranks
 # isort: split
 import comfy.ldm.minimax.model as minimax
 import comfy.ldm.wan.model as wan
+from comfy.ldm.lightricks.model import CrossAttention
 from comfy.ldm.minimax.model import FinalLayer
 from comfy.ldm.modules.attention import optimized_attention
 
@@ -198,6 +200,30 @@ def test_a_row_of_modulation_for_each_token(case: Any, monkeypatch: pytest.Monke
         monkeypatch.setattr(minimax.MiniMaxH3Model, "_forward", here["_forward"])
         expected = found.stock()
     assert worst([[plain]], expected) > 1e-3
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    for degrees in SOUND_SPLITS:
+        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+
+
+class Guided(CrossAttention):  # type: ignore[misc]
+    """A stand-in for LTX-2's of ComfyUI 0.33, whose guidance has attention of tokens to themselves give their values."""
+
+    def forward(self, x: Any, context: Any = None, *args: Any, transformer_options: Any = None, **others: Any) -> Any:
+        if context is None and (transformer_options or {}).get("stg_skip_self_attn", False):
+            return self.to_out(self.to_v(x))
+        return super().forward(x, context, *args, transformer_options=transformer_options, **others)
+
+
+@pytest.mark.parametrize("option", ["stg_skip_self_attn", "run_ax", "v2a_cross_attn"])
+def test_attentions_that_an_option_turns_off(option: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = case("ltx-2")
+    for block in plain.model.transformer_blocks:
+        monkeypatch.setattr(block.attn1, "__class__", Guided)
+        monkeypatch.setattr(block.audio_attn1, "__class__", Guided)
+    found = replace(plain, options={option: option == "stg_skip_self_attn"})
+    with torch.no_grad():
+        expected = found.stock()
+        assert worst([[plain.stock()]], expected) > 1e-3
     assert torch.equal(on_ranks(found)[0][0], expected)
     for degrees in SOUND_SPLITS:
         assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE

@@ -105,7 +105,7 @@ class BlockCall:
     """What the attentions of the running block need to know.
 
     `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `absent` are the
-    arguments that it is not given; `done` counts the calls of attention that have come.
+    arguments that it is not given, `options` its transformer_options; `done` counts the calls of attention that have come.
     """
 
     number: int
@@ -114,12 +114,15 @@ class BlockCall:
     attentions: Sequence[Attention]
     placements: dict[str, Placement]
     absent: Collection[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
     done: int = 0
 
     def __post_init__(self) -> None:
         self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
 
     def _empty(self, attention: Attention) -> bool:
+        if not attention.comes(self.options):
+            return True
         of = "" if isinstance(attention, Spread) else attention.of
         return of in self.absent or (of in self.placements and self.placements[of].length == 0)
 

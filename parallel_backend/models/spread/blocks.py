@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import Refused
 from ..family import Stage
-from .arguments import Arguments
+from .arguments import OPTIONS, Arguments
 from .attend import BlockCall
 from .call import StageOver
 from .compiled import COMFYUIS, CompiledBlocks, Entry
@@ -206,7 +206,8 @@ class _Through:
         placements = {name: stream.placement for name, stream in streams.items()}
         absent = {name for name in block.group.arguments if values.get(name) is None}
         name = type(block.module).__name__
-        expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent)
+        options = values.get(OPTIONS) or {}
+        expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent, options)
         now.attentions.block = expected
         with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:

@@ -146,28 +146,40 @@ class Same:
 Argument: TypeAlias = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same
 
 
+Options: TypeAlias = Mapping[str, Any]
+"""ComfyUI's transformer_options of a block's call."""
+
+
+def always(options: Options) -> bool:
+    """Of an attention that comes whatever the options say."""
+    return True
+
+
 @dataclass(frozen=True)
 class Spread:
     """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order.
 
     If `weighed`, it may be given the rows of a `Weighs` of this rank's tokens as a mask; other masks are ComfyUI's for whole
     streams and not heeded. `kv_heads` are the model's heads of keys and values, where heads of queries share them: these are
-    exchanged, whether or not the model repeats them before its call; 0 where every head has its own.
+    exchanged, whether or not the model repeats them before its call; 0 where every head has its own. Whether it comes at
+    all, `comes` says by the block's options.
     """
 
     streams: tuple[str, ...]
     weighed: bool = False
     kv_heads: int = 0
+    comes: Callable[[Options], bool] = always
 
 
 @dataclass(frozen=True)
 class Local:
     """Attention of this rank's queries to keys that every rank has.
 
-    It does not come where the stream `of` is empty, or nothing is given as the argument `of`.
+    It does not come where the stream `of` is empty, or nothing is given as the argument `of`, or `comes` says so.
     """
 
     of: str = ""
+    comes: Callable[[Options], bool] = always
 
 
 @dataclass(frozen=True)
@@ -175,10 +187,12 @@ class Merged:
     """Attention of the stream `of`, which every rank has whole, to the keys of all ranks in another one.
 
     Each rank attends to its own keys; the results are merged in the order of ranks, so that all have the same bits.
+    `comes` is as for `Spread`.
     """
 
     of: str
     keys: str
+    comes: Callable[[Options], bool] = always
 
 
 Attention: TypeAlias = Spread | Local | Merged
