@@ -131,10 +131,6 @@ NODE_CLASS_MAPPINGS["StandInOptions"] = StandInOptions
 SPLITS = [PLANS[0], {"devices": "cpu:2", "cfg": 2}]
 
 
-def spread(graph: Any, plan: Mapping[str, Any], **more: Any) -> Any:
-    return spread_out(graph, **plan, **more)
-
-
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     folder = tmp_path_factory.mktemp("newer")
@@ -144,9 +140,10 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         with (copy / file).open("a") as code:
             code.write(stand_in)
     server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret")})
-    save_families(server, "wan", "minimax")
+    save_families(server, "wan", "minimax", "ltxav")
     save_latent(server, "kept-video", 1, 24, 7, 8, 6)
     save_latent(server, "kept-sound", 1, 32, 2, 37)
+    save_latent(server, "ltxav-sound", 1, 8, 11, 16)
     with server:
         yield server
 
@@ -227,3 +224,26 @@ def test_a_mask_of_a_class_that_shows_noise_is_as_comfyui_has_it(comfyui: ComfyU
     run, log = queue_logged(comfyui, spread(graph, **PLANS[0], strict=False))
     assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
     assert ways(log) == ["a mask with the model MiniMaxH3"]
+
+
+@pytest.mark.parametrize("plan", SPLITS)
+@pytest.mark.parametrize(
+    ("guidance", "given"),
+    [("LTXVSpatioTemporalGuidance", {"scale": 1.5, "blocks": "0, 1"}), ("LTXVModalityGuidance", {"modality_scale": 3.0})],
+)
+def test_guidance_of_ltx_2(
+    comfyui: ComfyUI, latent_of: LatentOf, guidance: str, given: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    """It runs the model once more a step, with an option of its own: a set of blocks, or one that turns attentions off."""
+    if guidance not in comfyui.object_info():
+        pytest.skip(f"this ComfyUI has no {guidance}")
+    plain = graph_of("ltxav", steps=2) | {
+        "video": node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1),
+        "sound": node("LoadLatent", latent="ltxav-sound.latent"),
+        "apart": node("LTXVSeparateAVLatent", av_latent=["sampler", 0]),
+        "save": node("SaveLatent", samples=["apart", 0], filename_prefix="video"),
+    }
+    graph = insert_after_model(plain, guidance, start_percent=0.0, end_percent=1.0, **given)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(plain), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **plan, strict=False)), stock) <= TOLERANCE
