@@ -123,7 +123,27 @@ class StandInOptions:
         return (model,)
 
 
-NODE_CLASS_MAPPINGS["StandInOptions"] = StandInOptions
+class StandInLoop:
+    """Has a sampler work in its place, under the id of a loop's turn, as 0.35's loops do."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("LATENT",), "turn", "stand-ins"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        types = {"model": "MODEL", "positive": "CONDITIONING", "negative": "CONDITIONING", "latent_image": "LATENT"}
+        return {
+            "required": {name: (kind, {"rawLink": True}) for name, kind in types.items()},
+            "hidden": {"node": "UNIQUE_ID"},
+        }
+
+    def turn(self, node, **links):
+        settings = {"seed": 7, "steps": 3, "cfg": 2.5, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
+        turn = f"{node}_iteration_1"
+        expanded = {turn: {"class_type": "ParallelSampler", "inputs": {**links, **settings}}}
+        return {"result": ([turn, 0],), "expand": expanded}
+
+
+NODE_CLASS_MAPPINGS.update({"StandInOptions": StandInOptions, "StandInLoop": StandInLoop})
 ''',
 }
 """What is added behind files of the copy."""
@@ -229,13 +249,16 @@ def test_a_mask_of_a_class_that_shows_noise_is_as_comfyui_has_it(comfyui: ComfyU
 @pytest.mark.parametrize("plan", SPLITS)
 @pytest.mark.parametrize(
     ("guidance", "given"),
-    [("LTXVSpatioTemporalGuidance", {"scale": 1.5, "blocks": "0, 1"}), ("LTXVModalityGuidance", {"modality_scale": 3.0})],
+    [
+        ("LTXVSpatioTemporalGuidance", {"scale": 1.5, "blocks": "0, 1"}),
+        ("LTXVModalityGuidance", {"modality_scale": 3.0}),
+    ],
 )
 def test_guidance_of_ltx_2(
     comfyui: ComfyUI, latent_of: LatentOf, guidance: str, given: dict[str, Any], plan: dict[str, Any]
 ) -> None:
     """It runs the model once more a step, with an option of its own: a set of blocks, or one that turns attentions off."""
-    if guidance not in comfyui.object_info():
+    if not comfyui.object_info(guidance):
         pytest.skip(f"this ComfyUI has no {guidance}")
     plain = graph_of("ltxav", steps=2) | {
         "video": node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1),
@@ -247,3 +270,15 @@ def test_guidance_of_ltx_2(
     stock = latent_of(graph)
     assert relative_error(latent_of(plain), stock) > DIFFERENT
     assert relative_error(latent_of(spread(graph, **plan, strict=False)), stock) <= TOLERANCE
+
+
+def test_a_run_in_a_loop_is_told_on_the_loop(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    plain = graph_of("wan")
+    graph = spread(plain, **PLANS[0])
+    links = {name: graph["sampler"]["inputs"][name] for name in ("model", "positive", "negative", "latent_image")}
+    run = comfyui.queue(graph | {"sampler": node("StandInLoop", **links)}, timeout=300).check()
+    assert relative_error(saved_latent(comfyui, run), latent_of(plain)) <= TOLERANCE
+    texts = [each.text for each in run.texts if each.node == "sampler"]
+    assert "Preparing" in texts and any(text.startswith("Step 3 of 3") for text in texts)
+    _, _, _, extra_data, *_ = comfyui.history(run.prompt_id)["prompt"]
+    assert set(extra_data["parallel"]) == {"sampler"}
