@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 from comfy.model_management import InterruptProcessingException
-from comfy_execution.utils import ExecutionContext, get_executing_context
+from comfy_execution.progress import get_progress_state
+from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ..parallel_backend.errors import NotFinite, Refused, WorkerFailed
@@ -147,29 +148,41 @@ def loading() -> Callable[[int, int], None]:
     return show
 
 
+def executing() -> tuple[str, str] | None:
+    """The prompt that is executed and, of its nodes, the one that the user sees; None outside of any.
+
+    A node may have others work in its place, each with an id of its own, as a loop's turns are.
+    """
+    context = get_executing_context()
+    if context is None:
+        return None
+    return context.prompt_id, get_progress_state().dynprompt.get_display_node_id(context.node_id)
+
+
 def say(text: str) -> None:
     """Show a text on the node that is executed, to the page that queued it."""
-    node = get_executing_context()
-    if node is not None and (page := PromptServer.instance.client_id) is not None:
-        PromptServer.instance.send_progress_text(text, node.node_id, page)
+    found = executing()
+    if found is not None and (page := PromptServer.instance.client_id) is not None:
+        PromptServer.instance.send_progress_text(text, found[1], page)
 
 
 def publish(result: Outcome) -> None:
     """Show on the node what its run came to, tell the page, and put it into ComfyUI's history."""
     say(in_words(result))
-    node = get_executing_context()
-    if node is None:
+    found = executing()
+    if found is None:
         return
+    prompt, node = found
     server, record = PromptServer.instance, msgspec.to_builtins(result)
     if server.client_id is not None:
-        message = {"prompt_id": node.prompt_id, "node": node.node_id, "outcome": record}
+        message = {"prompt_id": prompt, "node": node, "outcome": record}
         server.send_sync(EVENT, message, server.client_id)
-    _keep(server.prompt_queue, node, record)
+    _keep(server.prompt_queue, prompt, node, record)
 
 
-def _keep(queue: Any, node: ExecutionContext, record: dict[str, Any]) -> None:
+def _keep(queue: Any, prompt: str, node: str, record: dict[str, Any]) -> None:
     """The history has an entry only once the prompt is done; what it will be made of is with the queue until then."""
     running, _ = queue.get_current_queue_volatile()
     for _, prompt_id, _, extra_data, *_ in running:
-        if prompt_id == node.prompt_id:
-            extra_data[HISTORY] = {**extra_data.get(HISTORY, {}), node.node_id: record}
+        if prompt_id == prompt:
+            extra_data[HISTORY] = {**extra_data.get(HISTORY, {}), node: record}

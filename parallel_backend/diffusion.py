@@ -53,21 +53,23 @@ Sampling = FlowSettings | DiffusionSettings
 """The MODEL's noise process."""
 
 
-class StockSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sampler that runs as ComfyUI's own function (`models/comfyui/sampler.py`).
-
-    `percents` are the sigmas that it may ask the MODEL for, by how much of the denoise is done.
-    """
-
-    percents: dict[float, float]
-
-
 class GuideFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A function of a guidance node of ComfyUI's, by its module in comfy_extras, its qualified name and its own values."""
+    """A function that a node of ComfyUI's makes, by its module in comfy_extras, its qualified name and its own values."""
 
     module: str
     function: str
     values: dict[str, Value]
+
+
+class StockSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sampler that runs as ComfyUI's own function (`models/comfyui/sampler.py`).
+
+    `percents` are the sigmas that it may ask the MODEL for, by how much of the denoise is done, `functions` the options that
+    a node has made functions of.
+    """
+
+    percents: dict[float, float]
+    functions: dict[str, GuideFunction] = {}
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

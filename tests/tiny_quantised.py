@@ -20,6 +20,9 @@ from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor  # noqa: E402
 GROUP = 64
 """Values that ConvRot rotates together: a power of 4 that divides the tiny models' widths."""
 
+NEWER = "asym_w4a8_int8" in QUANT_ALGOS
+"""Whether ComfyUI is of version 0.33 at least."""
+
 FORMATS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fp8": ("float8_e4m3fn", {"scale": "recalculate"}, {}),
     "fp8_e5m2": ("float8_e5m2", {"scale": "recalculate"}, {}),
@@ -33,6 +36,8 @@ FORMATS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"convrot": True, "convrot_groupsize": GROUP},
     ),
     "w4a4": ("convrot_w4a4", {"convrot_groupsize": GROUP}, {"convrot_groupsize": GROUP}),
+    **({"w4a8": ("asym_w4a8_int8", {"convrot_groupsize": GROUP}, {"convrot_groupsize": GROUP})} if NEWER else {}),
+    **({"nvfp4_smoothed": ("nvfp4", {}, {})} if "pre_quant_scale" in QUANT_ALGOS["nvfp4"]["parameters"] else {}),
 }
 """ComfyUI's name of the format, what its quantiser is told, and what the mark says beside the name."""
 
@@ -49,6 +54,8 @@ def save_quantised(path: Path, tensors: Mapping[str, Tensor], form: str, input_s
             continue
         made = QuantizedTensor.from_float(tensor, QUANT_ALGOS[name]["comfy_tensor_layout"], **told)
         stored |= made.state_dict(key) | {f"{layer}.comfy_quant": mark.clone()}
+        if form == "nvfp4_smoothed":
+            stored[f"{layer}.pre_quant_scale"] = torch.linspace(0.5, 2.0, tensor.shape[1])
         if input_scale is not None:
             stored[f"{layer}.input_scale"] = torch.tensor(input_scale)
     save_file(stored, path)

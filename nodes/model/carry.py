@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import comfy.model_base
 import comfy.model_sampling
 import comfy.samplers
 import torch
@@ -29,21 +28,11 @@ from .step_cache import cache_of
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
 
-SHOWN_CLEAN = (
-    comfy.model_base.WAN22,
-    comfy.model_base.LTXV,
-    comfy.model_base.HunyuanVideo,
-    comfy.model_base.HunyuanVideoI2V,
-    comfy.model_base.HunyuanVideoSkyreelsI2V,
-    comfy.model_base.LTXAV,
-    comfy.model_base.MiniMaxH3,
-)
-"""Classes whose `scale_latent_inpaint` is the latent itself."""
-
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
     """Raise Refused for what neither the loop nor single forwards can do; `networks_of` does so for patches."""
-    refuse_transformer_options({name: value for name, value in run.transformer_options.items() if name != PATCHES})
+    options = {name: value for name, value in run.transformer_options.items() if name != PATCHES}
+    refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
@@ -83,7 +72,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampler": sampler.name,
         "options": sampler.options,
-        "stock": stock_sampler(model_sampling) if sampler.stock else None,
+        "stock": stock_sampler(model_sampling, sampler.functions) if sampler.stock else None,
         "seed": run.extra_args["seed"],
         "sampling": sampling,
         "cfg": float(run.guider.cfg),
@@ -94,7 +83,7 @@ def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
     }
     if run.mask is not None:
-        fields["clean_inpaint"] = _shows_clean_latent(type(run.guider.inner_model))
+        fields["clean_inpaint"] = _shows_clean_latent(run, _inpaint_noise(run))
     full = run.sampler.max_denoise(run.guider, run.sigmas)
     tensors["x"] = model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
     tensors["sigmas"] = run.sigmas.float()
@@ -177,13 +166,27 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _shows_clean_latent(model: type) -> bool:
-    """Whether a model is shown what is outside the mask without noise. Raises NotSupported if it does anything else with it."""
-    if model.scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint:  # type: ignore[attr-defined]
-        return False
-    if any(model.scale_latent_inpaint is shown.scale_latent_inpaint for shown in SHOWN_CLEAN):  # type: ignore[attr-defined]
-        return True
-    raise NotSupported(f"a mask with the model {model.__name__}")
+def _shows_clean_latent(run: SamplerRun, noise: Tensor) -> bool:
+    """Whether a model is shown what is outside the mask without noise; by what its class gives at the run's sigmas.
+
+    Raises:
+        NotSupported: it is shown anything else than that, or than the latent with the sigma's noise.
+    """
+    model = run.guider.inner_model
+    clean = noised = True
+    for sigma in run.sigmas:
+        at = sigma.to(noise).expand(noise.shape[0])
+        shown = model.scale_latent_inpaint(
+            x=noise, sigma=at, noise=noise, latent_image=run.latent, denoise_mask=run.mask
+        )
+        clean = clean and shown is run.latent
+        scales = at.reshape(-1, *[1] * (noise.ndim - 1))
+        noised = (
+            noised and not clean and torch.equal(shown, model.model_sampling.noise_scaling(scales, noise, run.latent))
+        )
+        if not clean and not noised:
+            raise NotSupported(f"a mask with the model {type(model).__name__}")
+    return clean
 
 
 def _inpaint_noise(run: SamplerRun) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.diffusion import Value
-from ...parallel_backend.models.comfyui.conditioning import OPTIONS, SIGMAS, flatten, in_dict
+from ...parallel_backend.models.comfyui.conditioning import OPTIONS, SIDES, SIGMAS, flatten, in_dict
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}
@@ -33,7 +33,7 @@ UNCAST = (torch.int32, torch.int64)
 STRICT = "parallel_strict"
 """The option that says that a MODEL refuses what the workers' loop does not support."""
 
-OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT})
+OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
 """Plain transformer_options that are ComfyUI's or this pack's own."""
 
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
@@ -121,15 +121,21 @@ def _sent(name: str, value: Any) -> Any:
     return {key: item for key, item in value.items() if item is not None and f"{name}.{key}" not in MADE_AGAIN} or None
 
 
+def is_plain(option: Any) -> bool:
+    """Whether an option is a plain value, or a collection of such, which goes with a prompt."""
+    if isinstance(option, (list, tuple, set, frozenset)):
+        return all(is_plain(item) for item in option)
+    return option is None or isinstance(option, (bool, int, float, str))
+
+
 def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     """What nodes have put among them that is plain, and positions, under the names by which they go with a prompt."""
-    plain = {
-        f"{OPTIONS}.{name}": value
-        for name, value in transformer_options.items()
-        if isinstance(value, (bool, int, float, str)) and name not in OWN_OPTIONS
-    }
+    given: dict[str, Value] = {}
+    for name, value in transformer_options.items():
+        if is_plain(value) and name not in OWN_OPTIONS:
+            flatten(f"{OPTIONS}.{name}", value, {}, given)
     named = {option: transformer_options.get(option) or {} for option in NUMBERS}
-    return plain | {
+    return given | {
         f"{OPTIONS}.{option}.{name}": value for option, numbers in named.items() for name, value in numbers.items()
     }
 

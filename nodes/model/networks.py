@@ -72,7 +72,7 @@ def networks_of(
         return tuple(_zimage(patch, skeleton, shape, name) for patch in patches["double_block"])
     if type(skeleton) is WanModel and _all_infinitetalk(patches):
         return (_infinitetalk(patches, skeleton, shape, name, options["audio_embeds"]),)
-    refuse_transformer_options({PATCHES: patches})
+    refuse_transformer_options({PATCHES: patches}, skeleton)
     raise AssertionError("any patches that are left are refused")
 
 

@@ -76,7 +76,8 @@ class DiffusionProxy(nn.Module):
         self.refuse_changes()
         skipped = skipped_in(transformer_options)
         known = {PATCHES, REPLACED} if skipped else {PATCHES}
-        refuse_transformer_options({name: value for name, value in transformer_options.items() if name not in known})
+        options = {name: value for name, value in transformer_options.items() if name not in known}
+        refuse_transformer_options(options, self.skeleton)
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from ...parallel_backend.errors import Refused
-from .given import NUMBERS
+from ...parallel_backend.models.comfyui.conditioning import SIDES, SIGMAS
+from .given import NUMBERS, is_plain
+from .named_options import named_by
 
 TRANSFORMER_OPTIONS = {
     "patches": "attention and block patches ({names})",
@@ -25,12 +29,23 @@ PROMPT_KEYS = {
 WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model"
 
 
-def refuse_transformer_options(options: Mapping[str, Any]) -> None:
-    """Raise Refused if anything in transformer_options would change the model from within."""
+HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, SIDES, "wrappers"})
+"""Options that models read and that are carried, refused or run elsewhere."""
+
+
+def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise Refused if anything in transformer_options would change the model from within.
+
+    That is known of some options; of any other, if the model's own code names it and it is nothing that is sent.
+    """
     for key, description in TRANSFORMER_OPTIONS.items():
         if (value := options.get(key)) and not (key in NUMBERS and _numbers(value)):
             names = ", ".join(map(str, value)) if isinstance(value, Mapping) else ""
             raise Refused(f"{description.format(names=names)} cannot be applied to a parallel MODEL: {WAY_OUT}.")
+    strange = {name: value for name, value in options.items() if name not in HANDLED and not is_plain(value)}
+    for name in sorted(strange.keys() & named_by(model)) if strange else ():
+        kind = type(strange[name]).__name__
+        raise Refused(f"the option {name} (a {kind}) cannot be applied to a parallel MODEL: {WAY_OUT}.")
 
 
 def _numbers(given: Any) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import CodeType, ModuleType
+from dataclasses import dataclass, field
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 import comfy.k_diffusion.sampling
 import comfy.samplers
+import torch
+from torch import Tensor
 
 from ...parallel_backend.denoise import samplers
-from ...parallel_backend.diffusion import StockSampler, Value
+from ...parallel_backend.diffusion import GuideFunction, StockSampler, Value
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.comfyui.sampler import standing_in
 from .given import NotSupported
+from .guides import known_function
 from .stock import own
 
 OTHER_SAMPLER = "a sampler that Parallel Sampler offers, such as euler or dpmpp_2m"
@@ -25,6 +30,15 @@ PERCENTS = (1e-4, 0.2, 0.8)
 
 LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
 """What ComfyUI's sampler functions call besides ComfyUI and torch."""
+
+MAKING_FUNCTIONS = MappingProxyType(
+    {
+        "nodes_custom_sampler": tuple(
+            f"SamplerER_SDE.execute.<locals>.{name}_noise_scaler" for name in ("er_sde", "reverse_time_sde", "ode")
+        )
+    }
+)
+"""By module of ComfyUI's: functions that its sampler nodes give as an option, which hang on nothing but their values."""
 
 CHURN = "s_churn"
 """The option with which a function draws from torch's own generator, which no seed of the graph sets."""
@@ -37,11 +51,7 @@ class Chosen:
     name: str
     options: Mapping[str, Value]
     stock: bool
-
-    @property
-    def asks_both_sides(self) -> bool:
-        """Whether it uses the negative at cfg 1 too, as the CFG++ samplers do."""
-        return self.name.endswith("_cfg_pp")
+    functions: Mapping[str, GuideFunction] = field(default_factory=dict)
 
 
 def chosen(sampler: Any) -> Chosen:
@@ -55,28 +65,61 @@ def chosen(sampler: Any) -> Chosen:
     if set(sampler.inpaint_options) - {"random"}:
         raise NotSupported("a sampler with inpaint options", OTHER_SAMPLER)
     function = sampler.sampler_function
-    options = {key: value for key, value in sampler.extra_options.items() if value is not None}
+    given = {key: value for key, value in sampler.extra_options.items() if value is not None}
+    functions = {key: found for key, value in given.items() if (found := known_function(value, MAKING_FUNCTIONS))}
+    options = {key: value for key, value in given.items() if key not in functions}
     name = next((n for n in samplers.SAMPLERS if _function_of(n) is function), None)
     if name is not None:
         try:
-            samplers.check(name, options)
+            samplers.check(name, given)
         except Refused as reason:
-            if samplers.SAMPLERS[name].own or not _plain(function, options):
+            if samplers.SAMPLERS[name].own or not _plain(function, options, functions):
                 raise NotSupported(f"this setting: {reason}", OTHER_SAMPLER) from None
         else:
             return Chosen(name, options, stock=False)
     name = next((n for n in comfy.samplers.SAMPLER_NAMES if _same(n, function)), None)
-    if name is None or not _plain(function, options):
+    if name is None or not _plain(function, options, functions):
         unknown = name or getattr(function, "__name__", str(function)).removeprefix("sample_")
         raise NotSupported(f"the sampler {unknown}" + " with these options" * (name is not None), OTHER_SAMPLER)
     if changed := next(_changed(function), None):
         raise NotSupported(f"{changed} of another pack in the sampler {name}", OTHER_SAMPLER)
-    return Chosen(name, options, stock=True)
+    return Chosen(name, options, True, functions)
 
 
-def stock_sampler(model_sampling: Any) -> StockSampler:
-    """What a function of ComfyUI's in a worker has to know of the MODEL's model sampling."""
-    return StockSampler({percent: float(model_sampling.percent_to_sigma(percent)) for percent in PERCENTS})
+def stock_sampler(model_sampling: Any, functions: Mapping[str, GuideFunction]) -> StockSampler:
+    """What a function of ComfyUI's in a worker has to know of the MODEL's model sampling, and its options that are functions."""
+    percents = {percent: float(model_sampling.percent_to_sigma(percent)) for percent in PERCENTS}
+    return StockSampler(percents, dict(functions))
+
+
+def asks_both_sides(sampler: Any, model_sampling: Any) -> bool:
+    """Whether a KSAMPLER uses the negative at cfg 1 too, as those of CFG++ do.
+
+    Its function says so among the model options of its calls, of which the first is looked at.
+    """
+    asked: list[bool] = []
+
+    def model(x: Tensor, sigma: Tensor, model_options: Mapping[str, Any] = MappingProxyType({}), **_: Any) -> Tensor:
+        asked.append(bool(model_options.get("disable_cfg1_optimization", False)))
+        raise _Asked
+
+    model.inner_model = standing_in(model_sampling)  # type: ignore[attr-defined]
+    x, sigmas = torch.zeros(1, 1, 2, 2), model_sampling.percent_to_sigma(0.5) * torch.tensor([1.0, 0.5, 0.0])
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(_Asked):
+        sampler.sampler_function(
+            model,
+            x,
+            sigmas,
+            extra_args={"model_options": {}, "seed": 0},
+            callback=None,
+            disable=True,
+            **sampler.extra_options,
+        )
+    return any(asked)
+
+
+class _Asked(Exception):
+    """A sampler has called the model."""
 
 
 def runs_in_workers(name: str) -> bool:
@@ -101,11 +144,11 @@ def _same(name: str, function: Callable[..., Any]) -> bool:
     return theirs is function or (anew and theirs.__globals__ is function.__globals__)
 
 
-def _plain(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether a function takes these options, and they can be sent."""
+def _plain(function: Callable[..., Any], options: Mapping[str, Any], functions: Mapping[str, GuideFunction]) -> bool:
+    """Whether a function takes these options and functions, and they can be sent."""
     takes = inspect.signature(function).parameters
     any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values())
-    known = any_name or set(options) <= takes.keys()
+    known = any_name or {*options, *functions} <= takes.keys()
     return known and CHURN not in options and all(isinstance(o, (bool, int, float, str)) for o in options.values())
 
 

@@ -13,7 +13,7 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from .given import NotSupported
-from .sampler import chosen
+from .sampler import asks_both_sides, chosen
 from .sampler_run import SamplerRun
 from .step_cache import known_wrappers
 from .stock import GUIDER_METHODS, own, plain_guider, put_back
@@ -59,7 +59,8 @@ def _negative_counts(run: SamplerRun) -> bool:
 def _keeps_negative(run: SamplerRun) -> bool:
     """Whether a node or the sampler itself uses the negative whatever the cfg."""
     with contextlib.suppress(NotSupported):
-        if chosen(run.sampler).asks_both_sides:
+        chosen(run.sampler)
+        if asks_both_sides(run.sampler, run.guider.inner_model.model_sampling):
             return True
     return bool(run.model_options.get(KEEPS_NEGATIVE, False))
 

@@ -65,11 +65,15 @@ class Forward(Protocol):
 
 
 class Model(Protocol):
-    """One stage of a loaded model on one rank; `block_modules` are its blocks, `features` the width of a token."""
+    """One stage of a loaded model on one rank; `block_modules` are its blocks, `features` the width of a token.
+
+    `unknown` names what any stage's blocks give attention, by their source, that only ComfyUI's own kernels know.
+    """
 
     module: nn.Module
     block_modules: Sequence[nn.Module]
     features: int
+    unknown: Sequence[str]
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """The latent's part of each of `count` patches."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .autoencoder import Mark
 from .rows import Slab
@@ -39,11 +41,13 @@ def in_tiles(module: Any, method: str, given: Slab, mark: Mark) -> Slab:
         tiles.append(tile)
         return torch.empty(_shape(module, method, tile), dtype=tile.dtype, device="meta")
 
-    result = _run(module, method, whole, listed)  # of the shape and dtype, without values
+    with _NoValues():
+        result = _run(module, method, whole, listed)  # of the shape and dtype, without values
     done = _computed(module, method, tiles, compute, given, mark)
     runs = (slice(0, result.shape[-2]), *[slice(result.shape[-2], result.shape[-2])] * (axis.size - 1))
     if axis.rank == 0:
-        return Slab(_run(module, method, whole, lambda _: next(done)), runs, axis)
+        joined = _run(module, method, whole, lambda _: next(done))  # which ComfyUI's code may put into host memory
+        return Slab(joined.to(given.values.device), runs, axis)
     for _ in done:
         pass
     return Slab(whole.new_empty((*result.shape[:-2], 0, result.shape[-1]), dtype=result.dtype), runs, axis)
@@ -55,7 +59,24 @@ def decoded_shape(module: Any, latent: Sequence[int]) -> tuple[int, ...]:
     def nothing(tile: Tensor) -> Tensor:
         return tile.new_empty(_shape(module, "decode", tile))
 
-    return tuple(_run(module, "decode", torch.empty(tuple(latent), device="meta"), nothing).shape)
+    with _NoValues():
+        return tuple(_run(module, "decode", torch.empty(tuple(latent), device="meta"), nothing).shape)
+
+
+class _NoValues(TorchDispatchMode):
+    """Inside, what is made of no tensor, or of one without values, has no values; others keep theirs."""
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """On the meta device, wherever the caller wants it."""
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if given and not any(tensor.is_meta for tensor in given):
+            return func(*args, **(kwargs or {}))
+        if func._schema.is_mutable and given and not given[0].is_meta:
+            return given[0]  # something without values was to be written into it
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (tuple(args), dict(kwargs or {})))
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
 
 
 def _run(module: Any, method: str, whole: Tensor, of_a_tile: Callable[[Tensor], Tensor]) -> Tensor:

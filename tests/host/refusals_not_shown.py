@@ -42,6 +42,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…, and the workers on … have …: run",
             "worker … on … has … … and worker 0 on",
         ),
+        "nodes/model/refusals.py": ("the option … (a …) cannot be",),
         "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, whose … is not in the",),
         "parallel_backend/models/comfyui/importing.py": ("this worker does not find ComfyUI (…):",),
         "parallel_backend/models/diffusers/attention.py": ("diffusers' attention is given …, which",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -44,6 +45,9 @@ from tests.selection import pairwise, thorough
 from tests.tiny_comfy import LTXAV
 from tests.vae.comfy_vaes import KINDS, build
 
+# isort: split
+import comfy.model_base
+
 SOUND_PLANS: list[dict[str, Any]] = [
     PLANS[0],
     {"devices": "cpu:3", "ring": 3},
@@ -52,6 +56,9 @@ SOUND_PLANS: list[dict[str, Any]] = [
     {"devices": "cpu:4", "ulysses": 2, "ring": 2},
 ]
 
+
+SHOWS_NOISE = "denoise_mask" in inspect.signature(comfy.model_base.MiniMaxH3.scale_latent_inpaint).parameters
+"""Whether MiniMax-H3 is shown what is outside a mask with some noise, as from ComfyUI 0.33 on."""
 
 LAYERS = {
     "minimax": (
@@ -365,7 +372,10 @@ def test_a_mask_of_the_sound(name: str, both_masked: bool, plan: dict[str, Any],
         graph = masked(graph, *((6, 8, 7) if name == "minimax" else (4, 5, 3)), of="video")
     expected = stock(graph)
     assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
-    assert_same(comfyui, spread(graph, **plan), expected)
+    if name == "minimax" and SHOWS_NOISE:
+        assert_same(comfyui, spread(graph, **plan, strict=False), expected, "a mask with the model MiniMaxH3")
+    else:
+        assert_same(comfyui, spread(graph, **plan), expected)
 
 
 SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": PLANS[0], "cfg 2": {"devices": "cpu:2", "cfg": 2}}

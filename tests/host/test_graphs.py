@@ -209,6 +209,9 @@ LOOP: dict[str, Graph] = {
     "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
     "SamplerDPMPP_2M_SDE, noise from the CPU": dpmpp_2m_sde("cpu"),
     "SamplerDPMPP_2M_SDE, noise from the GPU": dpmpp_2m_sde("gpu"),
+    "SamplerER_SDE": custom(
+        select=node("SamplerER_SDE", solver_type="Reverse-time SDE", max_stage=2, eta=0.5, s_noise=0.9)
+    ),
     "FluxGuidance": insert_after(basic(NARROW_DEV), "positive", "FluxGuidance", "conditioning", guidance=1.7),
     "FluxDisableGuidance": insert_after(basic(NARROW_DEV, cfg=1.0), "positive", "FluxDisableGuidance", "conditioning"),
     "ModelSamplingDiscrete": insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
@@ -319,11 +322,6 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
             neg_scale=0.5,
         ),
         "the guider Guider_PerpNeg",
-    ),
-    "SamplerER_SDE": (
-        custom(select=node("SamplerER_SDE", solver_type="Reverse-time SDE", max_stage=2, eta=0.5, s_noise=0.9)),
-        "this setting: The sampler 'er_sde' is not supported with the option 'noise_scaler'; "
-        "its options are: max_stage, s_noise.",
     ),
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui import quantised
 from parallel_backend.models.comfyui.fast import FastLinear, multiply_in_fp8
 from parallel_backend.models.comfyui.marks import open_checkpoint
 from parallel_backend.models.comfyui.merging import merging_dtype, rounded
@@ -248,3 +249,12 @@ def test_what_does_not_fit_is_refused(file: Callable[[str], Path]) -> None:
     )
     damaged = torch.tensor(list(b'{"form'), dtype=torch.uint8)
     assert "x.safetensors has damaged marks of quantisation (" in refusal(file("int8"), comfy_quant=damaged)
+
+
+def test_a_format_that_this_pack_has_not_heard_of(file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI's loader says what such a layer is: a stand-in, of a format that the pack is made to forget."""
+    monkeypatch.setattr(quantised, "PACKED", "")
+    path = file("w4a4")
+    x = draw(2, 37, COLUMNS, seed=3)
+    with torch.inference_mode():
+        assert torch.equal(load(path)(x), stock(path)(x))

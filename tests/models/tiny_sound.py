@@ -107,6 +107,12 @@ SOUND_CASES: Mapping[str, Callable[[], Case]] = {
     "ltx-2, a timestep a frame": lambda: _ltxav({}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1))),
     "ltx-2, weighed guide": lambda: _ltxav(guide_of(**WEIGHED), (_by_token(4), torch.tensor([[[0.6]]])), frames=4),
     "ltx-2, reference sound": lambda: _ltxav({"ref_audio": REFERENCE}, torch.tensor([0.6])),
+    "ltx-2, neither hears the other": lambda: replace(
+        _ltxav({}, torch.tensor([0.6])), options={"a2v_cross_attn": False, "v2a_cross_attn": False}
+    ),
+    "ltx-2, no picture from the sound": lambda: replace(
+        _ltxav({}, torch.tensor([0.6])), options={"a2v_cross_attn": False}
+    ),
     "ltx-2.3": lambda: _ltxav({}, torch.tensor([0.6]), **TWO_POINT_THREE),
     "ltx-2.3, reference sound, a timestep a frame": lambda: _ltxav(
         {"ref_audio": REFERENCE}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1)), **TWO_POINT_THREE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +29,12 @@ MAX_DEPTH = 4
 LENGTH = "#"
 """Ends the name under which the length of a list stands."""
 
+KIND = "@"
+"""Ends the name under which the kind of a collection stands that is no list."""
+
+KINDS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({"tuple": tuple, "set": set, "frozenset": frozenset})
+"""Such collections, by kind."""
+
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
@@ -48,7 +55,7 @@ SHAPES = "latent_shapes"
 
 
 def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str, Value], depth: int = 0) -> None:
-    """Put a tree of tensors, numbers, words, lists and dicts under names such as `ref_latents.0`.
+    """Put a tree of tensors, numbers, words, lists and other collections and dicts under names such as `ref_latents.0`.
 
     Raises:
         Refused: it holds something else, or is too deep.
@@ -62,9 +69,12 @@ def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str,
             tensors[name] = given
         case None | bool() | int() | float() | str():
             values[name] = given
-        case list() | tuple():
+        case list() | tuple() | set() | frozenset():
+            if (kind := type(given).__name__) in KINDS:
+                values[f"{name}.{KIND}"] = kind
             values[f"{name}.{LENGTH}"] = len(given)
-            for index, item in enumerate(given):
+            ordered = sorted(given, key=repr) if isinstance(given, (set, frozenset)) else given  # as on any other day
+            for index, item in enumerate(ordered):
                 flatten(f"{name}.{index}", item, tensors, values, depth + 1)
         case dict() if given and all(
             isinstance(key, str) and key and not key.isdigit() and "." not in key for key in given
@@ -128,5 +138,6 @@ def _tree(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if LENGTH in node:
-        return [_tree(node[str(index)]) for index in range(node[LENGTH])]
+        items = [_tree(node[str(index)]) for index in range(node[LENGTH])]
+        return KINDS[node[KIND]](items) if KIND in node else items
     return {name: _tree(child) for name, child in node.items()}

@@ -56,6 +56,7 @@ class ComfyModel:
         self._numbers = TimestepNumbers(self.module)
         self._spread = SpreadModel(self.module, declaration, stage)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
+        self.unknown: Sequence[str] = self._spread.unknown
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """The latent's part of each patch. A video packed with its sound is one patch."""

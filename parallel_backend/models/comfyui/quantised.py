@@ -28,6 +28,9 @@ META = torch.device("meta")
 PACKED = "convrot_w4a4"
 """The format of two values a byte."""
 
+ROWS = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
+"""Formats of a value in each place, with a scale for all or for each row."""
+
 BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 """Values of a row that share a scale, in formats where blocks have scales; these lie in tiles of 128 x 4."""
 
@@ -180,8 +183,14 @@ def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer:
 
 
 def _check_shapes(made: OfParts, settings: Mapping[str, Any]) -> None:
-    """Raises ValueError where a weight or its scales do not have the sizes that its format gives a layer of this size."""
+    """Raises ValueError where a weight or its scales do not have the sizes that its format gives a layer of this size.
+
+    Those of a format that this pack has not heard of are as ComfyUI takes them.
+    """
     from comfy.quant_ops import get_layout_class
+
+    if settings["format"] not in (PACKED, *ROWS, *BLOCKS):
+        return
 
     layout = get_layout_class(made.frame["layout_cls"])
     rows, columns = made.frame["non_tensor_fields"]["orig_shape"]

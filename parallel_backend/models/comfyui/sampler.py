@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...diffusion import FlowSettings, Sampling, StockSampler
+from .guides import guide_function
 from .importing import import_comfyui
 
 Ask = Callable[[Tensor, Tensor, int], tuple[Tensor, Sequence[Tensor]]]
@@ -18,6 +19,9 @@ Ask = Callable[[Tensor, Tensor, int], tuple[Tensor, Sequence[Tensor]]]
 
 OnStep = Callable[[int, Tensor, Tensor], None]
 """Told a step, the denoised latent and x, as ComfyUI's function tells them."""
+
+NOT_HERE: Mapping[str, Any] = MappingProxyType({})
+"""A prompt, in the place of ComfyUI's: its functions ask whether there is one, and what is in it is with the model calls."""
 
 
 class Masked(Protocol):
@@ -36,15 +40,18 @@ class SamplerFunction:
     Args:
         options: what the function is given besides; ComfyUI's names.
         seed: of fresh noise.
+        cfg: the run's guidance scale.
     """
 
     def __init__(
-        self, name: str, options: Mapping[str, object], stock: StockSampler, sampling: Sampling, seed: int
+        self, name: str, options: Mapping[str, object], stock: StockSampler, sampling: Sampling, seed: int, cfg: float
     ) -> None:
         import_comfyui()
         samplers = importlib.import_module("comfy.samplers")
         self._function = samplers.sampler_object(name).sampler_function
-        self._options = options
+        made = {option: guide_function(function) for option, function in stock.functions.items()}
+        self._options = {**options, **made}
+        self._cfg = cfg
         self._model_sampling = _model_sampling(stock, sampling)
         self._seed = seed
 
@@ -53,7 +60,7 @@ class SamplerFunction:
 
         Some functions write to the sigmas, as uni_pc does to the last one.
         """
-        model = _Model(ask, masked, self._model_sampling)
+        model = _Model(ask, masked, self._model_sampling, self._cfg)
 
         def callback(told: Mapping[str, Any]) -> None:
             model.step = told["i"] + 1
@@ -69,12 +76,11 @@ class SamplerFunction:
 class _Model:
     """What a sampler function calls, and asks for the model sampling, in the place of ComfyUI's KSamplerX0Inpaint."""
 
-    def __init__(self, ask: Ask, masked: Masked | None, model_sampling: Any) -> None:
+    def __init__(self, ask: Ask, masked: Masked | None, model_sampling: Any, cfg: float) -> None:
         self._ask = ask
         self._masked = masked
-        patcher = SimpleNamespace(get_model_object={"model_sampling": model_sampling}.__getitem__)
-        inner = SimpleNamespace(model_sampling=model_sampling)
-        self.inner_model = SimpleNamespace(inner_model=inner, model_patcher=patcher)
+        self._cfg = cfg
+        self.inner_model = standing_in(model_sampling)
         self.step = 0
 
     def __call__(self, x: Tensor, sigma: Tensor, model_options: Mapping[str, Any], seed: int) -> Tensor:
@@ -83,10 +89,21 @@ class _Model:
         denoised, sides = self._ask(seen, level, self.step)
         if sides:
             positive, negative = sides if len(sides) > 1 else (sides[0], torch.zeros_like(sides[0]))
+            given = {
+                "cond": [NOT_HERE], "uncond": [NOT_HERE] if len(sides) > 1 else None, "cond_denoised": positive,
+                "uncond_denoised": negative, "cond_scale": self._cfg, "model": self.inner_model.inner_model, "input": seen,
+                "sigma": sigma, "model_options": model_options,
+            }  # fmt: skip
             for function in model_options.get("sampler_post_cfg_function", ()):  # the CFG++ samplers' own
-                given = {"denoised": denoised, "cond_denoised": positive, "uncond_denoised": negative}
-                denoised = function({**given, "input": seen, "sigma": sigma, "model_options": model_options})
+                denoised = function({"denoised": denoised, **given})
         return denoised if self._masked is None else self._masked.after(denoised)
+
+
+def standing_in(model_sampling: Any) -> Any:
+    """What ComfyUI's functions find around the model that they call: its model sampling, in both places."""
+    patcher = SimpleNamespace(get_model_object={"model_sampling": model_sampling}.__getitem__)
+    inner = SimpleNamespace(model_sampling=model_sampling)
+    return SimpleNamespace(inner_model=inner, model_patcher=patcher)
 
 
 def _model_sampling(stock: StockSampler, sampling: Sampling) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from ..spread.declaration import (
     Known,
     Local,
     Merged,
+    Options,
     Pictured,
     Same,
     Spread,
@@ -54,6 +56,16 @@ def _text_widths(model: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys((model.caption_channels, 2 * model.caption_channels, both)))
 
 
+def _unless(*names: str, by_itself: bool = False) -> Callable[[Options], bool]:
+    """Unless an option of these names is off, or all attention `by_itself` of a block is left out (STG)."""
+
+    def comes(options: Options) -> bool:
+        left_out = by_itself and options.get("stg_skip_self_attn", False)
+        return not left_out and all(options.get(name, True) for name in names)
+
+    return comes
+
+
 LTXAV = Declaration(
     groups=(
         Group(
@@ -79,12 +91,12 @@ LTXAV = Declaration(
                 "self_attention_mask": Weighs("vx", of_guides),
             },
             attentions=(
-                Spread(("vx",), weighed=True),
-                Local(),
-                Local("ax"),
-                Local("ax"),
-                Local("ax"),
-                Merged("ax", keys="vx"),
+                Spread(("vx",), weighed=True, comes=_unless("run_vx", by_itself=True)),
+                Local(comes=_unless("run_vx")),
+                Local("ax", comes=_unless("run_ax", by_itself=True)),
+                Local("ax", comes=_unless("run_ax")),
+                Local("ax", comes=_unless("run_vx", "a2v_cross_attn")),
+                Merged("ax", keys="vx", comes=_unless("run_ax", "v2a_cross_attn")),
             ),
             returns=("vx", "ax"),
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from ..spread.declaration import Along, Declaration, Group, Pictured, Same, Segments, Spread
 
 SEQUENCE = Pictured(lambda length, picture: length - picture, dim=0)
@@ -27,4 +29,5 @@ MINIMAX_H3 = Declaration(
     silent=False,
     channels=lambda model: model.latents_dim,
     one_at_a_time=True,
+    sigmas=lambda model: "sample_sigmas" in inspect.signature(model.final_layer.forward).parameters,
 )

@@ -81,7 +81,7 @@ def _run_opaque(module: nn.Module, _: None, taken: list[None], args: Any, named:
     def answer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         ordinal = len(taken)
         taken.append(None)
-        return attention(q, k, v, mask, q.shape[1], "", ordinal, None, True, True, False)
+        return attention(q, k, v, mask, q.shape[1], "", ordinal, None, True, True, False, True, None)
 
     with _Answered(answer):
         return module.forward(*args, **named)

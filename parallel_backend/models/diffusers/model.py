@@ -47,6 +47,7 @@ class DiffusersModel:
         self._call = call
         self._spread = SpreadModel(module, declaration, stage, ENTRY)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
+        self.unknown: Sequence[str] = self._spread.unknown
         answer_attention(module, lambda: self._spread.now.attentions)
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:

@@ -169,8 +169,8 @@ class Arguments:
 
                 return tree_map_only(Tensor, along, value)
             case Segments(stream):
-                run = positions_of(placements[stream], call.rank)
-                return [[*(_before(run, edge) for edge in segment[:2]), *segment[2:]] for segment in value]
+                run, length = positions_of(placements[stream], call.rank), placements[stream].length
+                return [self._segment(name, run, length, *segment) for segment in value]
             case Boundary(stream):
                 return _before(positions_of(placements[stream], call.rank), value)
             case ByFrame(stream, dims):
@@ -210,6 +210,24 @@ class Arguments:
         if any(isinstance(tensor, Stream) for tensor in tensors):
             raise self._refused(name, "differs from GPU to GPU, which is not supported")
         return tensors
+
+    def _segment(
+        self, name: str, run: Tensor, length: int, start: int | None, stop: int | None, *others: Any
+    ) -> tuple[Any, ...]:
+        """The same of this rank's tokens, whose positions `run` are."""
+        first, last = _before(run, start), _before(run, stop)
+        begin, end, _ = slice(start, stop).indices(length)
+
+        def rows(tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0:
+                return tensor
+            if tensor.shape[0] != end - begin:
+                raise self._refused(
+                    name, f"has {tensor.shape[0]} places for {end - begin} tokens, which is not supported"
+                )
+            return tensor.index_select(0, sent_to(run[first:last] - begin, tensor.device))
+
+        return first, last, *(tree_map_only(Tensor, rows, other) for other in others)
 
     def _by_part(
         self, name: str, value: Any, each: int, whole: bool, kind: StreamKind, placement: Placement, call: Call

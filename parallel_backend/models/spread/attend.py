@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,24 +25,65 @@ from .placement import Placement, slots_of
 
 Kernel = Callable[..., Tensor]
 
-KNOWN = {"transformer_options", "_inside_attn_wrapper", "enable_gqa"}
-"""What attention may be told besides its operands."""
+EXACT_ATTENTION = "auto"
+"""The choice in place of the approximate one where a model asks for that."""
+
+OF_THE_CALL = frozenset({"transformer_options", "_inside_attn_wrapper", "enable_gqa"})
+"""What attention may be told besides its operands that is not about what it computes."""
+
+SCALE, LOW_PRECISION = "scale", "low_precision_attention"
+"""By what scores are multiplied, in place of the root of the width; and whether an approximate kernel may compute them."""
+
+CHANGES_NOTHING: Mapping[str, tuple[object, ...]] = MappingProxyType({LOW_PRECISION: (True, False), SCALE: (None,)})
+"""Values of further arguments that our kernels compute with as they are; LOW_PRECISION chooses among them."""
+
+
+def unknown(others: Mapping[str, Any]) -> list[str]:
+    """Of arguments besides the operands the names of those that our kernels do not know."""
+    return sorted(
+        name
+        for name, value in others.items()
+        if name not in OF_THE_CALL
+        and not (name == SCALE and isinstance(value, (int, float)))
+        and not any(value is known for known in CHANGES_NOTHING.get(name, ()))
+    )
+
+
+def attention_refused(names: Sequence[str]) -> Refused:
+    """For arguments of the model's attention that our kernels do not know."""
+    return Refused(
+        f"the model's attention is given {', '.join(names)}, which this pack does not know: update the pack, or use Load "
+        "Diffusion Model."
+    )
+
+
+def attends_alone(mesh: Mesh, patches: int, choice: str) -> bool:
+    """Whether ComfyUI's own kernels compute all attention: tokens are not spread, and none are kept from call to call."""
+    return mesh.sequence.size == 1 and patches == 1 and choice != APPROXIMATE_ATTENTION
 
 
 @dataclass(frozen=True)
 class Operands:
-    """One call of ComfyUI's `optimized_attention`, its heads apart: q, k and v `[batch, heads, tokens, head_dim]`."""
+    """One call of ComfyUI's `optimized_attention`, its heads apart: q, k and v `[batch, heads, tokens, head_dim]`.
+
+    `exact` says that no approximate kernel may compute it.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
+    exact: bool = False
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool) -> Operands:
-        """From the arguments."""
-        if skip_reshape:
-            return cls(q, k, v)
-        return cls(*(x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v)))
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool, others: Mapping[str, Any]) -> Operands:
+        """From the arguments. Raises Refused for one that our kernels do not know."""
+        if names := unknown(others):
+            raise attention_refused(names)
+        if not skip_reshape:
+            q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v))
+        if (scale := others.get(SCALE)) is not None:
+            q = q * (scale * q.shape[3] ** 0.5)  # kernels divide by the root of the width
+        return cls(q, k, v, exact=others.get(LOW_PRECISION) is False)
 
     def weighed(self, weights: Tensor) -> Operands:
         """With channels whose product adds its logarithm to each score between a token that is weighed and one that is not.
@@ -55,7 +97,7 @@ class Operands:
         logarithms, plain = weights.to(q).unbind(1)
         q[..., width], k[..., width] = plain * wide**0.5, logarithms
         q[..., width + 1], k[..., width + 1] = logarithms, plain * wide**0.5
-        return Operands(q, k, v)
+        return replace(self, q=q, k=k, v=v)
 
 
 @dataclass
@@ -63,7 +105,7 @@ class BlockCall:
     """What the attentions of the running block need to know.
 
     `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `absent` are the
-    arguments that it is not given; `done` counts the calls of attention that have come.
+    arguments that it is not given, `options` its transformer_options; `done` counts the calls of attention that have come.
     """
 
     number: int
@@ -72,12 +114,15 @@ class BlockCall:
     attentions: Sequence[Attention]
     placements: dict[str, Placement]
     absent: Collection[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
     done: int = 0
 
     def __post_init__(self) -> None:
         self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
 
     def _empty(self, attention: Attention) -> bool:
+        if not attention.comes(self.options):
+            return True
         of = "" if isinstance(attention, Spread) else attention.of
         return of in self.absent or (of in self.placements and self.placements[of].length == 0)
 
@@ -130,6 +175,7 @@ class Attentions:
         self._mesh = mesh
         self._choice = choice
         self._caches = caches
+        self._alone = caches is None and attends_alone(mesh, 1, choice)
         self.block: BlockCall | None = None
         self.device = call.device
 
@@ -146,21 +192,23 @@ class Attentions:
         skip_output_reshape: bool = False,
         **others: Any,
     ) -> Tensor:
-        """Stand in for `optimized_attention`, whose own kernel is `kernel`; without one, the plan's kernel takes its place."""
-        if set(others) - KNOWN:
-            raise Refused(
-                f"the model's attention is given {', '.join(sorted(set(others) - KNOWN))}, which this pack does not know: update "
-                "the pack, or use Load Diffusion Model."
-            )
+        """Stand in for `optimized_attention`, whose own kernel is `kernel`; without one, the plan's kernel takes its place.
+
+        `others` are handed on to ComfyUI's own kernel, whatever they are.
+
+        Raises:
+            Refused: where our kernels compute, they hold something that these do not know.
+        """
         block = self.block
         attention = block.next() if block is not None else Local()
-        alone = self._mesh.sequence.size == 1 and self._caches is None and self._choice != APPROXIMATE_ATTENTION
+        alone = self._alone
         spread = isinstance(attention, Spread)
+        weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
             assert block is not None
-            out = self._merged(block, attention, self._given(block, heads, Operands.of(q, k, v, heads, skip_reshape)))
+            given = self._given(block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
+            out = self._merged(block, attention, given)
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
-        weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if not spread or (alone and weights is None and not self._masked(attention)):
             return (kernel or self._product)(
                 q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
@@ -168,7 +216,7 @@ class Attentions:
             )  # fmt: skip
         assert block is not None and isinstance(attention, Spread)
         kv_heads = attention.kv_heads or heads
-        given = self._given(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape))
+        given = self._given(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
         width = given.v.shape[3]
         out = self._spread(block, attention, given if weights is None else given.weighed(weights))[..., :width]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
@@ -211,7 +259,7 @@ class Attentions:
                 f"knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
-        return of_all_keys(self._mesh.sequence, self.kernel(q), q, k, v)
+        return of_all_keys(self._mesh.sequence, self.kernel(q, given.exact), q, k, v)
 
     def _spread(self, block: BlockCall, attention: Spread, given: Operands) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
@@ -225,7 +273,7 @@ class Attentions:
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
         split = self._split(placements, q.shape[2], k.shape[2])
-        attend = self.kernel(q)
+        attend = self.kernel(q, given.exact)
         key = block.number, block.turn, block.done - 1
         patch = self._call.places.patch
         if patch is None:
@@ -244,13 +292,17 @@ class Attentions:
 
         return self._call.places.once(("split", heads, kv_heads, *placements), find)
 
-    def kernel(self, q: Tensor) -> Attend:
-        """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers."""
+    def kernel(self, q: Tensor, exact: bool = False) -> Attend:
+        """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.
+
+        An approximate one is not for calls that must be `exact`.
+        """
+        choice = EXACT_ATTENTION if exact and self._choice == APPROXIMATE_ATTENTION else self._choice
 
         def choose() -> Attend:
-            return choose_kernel(self._choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
+            return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
 
-        return self._call.places.once(("kernel", q.dtype, q.shape[3]), choose)
+        return self._call.places.once(("kernel", choice, q.dtype, q.shape[3]), choose)
 
     def _product(self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, **_: Any) -> Tensor:
         """Of operands that are all here, `[batch, heads, tokens, head_dim]`: by the plan's kernel, which takes no mask."""

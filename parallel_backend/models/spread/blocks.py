@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import Refused
 from ..family import Stage
-from .arguments import Arguments
+from .arguments import OPTIONS, Arguments
 from .attend import BlockCall
 from .call import StageOver
 from .compiled import COMFYUIS, CompiledBlocks, Entry
@@ -20,6 +20,7 @@ from .declaration import Attention, Boundary, Declaration, Group
 from .forward import Forward
 from .modulation import of_vectors
 from .opaque import Opaque, opaque_layers
+from .sources import unknown_arguments
 from .stream import HERE, LEFT, RIGHT, Stream
 from .without_options import answered
 
@@ -100,6 +101,7 @@ class SpreadModel:
     Attributes:
         module: it holds the weights.
         blocks: the blocks of this stage.
+        unknown: what the source of any stage's blocks gives attention and only ComfyUI's own kernels know, by name.
     """
 
     def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: Entry = COMFYUIS) -> None:
@@ -110,6 +112,8 @@ class SpreadModel:
         self.running: Forward | None = None
         doors: dict[str, Doorway] = {}
         every = blocks_of(module, declaration)
+        found = (unknown_arguments(block.module, attentions_of(block.group, block.module)) for block in every)
+        self.unknown = sorted({name for names in found for name in names})
         for block in every:
             arguments = Arguments(block.group, block.module)
             if stage.start <= block.unit < stage.stop:
@@ -133,9 +137,9 @@ class SpreadModel:
             for path in paths_of(module, group):
                 head = module.get_submodule(path)
                 if stage.last:
-                    doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, head), head))
+                    doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, head), head), head)
                 else:
-                    doors[path] = Doorway(_stage_over)
+                    doors[path] = Doorway(_stage_over, head)
                     module.set_submodule(path, nn.Identity())
         self._with_doors = _with_doors(module, doors)
 
@@ -202,7 +206,8 @@ class _Through:
         placements = {name: stream.placement for name, stream in streams.items()}
         absent = {name for name in block.group.arguments if values.get(name) is None}
         name = type(block.module).__name__
-        expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent)
+        options = values.get(OPTIONS) or {}
+        expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent, options)
         now.attentions.block = expected
         with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .arguments import OPTIONS, Arguments
-from .attend import Attentions
+from .attend import LOW_PRECISION, SCALE, Attentions
 from .declaration import Local
 from .opaque import RUNNING
 
@@ -51,13 +51,17 @@ def attention(
     skip_reshape: bool,
     skip_output_reshape: bool,
     enable_gqa: bool,
+    low_precision: bool,
+    scale: float | None,
 ) -> Tensor:
     """A call of attention: `kernel` is the module and name of ComfyUI's, if any, `ordinal` the calls before it in the block."""
     attentions = ANSWERING.get()
     assert attentions.block is not None
     assert attentions.block.done == ordinal, "the compiler has changed the order of attentions"
     module, _, name = kernel.partition(":")
-    others = {"enable_gqa": True} if enable_gqa else {}
+    others: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+    others |= {} if low_precision else {LOW_PRECISION: False}
+    others |= {} if scale is None else {SCALE: scale}
     out = attentions(
         getattr(sys.modules[module], name) if kernel else None, q, k, v, heads, mask, attn_precision, skip_reshape,
         skip_output_reshape, _inside_attn_wrapper=True, **others,
@@ -78,6 +82,8 @@ def _shape_of_attention(
     skip_reshape: bool,
     skip_output_reshape: bool,
     enable_gqa: bool,
+    low_precision: bool,
+    scale: float | None,
 ) -> Tensor:
     tokens, width = (q.shape[2], v.shape[3]) if skip_reshape else (q.shape[1], q.shape[2] // heads)
     if skip_output_reshape:
@@ -115,6 +121,8 @@ def _with_override(
         skip_reshape: bool = False,
         skip_output_reshape: bool = False,
         enable_gqa: bool = False,
+        low_precision_attention: bool = True,
+        scale: float | None = None,
         transformer_options: Any = None,
         _inside_attn_wrapper: bool = True,
     ) -> Tensor:
@@ -122,7 +130,7 @@ def _with_override(
         taken.append(None)
         return attention(
             q, k, v, mask, heads, f"{kernel.__module__}:{kernel.__name__}", ordinal, attn_precision, skip_reshape,
-            skip_output_reshape, enable_gqa,
+            skip_output_reshape, enable_gqa, low_precision_attention, scale,
         )  # fmt: skip
 
     return module.forward(*args, **named, **{OPTIONS: {**options, OVERRIDE: override}})

@@ -57,7 +57,10 @@ class Along:
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end."""
+    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end.
+
+    Of what else is said of a run, a tensor has a row for each of its tokens.
+    """
 
     stream: str
 
@@ -156,28 +159,40 @@ Argument: TypeAlias = (
 )
 
 
+Options: TypeAlias = Mapping[str, Any]
+"""ComfyUI's transformer_options of a block's call."""
+
+
+def always(options: Options) -> bool:
+    """Of an attention that comes whatever the options say."""
+    return True
+
+
 @dataclass(frozen=True)
 class Spread:
     """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order.
 
     If `weighed`, it may be given the rows of a `Weighs` of this rank's tokens as a mask; other masks are ComfyUI's for whole
     streams and not heeded. `kv_heads` are the model's heads of keys and values, where heads of queries share them: these are
-    exchanged, whether or not the model repeats them before its call; 0 where every head has its own.
+    exchanged, whether or not the model repeats them before its call; 0 where every head has its own. Whether it comes at
+    all, `comes` says by the block's options.
     """
 
     streams: tuple[str, ...]
     weighed: bool = False
     kv_heads: int = 0
+    comes: Callable[[Options], bool] = always
 
 
 @dataclass(frozen=True)
 class Local:
     """Attention of this rank's queries to keys that every rank has.
 
-    It does not come where the stream `of` is empty, or nothing is given as the argument `of`.
+    It does not come where the stream `of` is empty, or nothing is given as the argument `of`, or `comes` says so.
     """
 
     of: str = ""
+    comes: Callable[[Options], bool] = always
 
 
 @dataclass(frozen=True)
@@ -185,10 +200,12 @@ class Merged:
     """Attention of the stream `of`, which every rank has whole, to the keys of all ranks in another one.
 
     Each rank attends to its own keys; the results are merged in the order of ranks, so that all have the same bits.
+    `comes` is as for `Spread`.
     """
 
     of: str
     keys: str
+    comes: Callable[[Options], bool] = always
 
 
 Attention: TypeAlias = Spread | Local | Merged

@@ -20,6 +20,7 @@ from ...models.comfyui.model import ComfyForward
 from ...models.comfyui.networks import Networks
 from ...models.family import Forward as ModelForward
 from ...models.family import Model, Stage
+from ...models.spread.attend import attends_alone, attention_refused
 from ...plan import ResolvedPlan
 from ...weights.expansion import Expansion, expand_by
 from ...weights.holding import Holding
@@ -133,6 +134,7 @@ class Rank:
 
         Raises:
             Cancelled: on all ranks alike, while loading.
+            Refused: on all ranks alike, before it is loaded.
         """
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
@@ -145,6 +147,8 @@ class Rank:
             keep = Keep(self.memory.has_host_room, self.world.all_agree)
             found = self.files.find(spec)
             made = StagePart(found, stage, self._arrange(plan), self.device, neighbours, watch, keep)
+            if made.model.unknown and not attends_alone(mesh, plan.patches, plan.attention):
+                raise attention_refused(made.model.unknown)
             expand_by(made.module, self.expansion)
             return made
 

@@ -64,7 +64,7 @@ def _function(rank: Rank, message: Sample, mesh: Mesh) -> SamplerFunction | None
     if message.stock is None or not mesh.reports:
         return None
     rank.status.enter("importing ComfyUI's samplers")
-    return SamplerFunction(message.sampler, message.options, message.stock, message.sampling, message.seed)
+    return SamplerFunction(message.sampler, message.options, message.stock, message.sampling, message.seed, message.cfg)
 
 
 class _Run:

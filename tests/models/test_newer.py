@@ -1,0 +1,229 @@
+"""What newer versions of ComfyUI do, by stand-ins: each behaves as described, on whatever ComfyUI is tested against."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.spread.compiled import CompiledBlocks
+from parallel_backend.models.spread.declaration import Local, Spread
+from parallel_backend.models.spread.sources import unknown_arguments
+from parallel_backend.weights.holding import Replicated
+from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
+from tests.models.tiny_classes import Case
+from tests.ranks import run_ranks
+
+# isort: split
+import comfy.ldm.minimax.model as minimax
+import comfy.ldm.wan.model as wan
+from comfy.ldm.lightricks.model import CrossAttention
+from comfy.ldm.minimax.model import FinalLayer
+from comfy.ldm.modules.attention import optimized_attention
+
+WAN = "wan, image"
+"""With attention to a picture beside that to the text."""
+
+
+@pytest.fixture(scope="module")
+def case() -> Callable[[str], Case]:
+    @functools.cache
+    def get(name: str) -> Case:
+        with torch.no_grad():
+            return CASES[name]()
+
+    return get
+
+
+def attends_with(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+    """A stand-in for a Wan that gives each call of attention an argument, as ComfyUI 0.31 does."""
+    monkeypatch.setattr(wan, "optimized_attention", functools.partial(wan.optimized_attention, **given))
+
+
+def on_ranks(case: Case, **degrees: int) -> list[list[Tensor]]:
+    plan = plan_for(case, **degrees)
+
+    def on_rank(_: int) -> list[Tensor]:
+        rank = Rank(case, plan)
+        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
+
+    return run_ranks(plan.world_size, on_rank)
+
+
+@pytest.mark.parametrize("given", [{"low_precision_attention": False}, {"low_precision_attention": True}])
+def test_an_argument_of_attention_that_changes_nothing_is_taken(
+    given: dict[str, Any], case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = case(WAN)
+    with torch.no_grad():
+        expected = found.stock()
+    attends_with(monkeypatch, **given)
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    assert worst(on_ranks(found, ulysses=2, pipefusion=2, patches=2), expected) <= TOLERANCE
+
+
+def test_a_scale_of_attention_is_honoured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = case(WAN)
+    with torch.no_grad():
+        plain = found.stock()
+        attends_with(monkeypatch, scale=0.02)
+        expected = found.stock()
+    assert worst([[plain]], expected) > 1e-3
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    for degrees in ({"ring": 2}, {"ulysses": 2, "patches": 2}):
+        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+
+
+def test_an_unknown_argument_of_attention_is_for_comfyuis_own_kernel_alone(
+    case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank hands it on; where keys are spread it is refused."""
+    found = case(WAN)
+    with torch.no_grad():
+        expected = found.stock()
+    attends_with(monkeypatch, tone=3)
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    rank = Rank(found, plan_for(found, patches=2))
+    with pytest.raises(Refused, match="the model's attention is given tone, which this pack does not know"):
+        rank.run()
+
+
+def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = case(WAN)
+    attends_with(monkeypatch, low_precision_attention=False, scale=0.02)
+    with torch.no_grad():
+        expected = found.stock()
+    torch._dynamo.reset()
+    rank = Rank(found, plan_for(found, patches=2))
+    rank.hold(Replicated(), CompiledBlocks("aot_eager"))
+    out = rank.run()
+    assert rank.forward.uncompiled() == () and out is not None
+    assert worst([[out]], expected) <= TOLERANCE
+    torch._dynamo.reset()
+
+
+class Newer(nn.Module):
+    """A stand-in for a block of a ComfyUI that gives attention what this pack has not heard of."""
+
+    def forward(self, x: Tensor, tone: float) -> Tensor:
+        x = optimized_attention(x, x, x, 1, low_precision_attention=False, scale=tone, hue=tone)
+        return optimized_attention(x, x, x, heads=1, hue=None, low_precision_attention="never")
+
+
+class Half(Newer):
+    """One that gives it in one of two calls."""
+
+    def forward(self, x: Tensor, tone: float) -> Tensor:
+        return optimized_attention(optimized_attention(x, x, x, 1, hue=3), x, x, 1)
+
+
+def test_what_a_class_gives_attention_is_seen_in_its_source() -> None:
+    """Where each call is given it, and some are for our kernels."""
+    assert unknown_arguments(nn.Sequential(Newer()), [Spread(("x",)), Local()]) == ["hue"]
+    assert unknown_arguments(Newer(), [Local(), Local()]) == []
+    assert unknown_arguments(Half(), [Spread(("x",)), Local()]) == []
+
+
+class ReadsItsHeads(FinalLayer):  # type: ignore[misc]
+    """A stand-in for MiniMax-H3's of ComfyUI 0.35, which looks at its heads before it calls them and is told the sigmas."""
+
+    def forward(
+        self,
+        x: Any,
+        t_emb: Any,
+        video: Any,
+        audio: Any,
+        sigma: Any = None,
+        sample_sigmas: Any = None,
+        shifts: Any = None,
+    ) -> Any:
+        assert self.video_out.weight.shape[0] // self.video_out.out_features == 1
+        return super().forward(x, t_emb, video, audio)
+
+
+class ComputesItsHeads(ReadsItsHeads):
+    """And for one that multiplies by a part of its heads' weights itself; with a row of modulation for each token."""
+
+    def forward(
+        self,
+        x: Any,
+        t_emb: Any,
+        video: Any,
+        audio: Any,
+        sigma: Any = None,
+        sample_sigmas: Any = None,
+        shifts: Any = None,
+    ) -> Any:
+        shift, scale = self.adaln_proj(t_emb)
+        found = []
+        for (start, stop, _), head in ((video, self.video_out), (audio, self.audio_out)):
+            rows = torch.arange(stop - start) % len(t_emb)
+            tokens = self.norm(x[start:stop]) * (1.0 + scale[rows]) + shift[rows]
+            found.append(nn.functional.linear(tokens, head.weight[: head.out_features], head.bias))
+        return tuple(found)
+
+
+SOUND_SPLITS = ({"ring": 3}, {"pipefusion": 3, "ulysses": 2, "patches": 1})
+
+
+@pytest.mark.parametrize("kind", [ReadsItsHeads, ComputesItsHeads])
+def test_a_head_is_asked_for_more_than_its_output(kind: type, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = case("minimax-h3")
+    monkeypatch.setattr(found.model.final_layer, "__class__", kind)
+    with torch.no_grad():
+        expected = found.stock()
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    for degrees in SOUND_SPLITS:
+        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+    assert found.declaration.sigmas(found.model)
+
+
+def test_a_row_of_modulation_for_each_token(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for MiniMax-H3 with a noise mask of ComfyUI 0.34, whose video has a row for each token."""
+    found = case("minimax-h3")
+    written = "mod_segments.append((a, b, row_base + seg_tag[kind]))"
+    by_token = "mod_segments.append((a, b, row_base + seg_tag[kind] if kind == 'text' else torch.arange(b - a) % 6))"
+    source = textwrap.dedent(inspect.getsource(minimax.MiniMaxH3Model._forward))
+    assert source.count(written) == 1
+    with torch.no_grad():
+        plain = found.stock()
+        here = dict(vars(minimax))
+        exec(source.replace(written, by_token), here)
+        monkeypatch.setattr(minimax.MiniMaxH3Model, "_forward", here["_forward"])
+        expected = found.stock()
+    assert worst([[plain]], expected) > 1e-3
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    for degrees in SOUND_SPLITS:
+        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+
+
+class Guided(CrossAttention):  # type: ignore[misc]
+    """A stand-in for LTX-2's of ComfyUI 0.33, whose guidance has attention of tokens to themselves give their values."""
+
+    def forward(self, x: Any, context: Any = None, *args: Any, transformer_options: Any = None, **others: Any) -> Any:
+        if context is None and (transformer_options or {}).get("stg_skip_self_attn", False):
+            return self.to_out(self.to_v(x))
+        return super().forward(x, context, *args, transformer_options=transformer_options, **others)
+
+
+@pytest.mark.parametrize("option", ["stg_skip_self_attn", "run_ax", "v2a_cross_attn"])
+def test_attentions_that_an_option_turns_off(option: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = case("ltx-2")
+    for block in plain.model.transformer_blocks:
+        monkeypatch.setattr(block.attn1, "__class__", Guided)
+        monkeypatch.setattr(block.audio_attn1, "__class__", Guided)
+    found = replace(plain, options={option: option == "stg_skip_self_attn"})
+    with torch.no_grad():
+        expected = found.stock()
+        assert worst([[plain.stock()]], expected) > 1e-3
+    assert torch.equal(on_ranks(found)[0][0], expected)
+    for degrees in SOUND_SPLITS:
+        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
