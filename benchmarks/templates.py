@@ -150,7 +150,8 @@ def newer(version: str, rows: Sequence[Row], text: str) -> str:
     head = f"""
 {NEWER}{version}
 
-Its {len(rows)} templates come out as above, but for these, which are new or come out otherwise; {gone} of those above are no longer there.
+Its {len(rows)} templates come out as above, but for these, which are new or come out otherwise; {gone} of those above are no
+longer there.
 
 | template | classes | outcome | why |
 |---|---|---|---|"""

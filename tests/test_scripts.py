@@ -62,9 +62,13 @@ def test_a_part_of_a_run_is_not_recorded() -> None:
 
 def test_without_a_network_a_run_says_what_it_lacks(tmp_path: Path) -> None:
     other = comfyui(tmp_path / "ComfyUI")
-    code, lines = script("test.sh", "--comfyui", str(other), COMFYUI_PARALLEL_CACHE=str(tmp_path / "cache"), **NO_NETWORK)
+    code, lines = script(
+        "test.sh", "--comfyui", str(other), COMFYUI_PARALLEL_CACHE=str(tmp_path / "cache"), **NO_NETWORK
+    )
     assert code == 1
-    assert re.match(rf"test\.sh: the environment with torch==\S+ for {re.escape(str(other))} could not be installed", lines[-1])
+    assert re.match(
+        rf"test\.sh: the environment with torch==\S+ for {re.escape(str(other))} could not be installed", lines[-1]
+    )
 
 
 def test_without_a_network_a_newer_torch_is_left_out_and_said(tmp_path: Path) -> None:
@@ -93,7 +97,10 @@ def workflow(name: str) -> dict[Any, Any]:
 
 @pytest.mark.parametrize(
     ("name", "when", "called"),
-    [("quick.yml", {"push"}, "scripts/test.sh"), ("newest.yml", {"schedule", "workflow_dispatch"}, "scripts/newest.sh")],
+    [
+        ("quick.yml", {"push"}, "scripts/test.sh"),
+        ("newest.yml", {"schedule", "workflow_dispatch"}, "scripts/newest.sh"),
+    ],
 )
 def test_a_workflow_calls_a_script_and_nothing_else(name: str, when: set[str], called: str) -> None:
     found = workflow(name)
@@ -121,7 +128,12 @@ PAGE = f"before\n{tested.BEGIN}{tested.END}after\n"
 
 def test_a_run_takes_the_place_of_an_older_one_of_the_same() -> None:
     page = PAGE
-    for each in (row(comfyui="0.33.0", day="1"), row(torch="2.9.0"), row(), row(comfyui="0.33.0", day="2", result="all")):
+    for each in (
+        row(comfyui="0.33.0", day="1"),
+        row(torch="2.9.0"),
+        row(),
+        row(comfyui="0.33.0", day="2", result="all"),
+    ):
         page = tested.written(page, each)
     assert page.startswith("before\n") and page.endswith("after\n")
     assert tested.rows_of(page) == [row(torch="2.9.0"), row(), row(comfyui="0.33.0", day="2", result="all")]

@@ -37,6 +37,7 @@ from tests.models.test_conformance import ROW as CLASS
 
 PAGE = REPO / "docs" / "templates.md"
 
+
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, dict[str, Node]]:
     """Those of ComfyUI's templates that load a model."""
@@ -54,7 +55,9 @@ def test_every_file_is_of_a_class_of_comfyuis(graphs: dict[str, dict[str, Node]]
     comfy_on_path()
     from comfy.supported_models import models
 
-    newer_classes = {kind for kind, said, _ in CLASS.findall(MODELS.read_text(encoding="utf-8")) if NEWER_CLASS.search(said)}
+    newer_classes = {
+        kind for kind, said, _ in CLASS.findall(MODELS.read_text(encoding="utf-8")) if NEWER_CLASS.search(said)
+    }
     known = {model.__name__ for model in models}
     assert {model.partition(" ")[0] for model in CLASSES.values()} | set(OTHERS) <= known | newer_classes
     tell_new("files of models in its templates", {file for graph in graphs.values() for file in of_no_class(graph)})

@@ -21,8 +21,8 @@ SLOW_LINK = 5e9
 
 
 TORCHAUDIO = (
-    "ComfyUI 0.30 to 0.33 do not start so: update ComfyUI, or install torch 2.11.0 with torchaudio 2.11.0, the last torchaudio, which is "
-    "built for CUDA 13.0."
+    "ComfyUI 0.30 to 0.33 do not start so: update ComfyUI, or install torch 2.11.0 with torchaudio 2.11.0, the last torchaudio, "
+    "which is built for CUDA 13.0."
 )
 DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
 

@@ -1,8 +1,8 @@
 """Every kind of node that takes part in sampling, on a parallel MODEL against the stock loader's: equal, or refused by name.
 
 ComfyUI itself tells which nodes there are, so a new one shows up here. The page lists those of one ComfyUI in full, and of newer
-ones those that were tried (`test_newer_nodes` has the ones that FLUX.1 does not read). What a still newer ComfyUI has is tried too,
-and told with what became of it; one whose inputs its description does not tell is told as not tried.
+ones those that were tried (`test_newer_nodes` has the ones that FLUX.1 does not read). What a still newer ComfyUI has is tried
+too, and told with what became of it; one whose inputs its description does not tell is told as not tried.
 """
 
 from __future__ import annotations
@@ -229,7 +229,9 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
     if is_listed():
         assert set(was) == set().union(*page.values()) - {*ELSEWHERE, *MADE_FOR}
     tell_new("nodes", {f"{name} ({how})" for name, how in was.items() if name not in said})
-    tell_new("nodes that were not tried", {f"{name} ({why})" for name, why in unknown.items() if name not in newer_nodes()})
+    tell_new(
+        "nodes that were not tried", {f"{name} ({why})" for name, why in unknown.items() if name not in newer_nodes()}
+    )
 
 
 def test_the_page_counts_its_lists() -> None:

@@ -1,6 +1,6 @@
-"""Nodes that only newer ComfyUIs have, each on a model that reads what it sets: equal to ComfyUI, or refused by name, as the page says.
+"""Nodes that only newer ComfyUIs have, each on a model that reads what it sets: equal to ComfyUI's, or refused by name.
 
-Of videos with sound both latents are compared.
+Which of them, the page says. Of videos with sound both latents are compared.
 """
 
 from __future__ import annotations
