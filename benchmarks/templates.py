@@ -151,7 +151,7 @@ def newer(version: str, rows: Sequence[Row], text: str) -> str:
 {NEWER}{version}
 
 Its {len(rows)} templates come out as above, but for these, which are new or come out otherwise; {gone} of those above are no
-longer there.
+longer there. A class's files have the sizes that its models have above: LTX-2.5's those of LTX-2.
 
 | template | classes | outcome | why |
 |---|---|---|---|"""
