@@ -72,8 +72,8 @@ LIMITS = {
 }
 """Kernels of a step of two blocks of each kind, of a block of each kind, collectives and bytes sent; of the steady state.
 
-Streamed weights are sent too: from the host. With another ComfyUI the kernels of one rank are what its own forward starts, and only
-what a split adds to them is limited.
+Streamed weights are sent too: from the host. With another ComfyUI the kernels of one rank are what its own forward starts, and
+only what a split adds to them is limited.
 """
 
 IN_BLOCKS = {
