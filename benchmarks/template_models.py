@@ -35,6 +35,7 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         r"wan2\.1_14b_scail_2.*": "WAN21_SCAIL2",
         r"wan2\.2_dancer.*": "WAN22_WanDancer",
         r"wan2\.2_s2v.*": "WAN22_S2V",
+        r"wan_animate_2.*": "WAN_Animate2",
         r"wan2\.2_animate.*": "WAN22_Animate",
         r"humo.*": "WAN21_HuMo",
         r"causal_forcing.*": "WAN21_CausalAR_T2V",
@@ -45,6 +46,7 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         r"ltx-video.*": "LTXV",
         r"ltx-2.*": "LTXAV",
         r"minimax_h3.*": "MiniMaxH3",
+        r"minimax_music3.*": "MiniMaxMusic3",
         r"hunyuanvideo1\.5_1080p_sr.*": "HunyuanVideo15_SR_Distilled",
         r"(hunyuanvideo1\.5|capybara).*": "HunyuanVideo15",
         r"hunyuan_video_t2v.*": "HunyuanVideo",
@@ -224,6 +226,7 @@ OTHERS: Mapping[str, str] = MappingProxyType(
     {
         "ACEStep": "sound",
         "ACEStep15": "sound",
+        "MiniMaxMusic3": "sound",
         "StableAudio": "sound",
         "StableAudio3": "sound",
         "Hunyuan3Dv2": "3D",

@@ -1,6 +1,7 @@
 """How many of ComfyUI's own workflow templates run with the loader swapped, and why the others do not.
 
     COMFYUI_PATH=... python -m benchmarks.templates > docs/templates.md
+    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/templates.md    # with a newer ComfyUI: what differs
 
 A template counts by the models that it loads; which class a file is stands in `template_models`. Each is then run as far as the
 workers (`template_runs`). Takes some minutes on two cores; needs no GPU, no network and none of the files.
@@ -22,6 +23,7 @@ from benchmarks.template_graphs import LOADERS, Node, read, template_files
 from benchmarks.template_models import OTHERS, SIZES, class_of, file_of
 from parallel_backend.models.declared import DECLARATIONS
 from scripts.comfyui import REPO
+from scripts.tested import comfyui_name
 
 if TYPE_CHECKING:
     from benchmarks.template_runs import Verdict  # which imports ComfyUI
@@ -30,6 +32,10 @@ STOCK = "UNETLoader"
 """Load Diffusion Model, whose templates the aim is counted in."""
 
 ROW = re.compile(r"^\| `(\w+)` \| .+ \| (.+) \|$", re.MULTILINE)
+TEMPLATE = re.compile(r"^\| (\S+) \| (`.+`) \| (.+) \| (.*) \|$", re.MULTILINE)
+NEWER = "## With ComfyUI "
+"""How the page's part about a newer ComfyUI begins."""
+
 RUNS, NOTED, REFUSED, OTHER = "runs", "runs, with a note", "refused", "not a picture or video transformer"
 OUTCOMES = (RUNS, NOTED, REFUSED, OTHER)
 
@@ -127,10 +133,29 @@ def page(rows: Sequence[Row]) -> str:
         else ""
     )
     lines = [HEAD, *totals(split, rows), "", BODY, also, "| template | classes | outcome | why |", "|---|---|---|---|"]
-    for row in rows:
-        kinds = ", ".join(f"`{kind}`" for kind in row.models)
-        lines.append(f"| {row.name} | {kinds} | {row.outcome} | {row.why.replace('|', '/')} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(line, rows)])
+
+
+def line(row: Row) -> str:
+    """A template's line in a table."""
+    kinds = ", ".join(f"`{kind}`" for kind in row.models)
+    return f"| {row.name} | {kinds} | {row.outcome} | {row.why.replace('|', '/')} |"
+
+
+def newer(version: str, rows: Sequence[Row], text: str) -> str:
+    """What the census of a newer ComfyUI has otherwise than the page, as a part of the page."""
+    listed = {found[1]: found[0] for found in TEMPLATE.finditer(text)}
+    lines = [line(row) for row in rows if line(row) != listed.get(row.name)]
+    gone = len(set(listed) - {row.name for row in rows})
+    head = f"""
+{NEWER}{version}
+
+Its {len(rows)} templates come out as above, but for these, which are new or come out otherwise; {gone} of those above are no
+longer there. A class's files have the sizes that its models have above: LTX-2.5's those of LTX-2.
+
+| template | classes | outcome | why |
+|---|---|---|---|"""
+    return "\n".join([head, *lines])
 
 
 def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
@@ -173,9 +198,12 @@ gaps between their tokens, and is refused: with two such files 170 of the 178 ru
 
 def main() -> None:
     """Print the page; of the templates that are named, if any are."""
-    names = sys.argv[1:]
-    files = [path for path in template_files() if not names or path.stem in names]
-    print(page(census(Path(os.environ["COMFYUI_PATH"]), files)))
+    comfyui, names = Path(os.environ["COMFYUI_PATH"]), sys.argv[1:]
+    if names == ["--newer"]:
+        text = (REPO / "docs" / "templates.md").read_text(encoding="utf-8").partition(NEWER)[0]
+        print(newer(comfyui_name(comfyui), census(comfyui, template_files()), text))
+        return
+    print(page(census(comfyui, [path for path in template_files() if not names or path.stem in names])))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@
 #                    environment. Sets OLDEST_DIFFUSERS to its folder.
 #   setup_chromium   finds or installs Chromium, which the tests of the web extension drive. Sets CHROMIUM.
 #
-# The environment may set PYTHON (a Python 3.10 to 3.12), COMFYUI_PATH (a ComfyUI folder), CHROMIUM (a browser) and
-# COMFYUI_PARALLEL_CACHE (where everything is kept; by default comfyui-parallel in the user's cache folder).
+# The environment may set PYTHON (a Python 3.10 to 3.13), TORCH (its version), COMFYUI_PATH (a ComfyUI folder), CHROMIUM (a
+# browser) and COMFYUI_PARALLEL_CACHE (where everything is kept; by default comfyui-parallel in the user's cache folder).
 
 REPO="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 CACHE="${COMFYUI_PARALLEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/comfyui-parallel}"
 
-PACKAGES=(torch==2.11.0 torchvision==0.26.0 torchaudio==2.11.0 diffusers==0.42.1)
+DIFFUSERS=diffusers==0.42.1
+MATCHING=(torch==2.11.0 torchvision==0.26.0 torchaudio==2.11.0) # the last three that are made for each other
 
 # This source distribution carries the complete, unmodified ComfyUI.
 COMFYUI_VERSION=0.30.0
@@ -81,22 +82,22 @@ setup_chromium() {
 }
 
 find_python() {
-  local probe='import ensurepip, sqlite3, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
+  local probe='import ensurepip, sqlite3, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
   local candidate
-  for candidate in ${PYTHON:+"$PYTHON"} python3.12 python3.11 python3.10 python3; do
+  for candidate in ${PYTHON:+"$PYTHON"} python3.12 python3.11 python3.10 python3.13 python3; do
     if "$candidate" -c "$probe" 2>/dev/null; then
       PYTHON="$candidate"
       return
     fi
-    [[ -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.12 with venv and sqlite3: set it to one."
+    [[ -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.13 with venv and sqlite3: set it to one."
   done
-  fail "no Python 3.10 to 3.12 with venv and sqlite3 was found: install one or set PYTHON to one."
+  fail "no Python 3.10 to 3.13 with venv and sqlite3 was found: install one or set PYTHON to one."
 }
 
 find_comfyui() {
   if [[ -n "${COMFYUI_PATH:-}" ]]; then
     is_comfyui "$COMFYUI_PATH" ||
-      fail "COMFYUI_PATH=$COMFYUI_PATH has no main.py and comfy folder: set it to a ComfyUI folder or unset it."
+      fail "COMFYUI_PATH=$COMFYUI_PATH has no main.py, requirements.txt and comfy folder: set it to a ComfyUI folder or unset it."
     COMFYUI_PATH="$(cd -- "$COMFYUI_PATH" && pwd)"
   elif is_comfyui "$REPO/../.."; then # the pack lies in ComfyUI's custom_nodes
     COMFYUI_PATH="$(cd -- "$REPO/../.." && pwd)"
@@ -106,7 +107,7 @@ find_comfyui() {
   fi
 }
 
-is_comfyui() { [[ -f "$1/main.py" && -d "$1/comfy" ]]; }
+is_comfyui() { [[ -f "$1/main.py" && -d "$1/comfy" && -f "$1/requirements.txt" ]]; }
 
 download_comfyui() {
   is_comfyui "$COMFYUI_PATH" && return
@@ -128,6 +129,9 @@ download_comfyui() {
 # The environment's name changes with what is installed into it.
 find_environment() {
   local key
+  PACKAGES=("${MATCHING[@]}" "$DIFFUSERS")
+  [[ "torch==${TORCH:-}" == "${MATCHING[0]}" || -z "${TORCH:-}" ]] ||
+    PACKAGES=("torch==$TORCH" torchvision torchaudio "$DIFFUSERS")
   key="$({ "$PYTHON" --version && echo "${PACKAGES[@]}" && cat -- "$COMFYUI_PATH/requirements.txt" "$REPO/requirements.txt"; } |
     sha256sum | cut -c 1-12)"
   VENV="$CACHE/environment-$key"
@@ -139,14 +143,26 @@ is_environment() { [[ -f "$VENV/complete" && -x "$VENV_PYTHON" ]]; }
 
 make_environment() {
   is_environment && return
-  say "Installing torch and ComfyUI's and our requirements (about 6 GB, once)"
+  say "Installing ${PACKAGES[0]}, the requirements of $COMFYUI_PATH and ours (about 6 GB, once)"
   rm -rf -- "$VENV"
   {
     "$PYTHON" -m venv "$VENV" &&
       "$VENV_PYTHON" -m pip install --quiet uv &&
       uv_install "${PACKAGES[@]}" -r "$COMFYUI_PATH/requirements.txt" -r "$REPO/requirements.txt" &&
+      empty_torchaudio &&
       touch -- "$VENV/complete"
-  } || fail "the environment could not be installed: check the network and that $CACHE has 6 GB free, then run it again."
+  } || fail "the environment with ${PACKAGES[0]} for $COMFYUI_PATH could not be installed: check the network and that" \
+    "$CACHE has 6 GB free, then run it again."
+}
+
+# The last torchaudio cannot be imported beside a torch for another CUDA, and ComfyUI imports it as it starts: an empty one stands
+# in its place. No test of ours needs what it has.
+empty_torchaudio() {
+  "$VENV_PYTHON" -c 'import torchaudio' 2>/dev/null && return
+  local folder
+  folder="$("$VENV_PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchaudio" &&
+    "$VENV/bin/uv" pip uninstall --quiet --python "$VENV_PYTHON" torchaudio && rm -rf -- "$folder" && mkdir -- "$folder" &&
+    touch -- "$folder/__init__.py" "$folder/functional.py" "$folder/transforms.py"
 }
 
 # Done while the list is the one that was installed from.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from scripts import tested
 from tests.reliability import Ledger
 from tests.side_by_side import Groups, turn
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")
 
+README = Path(__file__).parents[1] / "README.md"
 LEDGER = pytest.StashKey[Ledger]()
 LEFT_OUT = pytest.StashKey[int]()
 """How many tests the quick run leaves out."""
@@ -24,6 +29,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
+    parser.addoption("--record", metavar="RUN", help="write into the README what the run of this name came to")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +57,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(table)
     if left_out := config.stash[LEFT_OUT]:
         terminalreporter.write_line(f"The quick run leaves out {left_out} tests, which --all takes (tests/README.md).")
+    if run := config.getoption("record"):
+        counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
+        row = tested.row(Path(os.environ["COMFYUI_PATH"]), run, counts, datetime.date.today().isoformat())
+        README.write_text(tested.written(README.read_text(encoding="utf-8"), row), encoding="utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)

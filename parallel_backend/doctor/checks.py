@@ -21,6 +21,10 @@ SLOW_LINK = 5e9
 """Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
 
 
+TORCHAUDIO = (
+    "ComfyUI 0.30 to 0.33 do not start so: update ComfyUI, or install torch 2.11.0 with torchaudio 2.11.0, the last torchaudio, "
+    "which is built for CUDA 13.0."
+)
 DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
 
 
@@ -105,6 +109,10 @@ def _packages(facts: Observations) -> Iterator[Finding]:
     built = f" for CUDA {facts.cuda_version}" if facts.cuda_version else " without CUDA"
     text = f"{torch}{built}; {dotted(OLDEST_TORCH)} or newer is supported"
     yield Finding("torch", Status.FAILURE if old else Status.OK, text, _sentence(TORCH_REMEDY) if old else "")
+
+    if facts.torchaudio_error:
+        text = f"{facts.versions.get('torchaudio', '')} cannot be imported: {facts.torchaudio_error}"
+        yield Finding("torchaudio", Status.WARNING, text, TORCHAUDIO)
 
     diffusers = facts.versions.get("diffusers", "")
     good = in_range(diffusers)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -48,7 +50,8 @@ class Observations:
     """A machine.
 
     `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
-    of GPUs that reach each other's memory. `versions` has the installed packages. `allocator` is ComfyUI's setting.
+    of GPUs that reach each other's memory. `versions` has the installed packages; `torchaudio_error` is why one of them cannot be
+    imported. `allocator` is ComfyUI's setting.
     """
 
     gpus: tuple[Gpu, ...]
@@ -63,6 +66,7 @@ class Observations:
     temporary: Space
     open_files: int
     versions: dict[str, str]
+    torchaudio_error: str
     allocator: str
     measured: tuple[Measured, ...]
 
@@ -84,7 +88,8 @@ def look(told: Callable[[str], None] = lambda what: None) -> Observations:
         shared_memory=_space("/dev/shm"),
         temporary=_space(folder()),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        versions=_versions("torch", "diffusers", "flash-attn"),
+        versions=_versions("torch", "torchaudio", "diffusers", "flash-attn"),
+        torchaudio_error=_torchaudio_error(),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), told),
     )
@@ -132,6 +137,17 @@ def _versions(*packages: str) -> dict[str, str]:
         except PackageNotFoundError:
             pass
     return found
+
+
+def _torchaudio_error() -> str:
+    """Its first sentence; empty where all is well, and where torchaudio is not installed, which ComfyUI says itself."""
+    try:
+        import_module("torchaudio")
+    except ModuleNotFoundError:
+        return ""
+    except (ImportError, OSError, RuntimeError) as error:
+        return re.split(r"\.?\s*\n|\.\s|\.$", str(error), maxsplit=1)[0]
+    return ""
 
 
 def _measure(gpus: int, told: Callable[[str], None]) -> tuple[Measured, ...]:

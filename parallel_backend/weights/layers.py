@@ -101,12 +101,15 @@ def use_cast_tables(module: nn.Module) -> None:
 @functools.cache
 def _with_cast_tables(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     """A class each, so that torch.compile takes all modules of one kind for one."""
+    run: Any = (
+        kind.forward
+    )  # read here: from 2.14 on torch.compile does not, where diffusers has it take the class whole
 
-    @functools.wraps(kind.forward)
+    @functools.wraps(run)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.computes_in = hidden_states.dtype
         try:
-            return kind.forward(self, hidden_states, *args, **kwargs)
+            return run(self, hidden_states, *args, **kwargs)
         finally:
             self.computes_in = None
 

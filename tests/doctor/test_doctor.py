@@ -35,12 +35,14 @@ GOOD = Observations(
     shared_memory=Space("/dev/shm", 64 * GIB, 64 * GIB),
     temporary=Space("/tmp", 64 * GIB, 64 * GIB),
     open_files=65536,
-    versions={"torch": "2.11.0+cu130", "diffusers": "0.42.1", "flash-attn": "2.8.3"},
+    versions={"torch": "2.11.0+cu130", "torchaudio": "2.11.0+cu130", "diffusers": "0.42.1", "flash-attn": "2.8.3"},
+    torchaudio_error="",
     allocator="",
     measured=(Measured(("cpu", "cpu"), MEASURED), Measured(PAIR, MEASURED)),
 )
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
+OTHER_CUDA = "Detected that PyTorch and TorchAudio were compiled with different CUDA versions"
 NO_P2P = (
     "Worker 0 of 2 (cuda:0) failed: RuntimeError: CUDA error: peer access is not supported between these two devices"
 )
@@ -62,6 +64,7 @@ FAULTS = [
     ({"open_files": 256}, "open files", Status.WARNING, "ulimit -n"),
     ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
     ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", Status.WARNING, "pip install -r"),
+    ({"torchaudio_error": OTHER_CUDA}, "torchaudio", Status.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
     ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.WARNING, "pip install -r"),
     ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
     (
@@ -152,10 +155,11 @@ def test_faults_of_this_machine_are_found(tmp_path):
     """A small disk, few open files, ComfyUI's allocator, and packages that say they are of other versions."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("namespaces are not permitted here")
-    for package, version in {"diffusers": "0.30.0", "flash_attn": "1.0.9"}.items():
+    for package, version in {"diffusers": "0.30.0", "flash_attn": "1.0.9", "torchaudio": "2.11.0"}.items():
         folder = tmp_path / "packages" / f"{package}-{version}.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    (tmp_path / "packages" / "torchaudio.py").write_text(f"raise RuntimeError('{OTHER_CUDA}. PyTorch has CUDA 13.2.')")
     disk = Path(tempfile.mkdtemp(prefix="disk-"))  # a short path, in which a socket can lie
     command = 'mount -t tmpfs -o size=1m none "$1" && ulimit -n 512 && exec "$2" -m "$3"'
     variables = {
@@ -175,6 +179,7 @@ def test_faults_of_this_machine_are_found(tmp_path):
     said = re.sub(r"\s+", " ", ran.stdout)
     for finding in (
         "warning diffusers 0.30.0; CogVideoX and PixArt need 0.35 to 0.42, other models none -> Run pip install",
+        f"warning torchaudio 2.11.0 cannot be imported: {OTHER_CUDA} -> ComfyUI 0.30 to 0.33 do not start so",
         "warning flash-attn 1.0.9; 2.6 or newer is supported -> The flash-attn package does not fit",
         f"failure temporary folder {disk}: 0.00 GiB free -> The disk with the temporary folder is full",
         "warning open files 512 at most -> The limit of open files is reached",

@@ -1,0 +1,106 @@
+"""Nodes that only newer ComfyUIs have, each on a model that reads what it sets: equal to ComfyUI's, or refused by name.
+
+Which of them, the page says. Of videos with sound both latents are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI, Run
+from tests.comfyuis import only_in_newer
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, save_families, save_latent, spread
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
+from tests.host.test_comfy_sound import shown, sound_graph
+from tests.host.test_every_node import REFUSALS, newer_nodes, refused
+
+SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": {"cfg": 1, "ulysses": 2}, "cfg 2": {"cfg": 2}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "minimax", "ltxav")
+    save_latent(comfyui, "ltxav-sound", 1, 8, 11, 16)
+
+
+def on_the_model(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
+    """A node between LTX-2 and its sampler."""
+    return lambda graph: insert_after_model(graph, kind, start_percent=0.0, end_percent=1.0, **inputs)
+
+
+def by_a_guider(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
+    """The same job by SamplerCustomAdvanced, with a guider."""
+
+    def changed(graph: Graph) -> Graph:
+        given = graph["sampler"]["inputs"]
+        links = {name: given[name] for name in ("model", "positive", "negative")}
+        return graph | {
+            "noise": node("RandomNoise", noise_seed=given["seed"]),
+            "guider": node(kind, **links, **inputs),
+            "select": node("KSamplerSelect", sampler_name=given["sampler_name"]),
+            "sigmas": node("BasicScheduler", model=["model", 0], scheduler=given["scheduler"], steps=2, denoise=1.0),
+            "sampler": node(
+                "SamplerCustomAdvanced",
+                **{name: [name, 0] for name in ("noise", "guider", "sigmas")},
+                sampler=["select", 0],
+                latent_image=given["latent_image"],
+            ),
+        }
+
+    return changed
+
+
+def with_a_guide(graph: Graph) -> Graph:
+    """A picture at a frame in MiniMax-H3's video."""
+    parts = {name: each for name, each in shown("last frame", steps=2).items() if name in ("encoders", "picture")}
+    links = {"positive": ["positive", 0], "latent": ["latent", 0], "vae": ["encoders", 1], "image": ["picture", 0]}
+    sampler = node("KSampler", **graph["sampler"]["inputs"] | {"positive": ["guided", 0]})
+    return graph | parts | {"guided": node("MiniMaxH3AddGuide", **links, frame_idx=5), "sampler": sampler}
+
+
+TRIED: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
+    "LTXVSpatioTemporalGuidance": ("ltxav", on_the_model("LTXVSpatioTemporalGuidance", scale=1.5, blocks="1")),
+    "LTXVModalityGuidance": ("ltxav", on_the_model("LTXVModalityGuidance", modality_scale=3.0)),
+    "LTXVDualCFGGuider": ("ltxav", by_a_guider("LTXVDualCFGGuider", video_cfg=3.0, audio_cfg=2.0)),
+    "MiniMaxH3AddGuide": ("minimax", with_a_guide),
+}
+"""Each with its model, and what puts it into that model's graph."""
+
+
+def both(server: ComfyUI, run: Run) -> tuple[Tensor, Tensor]:
+    run.check()
+    return saved_latent(server, run), saved_latent(server, run, "save sound")
+
+
+@pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("kind", TRIED)
+def test_a_newer_node_on_a_model_that_reads_it(kind: str, plan: dict[str, Any], comfyui: ComfyUI) -> None:
+    only_in_newer(kind, bool(comfyui.object_info(kind)))
+    name, put = TRIED[kind]
+    plain = sound_graph(name, steps=2)
+    graph = put(plain)
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **plan))
+    outcome = newer_nodes()[kind]
+    if refused(kind, run):
+        assert outcome == "refused"
+        return
+    stock, without = both(comfyui, comfyui.queue(graph)), both(comfyui, comfyui.queue(plain))
+    assert max(map(relative_error, without, stock)) > DIFFERENT
+    assert max(map(relative_error, both(comfyui, run), stock)) <= TOLERANCE
+    assert outcome == ("in the loop" if ways(log) == ["loop"] else "one call")
+
+
+def test_a_shift_that_minimax_h3_may_not_take(comfyui: ComfyUI) -> None:
+    """From ComfyUI 0.32 on its own model fails with this node; then so does a parallel one."""
+    graph = insert_after_model(sound_graph("minimax", steps=2), "ModelSamplingSD3", shift=9.0)
+    own, stock = comfyui.queue(spread(graph, strict=False)), comfyui.queue(graph)
+    if stock.error is None:
+        assert max(map(relative_error, both(comfyui, own), both(comfyui, stock))) <= TOLERANCE
+    else:
+        assert own.error is not None
+        assert own.error.exception_type in REFUSALS or own.error.exception_message == stock.error.exception_message
