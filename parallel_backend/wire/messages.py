@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Samplin
 from ..plan import ResolvedPlan
 from ..plan.measure import BlockTimes, Machine
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
