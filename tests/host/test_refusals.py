@@ -321,13 +321,16 @@ def redux(strength):
     text = [[torch.zeros(1, 5, 64), {}]]
     return nodes.StyleModelApply().apply_stylemodel(text, style, None, strength, "attn_bias")[0][0][1]
 
+def refuse_options(options):
+    refuse_transformer_options(options, model.model.diffusion_model.skeleton)
+
 mask = "attention_mask in the conditioning"
 actions = {
     "MultiGPU CFG Split": lambda: model.deepclone_multigpu(new_load_device=torch.device("meta")),
     "Wrapping weights": lambda: model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight),
     "Replacing diffusion_model.img_in": lambda: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
-    "an attention override": lambda: refuse_transformer_options({"optimized_attention_override": lambda *_: None}),
-    "changed positions that are no numbers": lambda: refuse_transformer_options({"rope_options": {"scale_x": torch.ones(2)}}),
+    "an attention override": lambda: refuse_options({"optimized_attention_override": lambda *_: None}),
+    "changed positions that are no numbers": lambda: refuse_options({"rope_options": {"scale_x": torch.ones(2)}}),
     mask: lambda: denoise(model, **redux(0.5)),
     f"{mask} (step by step)": lambda: denoise(stepwise, **redux(0.0)),
     f"{mask} (Parallel Sampler)": lambda: denoise(model.strict(), **redux(0.5)),
