@@ -113,7 +113,7 @@ def test_no_room_for_another_thread(bench):
     with pytest.raises(
         WorkerFailed, match=r"Worker 1 of 2 .* A limit keeps a worker from starting another thread"
     ) as raised:
-        bench.run(bench.job, cpu_plan(ring=2))  # connections have threads of their own
+        bench.run(bench.job, cpu_plan(pipefusion=2))  # connections have threads of their own
     seconds = time.monotonic() - started
     assert AFTERWARDS in str(raised.value)
     bench.assert_recovered(2)
