@@ -61,7 +61,7 @@ def test_a_part_of_a_run_is_not_recorded() -> None:
     assert (code, lines) == (1, ["test.sh: --record is for the quick run and for --all: leave out tests/comm."])
 
 
-@thorough  # the next test has the sentence, from another script
+@thorough
 def test_without_a_network_a_run_says_what_it_lacks(tmp_path: Path) -> None:
     other = comfyui(tmp_path / "ComfyUI")
     code, lines = script(
@@ -73,6 +73,7 @@ def test_without_a_network_a_run_says_what_it_lacks(tmp_path: Path) -> None:
     )
 
 
+@thorough
 def test_without_a_network_a_newer_torch_is_left_out_and_said(tmp_path: Path) -> None:
     given = {"COMFYUI_PATH": str(comfyui(tmp_path / "ComfyUI")), "COMFYUI_PARALLEL_CACHE": str(tmp_path / "cache")}
     code, lines = script("newer_torch.sh", "2.99.1", **given, **NO_NETWORK)

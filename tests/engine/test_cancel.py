@@ -29,7 +29,7 @@ STEPS = 50
 def lopsided(runner: Runner, path: Path, steps: int, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
     """A denoise in which the positive side, one rank, has five times the negative's work."""
     generator = torch.Generator().manual_seed(5)
-    tensors = {"x": torch.randn(1, 16, 24, 24, generator=generator), "sigmas": sigmas(steps)}
+    tensors = {"x": torch.randn(1, 16, 16, 16, generator=generator), "sigmas": sigmas(steps)}
     prompts = []
     for number, length in enumerate((*TEXTS, TEXTS[0])):
         tensors[f"prompt.{number}.context"] = torch.randn(1, length, TEXT_WIDTH, generator=generator)

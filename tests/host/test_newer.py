@@ -34,6 +34,10 @@ STAND_INS: Mapping[str, str] = {
     "comfy/k_diffusion/sampling.py": """
 
 
+pytestmark = thorough
+"""It takes a ComfyUI of its own; what the workers do of this is in `models/test_newer`."""
+
+
 @torch.no_grad()
 def sample_plus_plus(model, x, sigmas, extra_args=None, callback=None, disable=None):
     seen = {}

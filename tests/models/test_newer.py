@@ -17,7 +17,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
-from parallel_backend.weights.holding import Replicated
+from parallel_backend.weights.holding import Holding
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks
@@ -103,7 +103,7 @@ def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monke
         expected = found.stock()
     torch._dynamo.reset()
     rank = Rank(found, plan_for(found, patches=2))
-    rank.hold(Replicated(), CompiledBlocks("aot_eager"))
+    rank.hold(Holding(), CompiledBlocks("aot_eager"))
     out = rank.run()
     assert rank.forward.uncompiled() == () and out is not None
     assert worst([[out]], expected) <= TOLERANCE
