@@ -28,14 +28,14 @@ from tests.host.comfy_graphs import (
 from tests.host.conftest import latents, relative_error, saved_latent
 from tests.host.graphs import insert_after_model, node, queue_logged, ways
 from tests.host.test_families import refused
+from tests.selection import thorough
+
+pytestmark = thorough
+"""It takes a ComfyUI of its own; what the workers do of this is in `models/test_newer`."""
 
 STAND_INS: Mapping[str, str] = {
     # 0.35's cfgpp_ud10_ab: CFG++ without the name, which asks its hook whether there was a negative
     "comfy/k_diffusion/sampling.py": """
-
-
-pytestmark = thorough
-"""It takes a ComfyUI of its own; what the workers do of this is in `models/test_newer`."""
 
 
 @torch.no_grad()
