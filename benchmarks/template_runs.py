@@ -259,8 +259,8 @@ LOOP = "in the workers' loop"
 def _answer_for_the_workers(host: Host) -> None:
     """Have the pack's requests to the workers answered with zeros, and note which they were."""
     remote = importlib.import_module(f"{PACK}.nodes.model.remote_model").RemoteModel
-    reader = importlib.import_module(f"{PACK}.nodes.model.weight_patches").AdapterReader
-    controls = importlib.import_module(f"{PACK}.nodes.model.control")
+    reader = importlib.import_module(f"{PACK}.nodes.model.features.lora").AdapterReader
+    controls = importlib.import_module(f"{PACK}.nodes.model.features.controlnet")
     plan = SimpleNamespace(describe=lambda: "census", pipefusion=1, patches=1, cfg=1, world_size=2)
 
     def sample(self: Any, tensors: Mapping[str, Tensor], *_: Any, **__: Any) -> Any:
@@ -287,7 +287,7 @@ def _answer_for_the_workers(host: Host) -> None:
     remote.plan = lambda *_, **__: plan
     remote.make_room = lambda *_, **__: 0
     remote.sample, remote.forward = sample, forward
-    log = logging.getLogger(f"{PACK}.nodes.model.sampler_wrapper")
+    log = logging.getLogger(f"{PACK}.nodes.model.run.wrapper")
     log.setLevel(logging.INFO)
     log.addHandler(Heard())
     log.propagate = False

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
 from .model.build import WEIGHT_DTYPES, load_model
-from .model_files import choices, fingerprint_of, path_of
+from .model.files import choices, fingerprint_of, path_of
 from .parallel_plan import PlanType
 from .runtime import CATEGORY, backend
 

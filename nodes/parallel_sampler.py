@@ -11,7 +11,7 @@ import nodes as comfy_nodes  # type: ignore[import-not-found]
 
 from ..parallel_backend.errors import Refused
 from .model.patcher import ParallelModelPatcher
-from .model.sampler import runs_in_workers
+from .model.run.sampler import runs_in_workers
 from .runtime import CATEGORY
 
 

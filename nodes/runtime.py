@@ -7,7 +7,7 @@ import functools
 import os
 
 from ..parallel_backend.host import Backend, Deadlines
-from .telling import Telling
+from .progress import Telling
 
 CATEGORY = "Parallel"
 

@@ -13,8 +13,8 @@ from tqdm.auto import trange
 
 from ..parallel_backend.denoise.samplers import SAMPLERS, process_of, start
 from ..parallel_backend.errors import Refused
-from .model.carry import sampling_of
-from .model.given import NotSupported
+from .model.conditioning import NotSupported
+from .model.run.message import sampling_of
 
 
 def register_samplers() -> None:

@@ -22,7 +22,7 @@ FILES = {
                 "test_panel",
                 "test_panel_page",
                 "test_refusals",
-                "test_telling",
+                "test_progress",
                 "test_templates",
                 "test_words",
             ),

@@ -19,12 +19,12 @@ from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.keymap import tensor_sizes
 from ...parallel_backend.weights.packing import expanded_bytes, held_bytes, packed_starts
-from ..shares import Shares
+from ..memory.loaded_models import Shares
+from .features.lora import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
 from .skeletons import SKELETONS
-from .weight_patches import AdapterReader
 
 FAST = "fp8_e4m3fn_fast"
 

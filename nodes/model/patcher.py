@@ -11,11 +11,11 @@ import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_backend.weights.adapters import AdapterSet
-from ..shares import InWorkers
-from .given import STRICT
+from ..memory.loaded_models import InWorkers
+from .conditioning import STRICT
 from .refusals import refuse_weights
 from .remote_model import RemoteModel
-from .sampler_wrapper import run_in_workers
+from .run.wrapper import run_in_workers
 
 KEY = "parallel"
 

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
-from ..shares import Shares
-from .attention_guides import values_of as guides_as_values
-from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
-from .networks import PATCHES, networks_of, refuse_stages
+from ..memory.loaded_models import Shares
+from .conditioning import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
+from .features.attention_guidance import values_of as guides_as_values
+from .features.networks import PATCHES, networks_of, refuse_stages
+from .features.skipped_blocks import OPTION as REPLACED
+from .features.skipped_blocks import check_stages, skipped_in, values_of
+from .features.step_cache import runs_wrappers
 from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
-from .skipped import OPTION as REPLACED
-from .skipped import check_stages, skipped_in, values_of
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
-from .step_cache import runs_wrappers
-from .within import Within
+from .unchanged import Within
 
 
 class DiffusionProxy(nn.Module):

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import SIDES, SIGMAS
-from .given import NUMBERS, is_plain
+from .conditioning import NUMBERS, is_plain
 from .named_options import named_by
 
 TRANSFORMER_OPTIONS = {

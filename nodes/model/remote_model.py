@@ -24,12 +24,12 @@ from ...parallel_backend.plan.cost import Job, needs
 from ...parallel_backend.weights.adapters import AdapterSet
 from ...parallel_backend.weights.packing import Expanded
 from ...parallel_backend.wire.frames import Frame
-from ..room import free_devices, yielding
-from ..shares import device_name
-from ..telling import loading
-from .control import Control, residuals_of
-from .given import Given, by_mask
-from .weight_patches import AdapterReader
+from ..memory.devices import free_devices, yielding
+from ..memory.loaded_models import device_name
+from ..progress import loading
+from .conditioning import Given, by_mask
+from .features.controlnet import Control, residuals_of
+from .features.lora import AdapterReader
 
 OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...parallel_backend.models.diffusers.cogvideox import CogVideoXConfig
 from ...parallel_backend.models.diffusers.pixart import HEADS, PixArtConfig
-from .text import prepared_by_workers
+from .features.text import prepared_by_workers
 
 META = torch.device("meta")
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import AdapterSet
-from .control import Control
-from .given import Given
+from .conditioning import Given
+from .features.controlnet import Control
+from .own_code import changed_model
 from .remote_model import RemoteModel
-from .stock import changed_model
 
 KEY = "parallel_step_by_step"
 

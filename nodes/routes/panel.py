@@ -17,7 +17,7 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.host.comparison import Comparison
 from ...parallel_backend.host.device_memory import DeviceMemory, device_memory
 from ...parallel_backend.host.status import BackendStatus
-from ..room import free_devices
+from ..memory.devices import free_devices
 from .doctor import DoctorRoute, DoctorStatus
 from .guard import Handler, guarded
 

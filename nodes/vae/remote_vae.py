@@ -16,10 +16,10 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory.rank_memory import available_on_host
+from ..memory.devices import free_devices
+from ..memory.loaded_models import device_name
 from ..model.remote_model import interruption
-from ..room import free_devices
-from ..shares import device_name
-from ..telling import loading
+from ..progress import loading
 
 GIGABYTE = 10**9
 

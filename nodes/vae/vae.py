@@ -23,9 +23,9 @@ from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.digest import file_digest
+from ..memory.loaded_models import Home, Shares
 from ..model.remote_model import dtype_name
 from ..runtime import telling
-from ..shares import Home, Shares
 from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]

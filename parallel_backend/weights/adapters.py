@@ -48,7 +48,7 @@ Recipe = dict[str, list[Adapter]]
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/networks.py`).
+    """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/features/networks.py`).
 
     `weights` maps its parameters, and `inputs` what it is given (a picture, a mask, speech), to the ids of their values;
     `values` are its settings.

@@ -15,7 +15,7 @@ import torch
 
 from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
 from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
-from parallel_backend.models.comfyui.text import ASKED, MARK
+from parallel_backend.models.comfyui.features.text import ASKED, MARK
 
 FLOW = FlowSettings(1.0, 0.999, 1.0)
 

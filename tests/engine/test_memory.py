@@ -183,7 +183,7 @@ def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_
     comfy_on_path()
     import comfy.model_management as management
 
-    shares = nodes_module("shares", monkeypatch)
+    shares = nodes_module("memory.loaded_models", monkeypatch)
     job, names = small(models), ("cpu:0", "cpu:1")
     here, there = map(torch.device, names)
     weights = Weights(run.backend, spec_of("comfyui", job.path), names)

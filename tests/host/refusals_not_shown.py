@@ -102,7 +102,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "another check comes before it": {
         "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),
-        "parallel_backend/models/comfyui/marks.py": ("… has … in a layout that is not supported:",),
+        "parallel_backend/models/comfyui/quantisation.py": ("… has … in a layout that is not supported:",),
         "parallel_backend/models/diffusers/cogvideox.py": ("the image's latent has the shape … and",),
         "parallel_backend/weights/packing.py": ("… holds … as …, which is supported for",),
         "parallel_backend/wire/frames.py": (

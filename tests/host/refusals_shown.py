@@ -56,11 +56,11 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… cannot be done with a parallel MODEL:",
             "… cannot be applied to a parallel MODEL:",
         ),
-        "nodes/model/weight_patches.py": ("… cannot be applied to a parallel MODEL:",),
+        "nodes/model/features/lora.py": ("… cannot be applied to a parallel MODEL:",),
         "nodes/parallel_sampler.py": ("Parallel Sampler takes a MODEL from",),
     },
     "other packs": {
-        "nodes/model/carry.py": ("MultiGPU CFG Split cannot be used with",),
+        "nodes/model/run/message.py": ("MultiGPU CFG Split cannot be used with",),
         "nodes/model/patcher.py": (
             "Applying LoRA hooks",
             "Reading the weights",
@@ -68,15 +68,15 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Wrapping weights",
         ),
         "nodes/model/proxy.py": ("Changing diffusion_model.…",),
-        "nodes/model/sampler_wrapper.py": ("Replacing the diffusion model",),
-        "nodes/model/sigmas.py": ("the … is …, of which no picture comes:",),
-        "nodes/model/weight_patches.py": (
+        "nodes/model/run/wrapper.py": ("Replacing the diffusion model",),
+        "nodes/model/run/sigmas.py": ("the … is …, of which no picture comes:",),
+        "nodes/model/features/lora.py": (
             "a patch of the type …",
             "the function … on …",
             "a change of …",
             "DoRA on an OFT adapter",
         ),
-        "nodes/model/within.py": (
+        "nodes/model/unchanged.py": (
             "Reading or changing the weights",
             "Changing … (…)",
             "Changing …",
@@ -125,11 +125,11 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "in the middle": {
-        "nodes/model/attention_guides.py": ("… compares both prompts in every",),
-        "nodes/model/control.py": ("the ControlNet gives tensors of … and",),
-        "nodes/model/sampler_wrapper.py": ("Parallel Sampler does not support …:",),
-        "nodes/model/skipped.py": ("the guidance leaves out … of the",),
-        "nodes/model/sigmas.py": (
+        "nodes/model/features/attention_guidance.py": ("… compares both prompts in every",),
+        "nodes/model/features/controlnet.py": ("the ControlNet gives tensors of … and",),
+        "nodes/model/run/wrapper.py": ("Parallel Sampler does not support …:",),
+        "nodes/model/features/skipped_blocks.py": ("the guidance leaves out … of the",),
+        "nodes/model/run/sigmas.py": (
             "the guidance is …, which overflows in …:",
             "sigma … of … is …: look at the node",
             "the sigmas end at …, where this model's",
@@ -138,15 +138,15 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "marked": {
         "parallel_backend/models/comfyui/diffusers_names.py": ("… holds … under diffusers' names, where",),
-        "parallel_backend/models/comfyui/marks.py": ("… has damaged marks of quantisation",),
-        "parallel_backend/models/comfyui/quantised.py": (
+        "parallel_backend/models/comfyui/quantisation.py": ("… has damaged marks of quantisation",),
+        "parallel_backend/models/comfyui/quantised_layers.py": (
             "… holds ….weight as …, which this ComfyUI",
             "… holds … quantised, which is supported",
             "… holds ….weight as … in a way that",
         ),
     },
     "loras": {
-        "nodes/model/weight_patches.py": (
+        "nodes/model/features/lora.py": (
             "an adapter of the type …",
             "a LoRA that enlarges a weight (FLUX.1",
             "a Tucker-decomposed adapter, which is",
@@ -196,7 +196,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/vae/autoencoder.py": ("… lacks the tensor …: choose a complete",),
     },
     "stored": {
-        "nodes/model_files.py": ("… is in none of ComfyUI's model folders:",),
+        "nodes/model/files.py": ("… is in none of ComfyUI's model folders:",),
         "parallel_backend/weights/checkpoint.py": ("… cannot be read (…): check the disk",),
         "parallel_backend/weights/diffusers_folder.py": (
             "… of … names …, which is outside the",
@@ -247,9 +247,9 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "videos and pictures": {
-        "nodes/model/control.py": ("the ControlNet changes … blocks, which",),
+        "nodes/model/features/controlnet.py": ("the ControlNet changes … blocks, which",),
         "nodes/model/remote_model.py": ("… in the conditioning cannot be used",),
-        "nodes/model/weight_patches.py": ("an adapter of the type … mixes rows",),
+        "nodes/model/features/lora.py": ("an adapter of the type … mixes rows",),
         "nodes/vae/remote_vae.py": (
             "the latent has the shape … and … takes",
             "… decoded pictures of … x … take … GB",
@@ -309,7 +309,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "networks": {
-        "nodes/model/networks.py": (
+        "nodes/model/features/networks.py": (
             "Anima LLLite takes a picture and the",
             "the model patch is made for a width of",
             "the model patch is given a batch of …",

@@ -245,7 +245,7 @@ def test_comfyuis_models_leave_a_device_when_workers_need_its_room_and_only_then
         for name, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):  # without what they import: a whole ComfyUI
             sys.modules[name] = package = ModuleType(name)
             package.__path__ = [str(path)]
-        free_devices = importlib.import_module("pack.nodes.room").free_devices
+        free_devices = importlib.import_module("pack.nodes.memory.devices").free_devices
         cpu = torch.device("cpu")
         module = torch.nn.Linear(64, 64)
         module.device = cpu

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from parallel_backend.models.comfyui.merging import merging_dtype, rounded
+from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.weights.adapters import Adapter, AdapterSet

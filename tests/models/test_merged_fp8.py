@@ -16,7 +16,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.models import FAMILIES
-from parallel_backend.models.comfyui.merging import merging_dtype, rounded
+from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
 from parallel_backend.weights.checkpoint import read_header
@@ -68,7 +68,7 @@ class Case:
         names = self.family.comfyui_keys(config)
         starts = packed_starts(part, self.family.keys(config), self.dtype, names)
         assert bool(starts) == (dtype not in FP8.values()), "where adapters are applied at each expansion"
-        self.reader = nodes_module("model.weight_patches", patch).AdapterReader(tensor_sizes(names), starts)
+        self.reader = nodes_module("model.features.lora", patch).AdapterReader(tensor_sizes(names), starts)
 
     def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
         """The adapters as ComfyUI records them, and its weights with them."""

@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.models.comfyui.networks import AnimaLLLite, Beside, QwenDiffSynth, ZImageControl, patches_of
+from parallel_backend.models.comfyui.features.networks import (
+    AnimaLLLite,
+    Beside,
+    QwenDiffSynth,
+    ZImageControl,
+    patches_of,
+)
 from tests.models.test_spread import CASES, PLANS, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import SETTINGS, Case
 from tests.ranks import run_ranks

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui import quantised
-from parallel_backend.models.comfyui.fast import FastLinear, multiply_in_fp8
-from parallel_backend.models.comfyui.marks import open_checkpoint
-from parallel_backend.models.comfyui.merging import merging_dtype, rounded
-from parallel_backend.models.comfyui.quantised import quantise_layers
+from parallel_backend.models.comfyui import quantised_layers
+from parallel_backend.models.comfyui.fast_fp8 import FastLinear, multiply_in_fp8
+from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
+from parallel_backend.models.comfyui.quantisation import open_checkpoint
+from parallel_backend.models.comfyui.quantised_layers import quantise_layers
 from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
 from parallel_backend.weights.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.keymap import Piece
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused(file: Callable[[str], Path]) -> None:
 
 def test_a_format_that_this_pack_has_not_heard_of(file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """ComfyUI's loader says what such a layer is: a stand-in, of a format that the pack is made to forget."""
-    monkeypatch.setattr(quantised, "PACKED", "")
+    monkeypatch.setattr(quantised_layers, "PACKED", "")
     path = file("w4a4")
     x = draw(2, 37, COLUMNS, seed=3)
     with torch.inference_mode():

@@ -12,8 +12,8 @@ from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import Prompt
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
+from parallel_backend.models.comfyui.features.text import ASKED, MARK
 from parallel_backend.models.comfyui.model import ComfyModel
-from parallel_backend.models.comfyui.text import ASKED, MARK
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.holding import Holding
 from tests.models.test_declared import described

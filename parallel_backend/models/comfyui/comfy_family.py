@@ -29,7 +29,7 @@ from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes
 from .model import ComfyModel
-from .quantised import pieces_of, quantise_layers
+from .quantised_layers import pieces_of, quantise_layers
 
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...errors import Refused
 from ...weights.checkpoint import Checkpoint
 from .diffusers_names import converted
-from .marks import Opened, open_checkpoint
+from .quantisation import Opened, open_checkpoint
 
 DIFFUSERS_PREFIX = "transformer."
 """Before diffusers' names in a file that was saved with the rest of its pipeline."""

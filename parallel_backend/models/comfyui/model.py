@@ -20,10 +20,10 @@ from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
-from .attention_guides import guided
 from .conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
-from .networks import Beside, patches_of
-from .text import ASKED, Texts
+from .features.attention_guidance import guided
+from .features.networks import Beside, patches_of
+from .features.text import ASKED, Texts
 from .timestep_numbers import TimestepNumbers
 
 if TYPE_CHECKING:

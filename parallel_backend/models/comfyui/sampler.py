@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...diffusion import FlowSettings, Sampling, StockSampler
-from .guides import guide_function
+from .features.guidance import guide_function
 from .importing import import_comfyui
 
 Ask = Callable[[Tensor, Tensor, int], tuple[Tensor, Sequence[Tensor]]]

@@ -11,8 +11,8 @@ from torch import nn
 
 from ...diffusion import ModelSpec
 from ...models import FAMILIES
-from ...models.comfyui.fast import multiply_in_fp8
-from ...models.comfyui.merging import merging_dtype, rounded
+from ...models.comfyui.fast_fp8 import multiply_in_fp8
+from ...models.comfyui.features.lora import merging_dtype, rounded
 from ...models.comfyui.model import ComfyModel
 from ...models.family import Model, Stage
 from ...plan import ResolvedPlan

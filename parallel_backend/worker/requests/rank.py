@@ -16,8 +16,8 @@ from ...comm.communicator import Communicator
 from ...comm.meter import Meter
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
+from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
-from ...models.comfyui.networks import Networks
 from ...models.family import Forward as ModelForward
 from ...models.family import Model, Stage
 from ...models.spread.attend import attends_alone, attention_refused

@@ -22,7 +22,7 @@ from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
-from ...models.comfyui.guides import guide_function
+from ...models.comfyui.features.guidance import guide_function
 from ...models.comfyui.sampler import SamplerFunction
 from ...models.family import Forward as ModelForward
 from ...models.family import Model

@@ -13,13 +13,13 @@ from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
 from ...models.comfyui.conditioning import GUIDED, OPTIONS, in_dict
+from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
 from ...wire.messages import Done, Forward
 from ..memory.stage_part import stages
 from .rank import Rank
-from .residuals import distribute, shares
 
 
 def single_forward(

@@ -19,13 +19,13 @@ import comfy.model_base
 import comfy.samplers
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-from .compiled import KEY as COMPILED
-from .compiled import OPTION as COMPILE_OPTION
-from .compiled import compiles
-from .guides import OPTION as GUIDES
-from .guides import guides_of
-from .step_cache import KEY as STEP_CACHE
-from .step_cache import known_wrappers
+from .features.compile import KEY as COMPILED
+from .features.compile import OPTION as COMPILE_OPTION
+from .features.compile import compiles
+from .features.guidance import OPTION as GUIDES
+from .features.guidance import guides_of
+from .features.step_cache import KEY as STEP_CACHE
+from .features.step_cache import known_wrappers
 
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(

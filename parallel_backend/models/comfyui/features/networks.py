@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...weights.adapters import AdapterSet, Network
-from ..spread.arguments import positions_of
-from ..spread.call import Call
-from ..spread.declaration import Pictured
-from ..spread.placement import Placement
-from ..spread.stream import HERE, Stream
-from .importing import import_comfyui
+from ....weights.adapters import AdapterSet, Network
+from ...spread.arguments import positions_of
+from ...spread.call import Call
+from ...spread.declaration import Pictured
+from ...spread.placement import Placement
+from ...spread.stream import HERE, Stream
+from ..importing import import_comfyui
 
 Patches = dict[str, list[Callable[..., Any]]]
 """As ComfyUI's models look for them in transformer_options, by the place where they are called."""

@@ -3,7 +3,7 @@
 1. From the prompt to the first text on the sampler node: when workers have to be started, and when they run.
 2. What a step costs more because it is told: the time in the thread that samples, with ComfyUI's server and its loop.
 
-Run from the repository root: COMFYUI_PATH=... python -m benchmarks.telling
+Run from the repository root: COMFYUI_PATH=... python -m benchmarks.progress
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ root = sys.argv[1]
 spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
-from pack.nodes.telling import Telling
+from pack.nodes.progress import Telling
 loop = asyncio.new_event_loop()
 asyncio.set_event_loop(loop)
 prompt_server = server.PromptServer(loop)

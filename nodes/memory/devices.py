@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import comfy.model_management
 import torch
 
-from ..parallel_backend.diffusion import ModelSpec
-from ..parallel_backend.host import Backend
-from ..parallel_backend.plan.profiles import CONTEXT_BYTES
-from .shares import Share
+from ...parallel_backend.diffusion import ModelSpec
+from ...parallel_backend.host import Backend
+from ...parallel_backend.plan.profiles import CONTEXT_BYTES
+from .loaded_models import Share
 
 
 def yielding(device: str) -> int:

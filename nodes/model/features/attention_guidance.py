@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ...parallel_backend.diffusion import GuideFunction, Value
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.conditioning import GUIDED, OPTIONS, SIDES, flatten
-from ...parallel_backend.plan import ParallelPlan
-from .guides import known_function
+from ....parallel_backend.diffusion import GuideFunction, Value
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.conditioning import GUIDED, OPTIONS, SIDES, flatten
+from ....parallel_backend.plan import ParallelPlan
+from .guidance import known_function
 
 PLACE = "attn1_output_patch"
 """Where such nodes put their functions among `patches`."""

@@ -11,23 +11,23 @@ from typing import Any
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.host.numbers import check_sampled
-from ..runtime import telling
-from ..telling import Run
-from .attention_guides import attention_guides, name_of, refuse_split
-from .carry import example_of, fields_of, refuse_what_cannot_work
-from .given import STRICT, NotSupported, of_prompt
-from .networks import WHOLE, refuse_stages
-from .proxy import DiffusionProxy
-from .refusals import refuse_weights
-from .remote_model import RemoteModel, dtype_name
-from .sampler_run import SamplerRun
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.host.numbers import check_sampled
+from ...progress import Run
+from ...runtime import telling
+from ..conditioning import STRICT, NotSupported, of_prompt
+from ..features.attention_guidance import attention_guides, name_of, refuse_split
+from ..features.networks import WHOLE, refuse_stages
+from ..features.step_cache import tell_skipped
+from ..own_code import not_supported
+from ..proxy import DiffusionProxy
+from ..refusals import refuse_weights
+from ..remote_model import RemoteModel, dtype_name
+from ..step_by_step import StepByStep
+from .arguments import SamplerRun
+from .message import example_of, fields_of, refuse_what_cannot_work
 from .sides import two_sided
 from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
-from .step_by_step import StepByStep
-from .step_cache import tell_skipped
-from .stock import not_supported
 
 log = logging.getLogger(__name__)
 

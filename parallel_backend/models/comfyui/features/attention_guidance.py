@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...diffusion import GuideFunction
-from ..spread.forward import Forward
-from .guides import guide_function
+from ....diffusion import GuideFunction
+from ...spread.forward import Forward
+from .guidance import guide_function
 
 PLACE = "attn1_output_patch"
 """Where ComfyUI's models look for them among `patches`."""

@@ -20,8 +20,8 @@ from ...weights.checkpoint import Checkpoint, Entry
 from ...weights.keymap import Piece
 from ...weights.requantised import PARTS, Parts
 from ...weights.storage import PLAIN
-from .marks import settings_of
-from .merging import merging_dtype, seed_of
+from .features.lora import merging_dtype, seed_of
+from .quantisation import settings_of
 
 META = torch.device("meta")
 

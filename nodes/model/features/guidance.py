@@ -11,7 +11,7 @@ from typing import Any
 
 import comfy.samplers
 
-from ...parallel_backend.diffusion import GuideFunction
+from ....parallel_backend.diffusion import GuideFunction
 
 OPTION = "sampler_post_cfg_function"
 """The model option in which nodes put such functions, the first one first."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import comfy.conds
 
-from ...parallel_backend.models.comfyui.text import ASKED, MARK
+from ....parallel_backend.models.comfyui.features.text import ASKED, MARK
 
 
 class PreparedByWorkers:

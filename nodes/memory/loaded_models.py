@@ -14,8 +14,8 @@ import comfy.model_patcher
 import torch
 from torch import nn
 
-from ..parallel_backend.diffusion import ModelSpec
-from ..parallel_backend.host import Backend
+from ...parallel_backend.diffusion import ModelSpec
+from ...parallel_backend.host import Backend
 
 
 class Remote(Protocol):

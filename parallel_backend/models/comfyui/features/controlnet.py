@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...comm.communicator import Communicator
-from ...layout import length
-from ...models.family import Stage
-from ...models.spread.placement import Placement
-from ...plan import ResolvedPlan
-from ...wire.messages import Residuals
+from ....comm.communicator import Communicator
+from ....layout import length
+from ....plan import ResolvedPlan
+from ....wire.messages import Residuals
+from ...family import Stage
+from ...spread.placement import Placement
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import comfy.samplers
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
-from ...parallel_backend.diffusion import CacheSettings
-from .given import NotSupported
+from ....parallel_backend.diffusion import CacheSettings
+from ..conditioning import NotSupported
 
 KEY = "easycache"
 """The transformer option in which both nodes keep their state."""

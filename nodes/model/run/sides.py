@@ -12,11 +12,11 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
-from .given import NotSupported
+from ..conditioning import NotSupported
+from ..features.step_cache import known_wrappers
+from ..own_code import GUIDER_METHODS, own, plain_guider, put_back
+from .arguments import SamplerRun
 from .sampler import asks_both_sides, chosen
-from .sampler_run import SamplerRun
-from .step_cache import known_wrappers
-from .stock import GUIDER_METHODS, own, plain_guider, put_back
 
 KEY = "parallel_sides"
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .own_code import foreign_class, put_back
 from .refusals import refuse_weights
-from .stock import foreign_class, put_back
 
 VIEWS = {"data", "real", "imag", "T", "H", "mT", "mH"}
 """Attributes of a tensor that are its values."""

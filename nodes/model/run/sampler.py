@@ -14,13 +14,13 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
-from ...parallel_backend.denoise import samplers
-from ...parallel_backend.diffusion import GuideFunction, StockSampler, Value
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.sampler import standing_in
-from .given import NotSupported
-from .guides import known_function
-from .stock import own
+from ....parallel_backend.denoise import samplers
+from ....parallel_backend.diffusion import GuideFunction, StockSampler, Value
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.sampler import standing_in
+from ..conditioning import NotSupported
+from ..features.guidance import known_function
+from ..own_code import own
 
 OTHER_SAMPLER = "a sampler that Parallel Sampler offers, such as euler or dpmpp_2m"
 """What to choose for one that the workers do not run."""

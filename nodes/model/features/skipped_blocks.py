@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ...parallel_backend.diffusion import Value
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.conditioning import OPTIONS, SKIPPED, flatten
-from ...parallel_backend.plan import ResolvedPlan
-from .guides import known_function
+from ....parallel_backend.diffusion import Value
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.conditioning import OPTIONS, SKIPPED, flatten
+from ....parallel_backend.plan import ResolvedPlan
+from .guidance import known_function
 
 OPTION = "patches_replace"
 """The option in which nodes put what stands in for parts of the model, by kind and place."""

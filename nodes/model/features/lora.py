@@ -11,10 +11,10 @@ import comfy.weight_adapter as kinds
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.weights.adapters import Adapter, AdapterSet, Recipe, content_id, crosses_layers
-from ...parallel_backend.wire.frames import DTYPES
-from .refusals import WAY_OUT
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.weights.adapters import Adapter, AdapterSet, Recipe, content_id, crosses_layers
+from ....parallel_backend.wire.frames import DTYPES
+from ..refusals import WAY_OUT
 
 PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}

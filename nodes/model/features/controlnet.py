@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.wire.messages import RESIDUAL, Residuals
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.wire.messages import RESIDUAL, Residuals
 
 OTHER = "use a ControlNet that was made for this model."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .importing import import_comfyui
+from ..importing import import_comfyui
 
 PREFIX = "diffusion_model."
 """Before the names of weights where ComfyUI draws random numbers for rounding."""

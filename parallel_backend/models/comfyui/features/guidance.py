@@ -7,8 +7,8 @@ import inspect
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from ...diffusion import GuideFunction
-from .importing import import_comfyui
+from ....diffusion import GuideFunction
+from ..importing import import_comfyui
 
 
 def guide_function(guide: GuideFunction) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...parallel_backend.errors import Refused
+from ....parallel_backend.errors import Refused
 
 STRENGTH = re.compile(r"cfg\d*|(cfg|guidance|neg)_scale|guidance")
 """Where guiders keep by how much they guide: CFGGuider, DualCFGGuider, PerpNegGuider and other packs'."""

@@ -17,15 +17,15 @@ from comfy.ldm.wan.model import WanModel
 from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetAttnMapPatch
 from torch import Tensor, nn
 
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.networks import CROSS_ATTENTION, SELF_ATTENTION
-from ...parallel_backend.plan import ResolvedPlan
-from ...parallel_backend.weights.adapters import Network
-from .attention_guides import PLACE as GUIDES
-from .attention_guides import attention_guides
-from .guides import FOLDER
-from .refusals import WAY_OUT, refuse_transformer_options
-from .stock import foreign
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.features.networks import CROSS_ATTENTION, SELF_ATTENTION
+from ....parallel_backend.plan import ResolvedPlan
+from ....parallel_backend.weights.adapters import Network
+from ..own_code import foreign
+from ..refusals import WAY_OUT, refuse_transformer_options
+from .attention_guidance import PLACE as GUIDES
+from .attention_guidance import attention_guides
+from .guidance import FOLDER
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
 """What ComfyUI's loader finds out of a file for Z-Image."""

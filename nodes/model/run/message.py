@@ -10,20 +10,20 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
-from ...parallel_backend.denoise.samplers import SAMPLERS
-from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
-from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.conditioning import in_dict
-from .compiled import compiler_of
-from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
-from .guides import guides_of
-from .networks import PATCHES
-from .refusals import refuse_prompts, refuse_transformer_options
-from .remote_model import dtype_name
+from ....parallel_backend.denoise.samplers import SAMPLERS
+from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.conditioning import in_dict
+from ..conditioning import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
+from ..features.compile import compiler_of
+from ..features.guidance import guides_of
+from ..features.networks import PATCHES
+from ..features.step_cache import cache_of
+from ..refusals import refuse_prompts, refuse_transformer_options
+from ..remote_model import dtype_name
+from .arguments import SamplerRun
 from .sampler import OTHER_SAMPLER, chosen, stock_sampler
-from .sampler_run import SamplerRun
 from .sides import two_sided
-from .step_cache import cache_of
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 """What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""

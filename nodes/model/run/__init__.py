@@ -1,0 +1,1 @@
+"""One run of a sampler: whether the workers' loop does it, and what they are told of it."""
