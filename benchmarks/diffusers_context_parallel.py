@@ -36,11 +36,11 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.inputs import Inputs
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.patching import Keep
-from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.adapters.merging import Keep
+from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart, stages
 from tests.comfy_oracle import comfy_on_path
 from tests.plans import cpu_plan

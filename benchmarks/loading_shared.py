@@ -20,8 +20,8 @@ from torch import Tensor
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.reading import Neighbours, Want, Watch, read_wanted
-from parallel_backend.weights.rounds import CHUNK_BYTES, Way
+from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
 from tests.loading_costs import field, forget
 from tests.ranks import run_ranks
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.host import Backend
-from parallel_backend.weights.cogvideox_keys import comfy_name
+from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
 from tests.engine.conftest import Runner
 from tests.plans import cpu_plan
 from tests.tiny_cogvideox import schedulers

@@ -32,11 +32,11 @@ from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.cost import Job, needs
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.streamed import Streamed
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.streamed import Streamed
+from parallel_backend.weights.stores.whole import Whole
 from tests.models.test_spread import Rank, plan_for
 from tests.models.tiny_classes import CASES, SETTINGS, Case, _wan
 from tests.plans import cpu_plan

@@ -13,7 +13,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import Refused
-from ..parallel_backend.weights.checkpoint import read_header
+from ..parallel_backend.weights.files.checkpoint import read_header
 from .runtime import CATEGORY
 
 TENSORS = ("pooled_output", "attention_mask")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.models.comfyui.importing import FOLDER
-from parallel_backend.weights.rounds import Way
+from parallel_backend.weights.loading.rounds import Way
 from tests.selection import thorough
 
 ROOT = Path(__file__).parents[1]

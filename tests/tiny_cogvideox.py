@@ -8,7 +8,7 @@ from typing import Any
 
 from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXTransformer3DModel
 
-from parallel_backend.weights.cogvideox_keys import comfy_name
+from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
 from tests.tiny_models import randomise, save_model
 
 TEXT_WIDTH = 32

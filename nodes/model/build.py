@@ -15,10 +15,10 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.plan import ParallelPlan, check
-from ...parallel_backend.weights.checkpoint import read_header
-from ...parallel_backend.weights.digest import file_digest
-from ...parallel_backend.weights.keymap import tensor_sizes
-from ...parallel_backend.weights.packing import expanded_bytes, held_bytes, packed_starts
+from ...parallel_backend.weights.files.checkpoint import read_header
+from ...parallel_backend.weights.files.digest import file_digest
+from ...parallel_backend.weights.files.keymap import tensor_sizes
+from ...parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, packed_starts
 from ..memory.loaded_models import Shares
 from .features.lora import AdapterReader
 from .patcher import ParallelModelPatcher

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-from ...parallel_backend.weights.adapters import AdapterSet
+from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ..memory.loaded_models import InWorkers
 from .conditioning import STRICT
 from .refusals import refuse_weights

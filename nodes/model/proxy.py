@@ -14,7 +14,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
-from ...parallel_backend.weights.adapters import NONE, AdapterSet
+from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from .conditioning import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values

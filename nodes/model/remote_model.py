@@ -21,8 +21,8 @@ from ...parallel_backend.models.comfyui.conditioning import OPTIONS, packed_shap
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.cost import Job, needs
-from ...parallel_backend.weights.adapters import AdapterSet
-from ...parallel_backend.weights.packing import Expanded
+from ...parallel_backend.weights.adapters.lora import AdapterSet
+from ...parallel_backend.weights.layers.packing import Expanded
 from ...parallel_backend.wire.frames import Frame
 from ..memory.devices import free_devices, yielding
 from ..memory.loaded_models import device_name

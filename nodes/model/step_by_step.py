@@ -18,7 +18,7 @@ from comfy.patcher_extension import (
 from torch import Tensor
 
 from ...parallel_backend.plan import ResolvedPlan
-from ...parallel_backend.weights.adapters import AdapterSet
+from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .conditioning import Given
 from .features.controlnet import Control
 from .own_code import changed_model

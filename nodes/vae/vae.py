@@ -21,8 +21,8 @@ from ...parallel_backend.models.comfyui.autoencoder import noise_scale, on_meta,
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
-from ...parallel_backend.weights.checkpoint import Checkpoint, read_header
-from ...parallel_backend.weights.digest import file_digest
+from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
+from ...parallel_backend.weights.files.digest import file_digest
 from ..memory.loaded_models import Home, Shares
 from ..model.remote_model import dtype_name
 from ..runtime import telling

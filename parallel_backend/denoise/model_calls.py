@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
-from ..weights.holding import Holding
+from ..weights.stores.holding import Holding
 from .prompts import Batch, Prompts
 from .samplers import Process
 from .step_cache import StepCache

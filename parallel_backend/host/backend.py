@@ -32,7 +32,7 @@ from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..plan.together import why, worth_together
 from ..vae import AUTOENCODERS
 from ..vae.autoencoder import AutoencoderFamily
-from ..weights.adapters import NONE, AdapterSet
+from ..weights.adapters.lora import NONE, AdapterSet
 from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..weights.adapters import NONE, AdapterSet
+from ..weights.adapters.lora import NONE, AdapterSet
 from ..wire.frames import Frame
 from ..wire.messages import (
     Decode,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..weights.adapters import AdapterSet
+from ..weights.adapters.lora import AdapterSet
 from ..wire.messages import RECIPE, Adapters
 
 FRAME_BYTES = 256 << 20

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ..diffusion import Value
 from ..mesh import Mesh
 from ..plan import ModelShape, ResolvedPlan
-from ..weights.checkpoint import Checkpoint
-from ..weights.keymap import KeyMap
+from ..weights.files.checkpoint import Checkpoint
+from ..weights.files.keymap import KeyMap
 from .inputs import Inputs
 from .region import Region
 
 if TYPE_CHECKING:
-    from ..weights.holding import Holding  # which imports what only workers need
+    from ..weights.stores.holding import Holding  # which imports what only workers need
 
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.

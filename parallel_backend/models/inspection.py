@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import Refused
-from ..weights.checkpoint import Checkpoint
-from ..weights.keymap import KeyMap
-from ..weights.packing import can_be_held
+from ..weights.files.checkpoint import Checkpoint
+from ..weights.files.keymap import KeyMap
+from ..weights.layers.packing import can_be_held
 
 
 def find_prefix(checkpoint: Checkpoint, prefixes: Sequence[str], names: Sequence[str], least: int = 1) -> str | None:

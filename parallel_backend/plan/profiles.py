@@ -111,7 +111,7 @@ def copies_of(hidden: int, taken: int, given: int, gated: int = 0) -> float:
 UNPACKING = 30
 """Bytes that are read and written in between where a value of one of GGUF's blocks is unpacked, in fp32.
 
-Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/gguf_blocks.py`.
+Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/formats/gguf_blocks.py`.
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import Refused
 from ..models.diffusers.installed import check_diffusers, of_diffusers
-from ..weights.checkpoint import Checkpoint
+from ..weights.files.checkpoint import Checkpoint
 from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
 from .cogvideox import CogVideoXFamily
 from .comfyui import ComfyFamily

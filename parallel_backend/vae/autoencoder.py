@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from ..errors import Refused
-from ..weights.checkpoint import Checkpoint
-from ..weights.keymap import KeyMap, Piece
+from ..weights.files.checkpoint import Checkpoint
+from ..weights.files.keymap import KeyMap, Piece
 from .rows import Slab
 
 SCHEDULES = ("original", "comfyui")

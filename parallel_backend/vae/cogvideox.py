@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from ..errors import Refused
 from ..layout import cut
-from ..weights.checkpoint import Checkpoint
-from ..weights.keymap import KeyMap
+from ..weights.files.checkpoint import Checkpoint
+from ..weights.files.keymap import KeyMap
 from .autoencoder import SCHEDULES, Give, Mark, whole_tensors
 from .conv import CausalConvolution, doubled, halved, twice
 from .norm import PARTS, affine, group_norm

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..comm.communicator import Communicator
 from ..models.comfyui.autoencoder import Detected, detect, noise_scale
-from ..weights.checkpoint import Checkpoint
-from ..weights.keymap import KeyMap
+from ..weights.files.checkpoint import Checkpoint
+from ..weights.files.keymap import KeyMap
 from . import frames
 from .autoencoder import Give, Mark, whole_tensors
 from .row_neighbours import attend

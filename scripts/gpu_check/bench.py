@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.requests.sampling import sample
 from tests.allocations import peak_bytes
 from tests.dry.dry_rank import by_formula, model_of

@@ -19,9 +19,9 @@ from parallel_backend.attention.packages import package_faults
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.weights.reading import Neighbours, Want, Watch, read_wanted
-from parallel_backend.weights.rounds import CHUNK_BYTES
-from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.loading.rounds import CHUNK_BYTES
+from parallel_backend.weights.stores.sharded import Sharded
 from tests.dry.dry_rank import inspected
 
 from .bench import TYPE, Work, nothing

@@ -17,7 +17,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.vae import AUTOENCODERS, recognise
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.wire.messages import Decode
 from parallel_backend.worker.requests.autoencoding import Autoencoding
 

@@ -25,15 +25,15 @@ from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.cost import Job as PlanJob
 from parallel_backend.plan.cost import Needs, needs
-from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.layers import pack
-from parallel_backend.weights.packing import expanding_bytes, shape_parameters
-from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.streamed import Streamed
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.layers.cast import pack
+from parallel_backend.weights.layers.packing import expanding_bytes, shape_parameters
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.streamed import Streamed
+from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 

@@ -15,8 +15,8 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.plan import AXES, ResolvedPlan
-from parallel_backend.weights.expansion import Expansion, expand_by
-from parallel_backend.weights.holding import Holding
+from parallel_backend.weights.layers.expansion import Expansion, expand_by
+from parallel_backend.weights.stores.holding import Holding
 from parallel_backend.wire.messages import Done, Sample
 
 from .full_size import Job

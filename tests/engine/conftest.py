@@ -21,7 +21,7 @@ from parallel_backend.host.exchange import Answer
 from parallel_backend.models.comfyui.conditioning import flatten
 from parallel_backend.models.comfyui.importing import FOLDER
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
-from parallel_backend.weights.digest import file_digest
+from parallel_backend.weights.files.digest import file_digest
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 TOLERANCE = 1e-5

@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 from parallel_backend.errors import Cancelled, NotFinite, WorkerFailed
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from scripts.comfyui import REPO
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.loading_costs import field, loading_costs

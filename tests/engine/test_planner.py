@@ -20,7 +20,7 @@ from parallel_backend.models import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job
 from parallel_backend.plan.measure import Machine
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas
 from tests.engine.conftest import Job as Denoise

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import AXES, ResolvedPlan
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.pipefusion_simulation import simulate
 from tests.plans import cpu_plan

@@ -68,7 +68,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "parallel_backend/models/spread/run.py": ("the model gives … for a latent",),
         "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
-        "parallel_backend/weights/sharded.py": ("the model runs its block … of … after its block",),
+        "parallel_backend/weights/stores/sharded.py": ("the model runs its block … of … after its block",),
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },
     "the environment that ComfyUI was started with": {
@@ -93,9 +93,9 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/plan/known_models.py": ("the model … is unknown: use ….",),
     },
     "the file goes away, or is cut, between two looks at it (tests/weights)": {
-        "parallel_backend/weights/checkpoint.py": ("… does not exist (…): pick another file",),
-        "parallel_backend/weights/diffusers_folder.py": ("the folder … has no … and no …: choose",),
-        "parallel_backend/weights/reading.py": (
+        "parallel_backend/weights/files/checkpoint.py": ("… does not exist (…): pick another file",),
+        "parallel_backend/weights/files/diffusers_folder.py": ("the folder … has no … and no …: choose",),
+        "parallel_backend/weights/loading/reading.py": (
             "… cannot be read at byte … (…): check",
             "… ended at byte … while it was being",
         ),
@@ -104,7 +104,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),
         "parallel_backend/models/comfyui/quantisation.py": ("… has … in a layout that is not supported:",),
         "parallel_backend/models/diffusers/cogvideox.py": ("the image's latent has the shape … and",),
-        "parallel_backend/weights/packing.py": ("… holds … as …, which is supported for",),
+        "parallel_backend/weights/layers/packing.py": ("… holds … as …, which is supported for",),
         "parallel_backend/wire/frames.py": (
             "the description of … takes … bytes and",
             "the tensor … is of …, and only … are",

@@ -165,8 +165,8 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… holds … with the shape …, which does",
             "… holds … as … in rows of … bytes, which",
         ),
-        "parallel_backend/weights/checkpoint.py": ("… is a PyTorch pickle, which is not",),
-        "parallel_backend/weights/safetensors_file.py": (
+        "parallel_backend/weights/files/checkpoint.py": ("… is a PyTorch pickle, which is not",),
+        "parallel_backend/weights/files/safetensors_file.py": (
             "… (… bytes) is neither a safetensors",
             "… is truncated: its header takes … bytes",
             "… is truncated: it should have … bytes",
@@ -197,14 +197,14 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "stored": {
         "nodes/model/files.py": ("… is in none of ComfyUI's model folders:",),
-        "parallel_backend/weights/checkpoint.py": ("… cannot be read (…): check the disk",),
-        "parallel_backend/weights/diffusers_folder.py": (
+        "parallel_backend/weights/files/checkpoint.py": ("… cannot be read (…): check the disk",),
+        "parallel_backend/weights/files/diffusers_folder.py": (
             "… of … names …, which is outside the",
             "… lacks the file … that its index names:",
             "… of … lacks the tensor … that the index",
             "… of … is damaged (…); download it again.",
         ),
-        "parallel_backend/weights/gguf_file.py": (
+        "parallel_backend/weights/files/gguf_file.py": (
             "… is GGUF version … and … is supported:",
             "… is truncated: it should have … bytes",
             "… holds … as …, which is not supported",
@@ -234,12 +234,12 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… holds … with the shape … where … is",
         ),
         "parallel_backend/vae/cogvideox.py": ("… has … levels and CogVideoX has 4:",),
-        "parallel_backend/weights/keymap.py": (
+        "parallel_backend/weights/files/keymap.py": (
             "… lacks the tensor …: choose a complete",
             "… holds … with the shape … and … rows",
             "… has damaged tensors (…: …); download",
         ),
-        "parallel_backend/weights/scaled.py": (
+        "parallel_backend/weights/files/scaled_fp8.py": (
             "… holds … as … with a scale, which is",
             "… holds the scale of … as … with the",
             "… holds ….weight as …, which is not",

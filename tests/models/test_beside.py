@@ -10,7 +10,7 @@ import pytest
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.tiny_comfy import TINY, save_tiny
 from tests.tiny_models import draw
 

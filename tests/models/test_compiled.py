@@ -19,11 +19,11 @@ from torch._dynamo.utils import counters
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
-from parallel_backend.weights.adapters import Adapter, AdapterSet
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.keymap import Piece
-from parallel_backend.weights.patching import Keep, Merging, Patching
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
+from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
+from parallel_backend.weights.files.keymap import Piece
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.whole import Whole
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.models.tiny_classes import HEADS, SETTINGS
 from tests.tiny_models import randomise
 

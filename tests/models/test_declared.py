@@ -18,7 +18,7 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.picture import as_patch_size
 from parallel_backend.models.spread.without_options import answered
-from parallel_backend.weights.holding import Holding
+from parallel_backend.weights.stores.holding import Holding
 from tests.models.tiny_classes import CASES, SETTINGS, TEXT
 from tests.models.tiny_images import IMAGES, sd3
 from tests.plans import cpu_plan

@@ -20,12 +20,12 @@ from parallel_backend.models import FAMILIES
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.declaration import Local, Same
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.loader import load_weights
-from parallel_backend.weights.packing import shape_parameters
-from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.layers.packing import shape_parameters
+from parallel_backend.weights.loading.loader import load_weights
+from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from tests.plans import cpu_plan
 from tests.ranks import run_in_turn, run_ranks

@@ -13,7 +13,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.diffusers.cogvideox import CogVideoXFamily
 from parallel_backend.models.diffusers.cogvideox_positions import positions_for
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.tiny_cogvideox import TEXT_WIDTH, cogvideox, save_cogvideox
 from tests.tiny_models import draw
 

@@ -18,19 +18,19 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
-from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.keymap import Piece, tensor_sizes
-from parallel_backend.weights.layers import pack
-from parallel_backend.weights.packing import packed_starts
-from parallel_backend.weights.patching import Keep, Merging, Patching
-from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.storage import PLAIN
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.streamed import Streamed
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
+from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.files.keymap import Piece, tensor_sizes
+from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.layers.cast import pack
+from parallel_backend.weights.layers.packing import packed_starts
+from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.streamed import Streamed
+from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart
 from tests.comfy_oracle import comfy_on_path
 from tests.nodes_module import nodes_module

@@ -17,7 +17,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
-from parallel_backend.weights.holding import Holding
+from parallel_backend.weights.stores.holding import Holding
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks

@@ -22,19 +22,19 @@ from parallel_backend.models.comfyui.fast_fp8 import FastLinear, multiply_in_fp8
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.comfyui.quantisation import open_checkpoint
 from parallel_backend.models.comfyui.quantised_layers import quantise_layers
-from parallel_backend.weights.adapters import NONE, Adapter, AdapterSet
-from parallel_backend.weights.checkpoint import Checkpoint, read_header
-from parallel_backend.weights.keymap import Piece
-from parallel_backend.weights.layers import pack
-from parallel_backend.weights.loader import load_weights
-from parallel_backend.weights.packing import held_bytes, shape_parameters
-from parallel_backend.weights.patching import Keep, Merging, Patching
-from parallel_backend.weights.reading import Neighbours, Watch
-from parallel_backend.weights.requantised import compute_in
-from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.storage import PLAIN
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
+from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
+from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
+from parallel_backend.weights.files.keymap import Piece
+from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.layers.cast import pack
+from parallel_backend.weights.layers.packing import held_bytes, shape_parameters
+from parallel_backend.weights.layers.quantised import compute_in
+from parallel_backend.weights.loading.loader import load_weights
+from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.whole import Whole
 from tests.ranks import run_ranks
 from tests.tiny_models import draw
 from tests.tiny_quantised import FORMATS, save_quantised

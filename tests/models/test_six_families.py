@@ -22,7 +22,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.stores.sharded import Sharded
 from tests.models.test_spread import CPU, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import CASES, SETTINGS, Case
 from tests.pipefusion_simulation import patch_rows

@@ -27,7 +27,7 @@ from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.holding import Holding
+from parallel_backend.weights.stores.holding import Holding
 from tests.models.tiny_classes import CASES as CLASSES
 from tests.models.tiny_classes import Case, packed
 from tests.models.tiny_images import IMAGES

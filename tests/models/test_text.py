@@ -15,7 +15,7 @@ from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from parallel_backend.models.comfyui.features.text import ASKED, MARK
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.holding import Holding
+from parallel_backend.weights.stores.holding import Holding
 from tests.models.test_declared import described
 from tests.models.tiny_classes import TEXT
 from tests.models.tiny_sound import SOUND_CASES

@@ -21,7 +21,7 @@ from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.row_rules import RULES
 from parallel_backend.vae.row_tensor import RowTensor
 from parallel_backend.vae.rows import Slab, slab_of
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.allocations import peak_bytes
 from tests.ranks import run_ranks
 from tests.selection import thorough

@@ -18,8 +18,8 @@ from parallel_backend.models.comfyui.autoencoder import compute_buffers
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.rows import slab_of
-from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.stores.whole import Whole
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
 from tests.selection import thorough

@@ -14,13 +14,13 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily, load_buffers
 from parallel_backend.models.family import Stage
-from parallel_backend.weights import rounds
-from parallel_backend.weights.checkpoint import Checkpoint, read_header
-from parallel_backend.weights.loader import load_weights, wanted
-from parallel_backend.weights.packing import shape_parameters
-from parallel_backend.weights.reading import Neighbours, Want, Watch, read_wanted
-from parallel_backend.weights.rounds import CHUNK_BYTES, Way
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
+from parallel_backend.weights.layers.packing import shape_parameters
+from parallel_backend.weights.loading import rounds
+from parallel_backend.weights.loading.loader import load_weights, wanted
+from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
+from parallel_backend.weights.stores.whole import Whole
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
 from tests.selection import thorough

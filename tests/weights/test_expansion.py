@@ -12,10 +12,10 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor, nn
 
-from parallel_backend.weights.expansion import Expansion, expand_by
-from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.layers import pack
-from parallel_backend.weights.storage import Storage
+from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.formats.storage import Storage
+from parallel_backend.weights.layers.cast import pack
+from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from tests.models.test_spread import CASES, CPU, TOLERANCE, Rank, plan_for, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough

@@ -24,10 +24,10 @@ from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan.profiles import UNPACKING
-from parallel_backend.weights.checkpoint import read_header
-from parallel_backend.weights.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.packing import expanded_bytes, held_bytes, shape_parameters
-from parallel_backend.weights.storage import PLAIN
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, shape_parameters
 from tests.comfy_oracle import comfy_on_path
 from tests.tiny_cogvideox import save_cogvideox
 from tests.tiny_flux import flux_tensors, save_flux

@@ -15,8 +15,8 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.comm.trace import Trace
 from parallel_backend.errors import Refused
-from parallel_backend.weights.block_bytes import ALIGNMENT
-from parallel_backend.weights.sharded import Sharded
+from parallel_backend.weights.stores.block_bytes import ALIGNMENT
+from parallel_backend.weights.stores.sharded import Sharded
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")

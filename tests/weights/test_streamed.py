@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.holding import Holding
-from parallel_backend.weights.streamed import Streamed, staying
+from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.streamed import Streamed, staying
 from tests.allocations import peak_bytes
 from tests.models.test_spread import Rank, plan_for
 from tests.models.tiny_classes import CASES

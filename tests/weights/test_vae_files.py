@@ -12,7 +12,7 @@ from torch import Tensor
 from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.cogvideox import CogVideoXConfig
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.tiny_vae import SMALL, cogvideox_vae_tensors
 from tests.vae.comfy_vaes import OF_A_FILE, build
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.host_copy import WORDS, digest
-from parallel_backend.weights.whole import Whole
+from parallel_backend.weights.stores.host_copy import WORDS, digest
+from parallel_backend.weights.stores.whole import Whole
 from tests.ranks import run_ranks
 from tests.weights.test_sharded import CPU, bits, tiny
 

@@ -14,9 +14,9 @@ from torch import nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
-from parallel_backend.weights.sharded import Sharded
-from parallel_backend.weights.store import Store
-from parallel_backend.weights.whole import ALONE, Whole
+from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.whole import ALONE, Whole
 from parallel_backend.worker.memory.holder import Holder
 from parallel_backend.worker.memory.rank_memory import Allowance, Memory, OutOfMemory
 from parallel_backend.worker.process.status import Status

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from parallel_backend.models import FAMILIES
-from parallel_backend.weights.checkpoint import read_header
+from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.worker.requests.measuring import RUNS, time_blocks
 from tests.comfy_oracle import comfy_on_path
 from tests.plans import cpu_plan

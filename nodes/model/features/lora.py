@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.weights.adapters import Adapter, AdapterSet, Recipe, content_id, crosses_layers
+from ....parallel_backend.weights.adapters.lora import Adapter, AdapterSet, Recipe, content_id, crosses_layers
 from ....parallel_backend.wire.frames import DTYPES
 from ..refusals import WAY_OUT
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.features.networks import CROSS_ATTENTION, SELF_ATTENTION
 from ....parallel_backend.plan import ResolvedPlan
-from ....parallel_backend.weights.adapters import Network
+from ....parallel_backend.weights.adapters.lora import Network
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from .attention_guidance import PLACE as GUIDES

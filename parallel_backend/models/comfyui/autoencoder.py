@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Refused
-from ...weights.checkpoint import Checkpoint
+from ...weights.files.checkpoint import Checkpoint
 from .importing import import_comfyui
 
 DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(

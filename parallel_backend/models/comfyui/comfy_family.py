@@ -16,8 +16,8 @@ from ...errors import Refused
 from ...plan import ModelShape
 from ...plan.operations import of_a_block
 from ...plan.profiles import copies_of
-from ...weights.checkpoint import Checkpoint
-from ...weights.keymap import KeyMap, Piece
+from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors

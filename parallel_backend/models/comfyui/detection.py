@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import Refused
-from ...weights.checkpoint import Checkpoint
+from ...weights.files.checkpoint import Checkpoint
 from .diffusers_names import converted
 from .quantisation import Opened, open_checkpoint
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...errors import Refused
-from ...weights.entry import Checkpoint, Run, join
+from ...weights.files.entry import Checkpoint, Run, join
 
 COMPANIONS = ("comfy_quant", "weight_scale", "weight_scale_2", "scale_weight")
 """What a quantised weight cannot do without."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...weights.layers import PackedLinear
+from ...weights.layers.cast import PackedLinear
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .features.text import ASKED, Texts
 from .timestep_numbers import TimestepNumbers
 
 if TYPE_CHECKING:
-    from ...weights.holding import Holding  # which imports what only workers need
+    from ...weights.stores.holding import Holding  # which imports what only workers need
 
 PICTURE_ENDS = 2
 """Dimensions of a latent before those of the picture."""

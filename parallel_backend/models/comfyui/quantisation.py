@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Refused
-from ...weights.checkpoint import Checkpoint, Entry
+from ...weights.files.checkpoint import Checkpoint, Entry
 
 MARK = "comfy_quant"
 READ = (MARK, "scale_input")

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Refused
-from ...weights.checkpoint import Checkpoint, Entry
-from ...weights.keymap import Piece
-from ...weights.requantised import PARTS, Parts
-from ...weights.storage import PLAIN
+from ...weights.files.checkpoint import Checkpoint, Entry
+from ...weights.files.keymap import Piece
+from ...weights.formats.storage import PLAIN
+from ...weights.layers.quantised import PARTS, Parts
 from .features.lora import merging_dtype, seed_of
 from .quantisation import settings_of
 

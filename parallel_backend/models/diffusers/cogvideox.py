@@ -17,15 +17,15 @@ from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
 from ...plan.operations import of_a_block
-from ...weights.checkpoint import Checkpoint
-from ...weights.cogvideox_keys import PATCH, cogvideox_keys, comfy_name
-from ...weights.keymap import KeyMap
-from ...weights.scaled import resolve_scales
+from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.keymap import KeyMap
+from ...weights.files.scaled_fp8 import resolve_scales
 from ..declared.cogvideox import COGVIDEOX
 from ..family import Conditioning
 from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
 from ..spread.blocks import SpreadModel
+from .cogvideox_keys import PATCH, cogvideox_keys, comfy_name
 from .cogvideox_positions import LEARNED, LEARNED_TEXT, SAMPLE, positions_for, rotary
 from .diffusers_family import DiffusersFamily, padded
 from .model import Call

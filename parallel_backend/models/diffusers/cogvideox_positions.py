@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...weights.cogvideox_keys import PATCH
+from .cogvideox_keys import PATCH
 
 SAMPLE = (60, 90)
 """Height and width of the latents that the 1.0 models were trained on, to which their rotary positions are fitted."""

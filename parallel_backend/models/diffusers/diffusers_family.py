@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import Refused
-from ...weights.keymap import KeyMap
+from ...weights.files.keymap import KeyMap
 from ..family import Conditioning, Stage
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture

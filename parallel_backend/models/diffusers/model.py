@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from ...weights.layers import use_cast_layers
+from ...weights.layers.cast import use_cast_layers
 from ..family import Stage
 from ..inputs import Inputs
 from ..region import Region
@@ -20,7 +20,7 @@ from ..spread.run import SpreadForward
 from .attention import ENTRY, answer_attention
 
 if TYPE_CHECKING:
-    from ...weights.holding import Holding  # which imports what only workers need
+    from ...weights.stores.holding import Holding  # which imports what only workers need
 
 Call = Callable[[SpreadModel, Tensor, Inputs], Tensor]
 """How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...weights.checkpoint import Checkpoint
-from ...weights.keymap import KeyMap, under_map_names
-from ...weights.layers import use_cast_tables
-from ...weights.pixart_keys import PATCH, TIME_FEATURES, pixart_keys
-from ...weights.scaled import resolve_scales
+from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.keymap import KeyMap, under_map_names
+from ...weights.files.scaled_fp8 import resolve_scales
+from ...weights.layers.cast import use_cast_tables
 from ..declared.pixart import PIXART
 from ..family import Conditioning
 from ..inputs import Inputs
@@ -28,6 +27,7 @@ from ..inspection import check_tensors, count_blocks, find_prefix, sizes
 from ..spread.blocks import SpreadModel
 from .diffusers_family import DiffusersFamily, padded
 from .model import Call
+from .pixart_keys import PATCH, TIME_FEATURES, pixart_keys
 
 PREFIXES = ("", "model.diffusion_model.")
 ORIGINAL_NAMES = {

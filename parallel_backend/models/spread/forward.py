@@ -19,7 +19,7 @@ from .modulation import Vector
 from .stream import HERE, RIGHT, Stream
 
 if TYPE_CHECKING:
-    from ...weights.holding import Holding  # which imports what only workers need
+    from ...weights.stores.holding import Holding  # which imports what only workers need
 
 T = TypeVar("T")
 

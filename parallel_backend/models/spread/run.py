@@ -24,7 +24,7 @@ from .placement import Placement
 from .places import Places
 
 if TYPE_CHECKING:
-    from ...weights.holding import Holding  # which imports what only workers need
+    from ...weights.stores.holding import Holding  # which imports what only workers need
 
 Compute = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """The model's forward, given a latent and transformer_options."""

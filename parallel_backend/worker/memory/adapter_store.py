@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...weights.adapters import NONE, AdapterSet, decode_changes
+from ...weights.adapters.lora import NONE, AdapterSet, decode_changes
 from ...wire.messages import RECIPE, Adapters
 
 

@@ -12,8 +12,8 @@ import msgspec
 
 from ...diffusion import ModelSpec
 from ...errors import Refused
-from ...weights.checkpoint import read_header
-from ...weights.digest import Digests
+from ...weights.files.checkpoint import read_header
+from ...weights.files.digest import Digests
 
 
 class ModelFiles:

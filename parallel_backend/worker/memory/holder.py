@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan.roomier import gigabytes
-from ...weights.store import Store
+from ...weights.stores.store import Store
 from ..process.status import Status
 from .rank_memory import Allowance, Memory, OutOfMemory
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from ...weights.store import Store
+from ...weights.stores.store import Store
 
 HOST_RESERVE = 4 << 30
 """What is left free for ComfyUI and everything else."""

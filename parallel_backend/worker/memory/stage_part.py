@@ -16,16 +16,16 @@ from ...models.comfyui.features.lora import merging_dtype, rounded
 from ...models.comfyui.model import ComfyModel
 from ...models.family import Model, Stage
 from ...plan import ResolvedPlan
-from ...weights.adapters import AdapterSet
-from ...weights.checkpoint import read_header
-from ...weights.holding import Holding
-from ...weights.loader import load_weights
-from ...weights.packing import shape_parameters
-from ...weights.patching import Keep, Merging, Patching
-from ...weights.reading import Neighbours, Watch
-from ...weights.requantised import compute_in, plain_linears
-from ...weights.storage import PLAIN
-from ...weights.store import Store
+from ...weights.adapters.lora import AdapterSet
+from ...weights.adapters.merging import Keep, Merging, Patching
+from ...weights.files.checkpoint import read_header
+from ...weights.formats.storage import PLAIN
+from ...weights.layers.packing import shape_parameters
+from ...weights.layers.quantised import compute_in, plain_linears
+from ...weights.loading.loader import load_weights
+from ...weights.loading.reading import Neighbours, Watch
+from ...weights.stores.holding import Holding
+from ...weights.stores.store import Store
 
 STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
 

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
 from ...mesh import FOREVER
-from ...weights.reading import Neighbours
+from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
 from ...wire.messages import RESIDUAL
 from .environment import Environment

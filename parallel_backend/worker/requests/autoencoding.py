@@ -13,11 +13,11 @@ from ...errors import Cancelled
 from ...vae import AUTOENCODERS, Autoencoder, recognise
 from ...vae.autoencoder import Give, Mark
 from ...vae.rows import Slab, slab_of
-from ...weights.checkpoint import read_header
-from ...weights.loader import load_weights
-from ...weights.reading import Neighbours, Watch
-from ...weights.store import Store
-from ...weights.whole import Whole
+from ...weights.files.checkpoint import read_header
+from ...weights.loading.loader import load_weights
+from ...weights.loading.reading import Neighbours, Watch
+from ...weights.stores.store import Store
+from ...weights.stores.whole import Whole
 from ...wire.messages import Decode, Done, Encode, Pixels
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank

@@ -21,10 +21,10 @@ from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
 from ...plan.cost import connections
 from ...plan.measure import HEAD_DIM, BlockTimes, device_kind, measure
-from ...weights.checkpoint import read_header
-from ...weights.holding import Holding
-from ...weights.layers import materialise
-from ...weights.requantised import compute_in
+from ...weights.files.checkpoint import read_header
+from ...weights.layers.cast import materialise
+from ...weights.layers.quantised import compute_in
+from ...weights.stores.holding import Holding
 from ...wire.messages import (
     BlocksMeasured,
     MachineMeasured,

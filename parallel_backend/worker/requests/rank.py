@@ -22,13 +22,13 @@ from ...models.family import Forward as ModelForward
 from ...models.family import Model, Stage
 from ...models.spread.attend import attends_alone, attention_refused
 from ...plan import ResolvedPlan
-from ...weights.expansion import Expansion, expand_by
-from ...weights.holding import Holding
-from ...weights.patching import Keep
-from ...weights.reading import Neighbours, Watch
-from ...weights.sharded import Sharded
-from ...weights.streamed import Streamed
-from ...weights.whole import Whole
+from ...weights.adapters.merging import Keep
+from ...weights.layers.expansion import Expansion, expand_by
+from ...weights.loading.reading import Neighbours, Watch
+from ...weights.stores.holding import Holding
+from ...weights.stores.sharded import Sharded
+from ...weights.stores.streamed import Streamed
+from ...weights.stores.whole import Whole
 from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, WasCancelled
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles

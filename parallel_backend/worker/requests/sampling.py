@@ -27,7 +27,7 @@ from ...models.comfyui.sampler import SamplerFunction
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...models.region import Region
-from ...weights.holding import Holding
+from ...weights.stores.holding import Holding
 from ...wire.messages import Done, Progress, Sample
 from .previews import Previews
 from .rank import Rank

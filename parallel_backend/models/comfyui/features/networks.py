@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ....weights.adapters import AdapterSet, Network
+from ....weights.adapters.lora import AdapterSet, Network
 from ...spread.arguments import positions_of
 from ...spread.call import Call
 from ...spread.declaration import Pictured

@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from ..comm.communicator import Communicator
-from ..comm.meter import Meter
+from ...comm.communicator import Communicator
+from ...comm.meter import Meter
 from .block_bytes import BlockBytes
 from .holding import Holding
 from .host_memory import HOST, shared_bytes

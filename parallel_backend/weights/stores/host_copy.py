@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from ..comm.communicator import Communicator
+from ...comm.communicator import Communicator
 from .block_bytes import ALIGNMENT
 from .host_memory import HOST, pin, shared_bytes
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..comm.communicator import Communicator
-from ..errors import Refused
+from ...comm.communicator import Communicator
+from ...errors import Refused
 from .block_bytes import BlockBytes
 from .holding import Holding
 from .host_memory import HOST

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..diffusion import Value
+from ...diffusion import Value
 
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
 """LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference

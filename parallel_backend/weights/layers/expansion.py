@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import PackedLinear
-from .storage import Storage
+from ..formats.storage import Storage
+from .cast import PackedLinear
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 

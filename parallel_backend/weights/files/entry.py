@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .storage import Storage
+from ..formats.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..comm.communicator import Communicator
-from ..comm.meter import Meter
+from ...comm.communicator import Communicator
+from ...comm.meter import Meter
 from .host_copy import HostCopy, bring_back, digest, tensors_of
 from .host_memory import HOST
 from .store import Run, Store

@@ -10,13 +10,13 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from ..errors import Refused
-from ..plan.profiles import expansion_of
-from .entry import Checkpoint, Entry
-from .keymap import KeyMap, Piece
-from .layers import pack
-from .requantised import Parts
-from .storage import EXPAND_VALUES, FLOAT8, PLAIN, Storage
+from ...errors import Refused
+from ...plan.profiles import expansion_of
+from ..files.entry import Checkpoint, Entry
+from ..files.keymap import KeyMap, Piece
+from ..formats.storage import EXPAND_VALUES, FLOAT8, PLAIN, Storage
+from .cast import pack
+from .quantised import Parts
 
 UNPACKED = 8
 """Bytes that a value takes while its block is unpacked: in fp32, and of what it is made in the end."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import Refused
+from ...errors import Refused
+from ..formats.storage import FLOAT8
 from .entry import Checkpoint, Entry
-from .storage import FLOAT8
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2")
 OLD_MARK = "scaled_fp8"

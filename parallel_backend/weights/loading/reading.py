@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..comm.communicator import Communicator
-from ..errors import Cancelled, Refused
-from ..moving import pinned
+from ...comm.communicator import Communicator
+from ...errors import Cancelled, Refused
+from ...moving import pinned
 from .rounds import CHUNK_BYTES, Chunk, Range, Turn, Way, rounds, shared_bytes
 
 TRIALS = 2

@@ -10,8 +10,8 @@ import weakref
 import torch
 from torch import Tensor
 
-from ..comm.communicator import Communicator
-from ..moving import NOT_PINNED, forget_failure
+from ...comm.communicator import Communicator
+from ...moving import NOT_PINNED, forget_failure
 
 log = logging.getLogger(__name__)
 

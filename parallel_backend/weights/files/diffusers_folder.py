@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import Refused
+from ...errors import Refused
 from .entry import Checkpoint
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

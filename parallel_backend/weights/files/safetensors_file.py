@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import Refused
+from ...errors import Refused
+from ..formats.storage import PLAIN
 from .entry import Checkpoint, Entry, check_overlap
-from .storage import PLAIN
 
 MAX_HEADER_BYTES = 100 * 2**20
 """The format's own limit on the header."""

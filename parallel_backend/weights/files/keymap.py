@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import Refused
+from ...errors import Refused
 from .entry import Checkpoint, Run, join
 
 

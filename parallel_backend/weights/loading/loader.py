@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .entry import Checkpoint, Entry
-from .keymap import KeyMap, Piece
-from .layers import PackedLinear
+from ..files.entry import Checkpoint, Entry
+from ..files.keymap import KeyMap, Piece
+from ..formats.storage import FLOAT8
+from ..layers.cast import PackedLinear
+from ..layers.quantised import Parts
+from ..stores.store import Run, Store
 from .reading import Neighbours, Want, Watch, read_wanted
-from .requantised import Parts
-from .storage import FLOAT8
-from .store import Run, Store
 
 
 @torch.no_grad()

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .adapters import Adapter, Values, apply
+from .lora import Adapter, Values, apply
 
 
 @dataclass(frozen=True)
-class AdaptedRows:
+class AdapterRows:
     """Adapters of a file's tensor of `size`, of which a weight has `rows` from its row `offset` on.
 
     `column_norms` as in `apply`.
@@ -28,7 +28,7 @@ class AdaptedRows:
     column_norms: Mapping[int, Tensor]
 
 
-class Adapted(nn.Module):
+class ExpandedAdapters(nn.Module):
     """From a weight's values (fp32) to changed ones. Its tensors are buffers and so move with the layer.
 
     Args:
@@ -37,7 +37,7 @@ class Adapted(nn.Module):
         held: the type to which ComfyUI rounds the sum.
     """
 
-    def __init__(self, runs: Sequence[AdaptedRows], values: Values, adds_in: torch.dtype, held: torch.dtype) -> None:
+    def __init__(self, runs: Sequence[AdapterRows], values: Values, adds_in: torch.dtype, held: torch.dtype) -> None:
         super().__init__()
         self._runs = runs
         self._adds_in = adds_in

@@ -14,23 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .adapted import Adapted, AdaptedRows
-from .adapters import (
-    NONE,
-    Adapter,
-    AdapterSet,
-    Values,
-    apply,
-    has_column_norms,
-    needs_all_rows,
-    needs_whole_rows,
-)
-from .keymap import KeyMap, Piece, tensor_sizes
-from .layers import PackedLinear
-from .packing import is_merged
-from .requantised import PARTS, QuantisedLayer, quantised_layers
-from .storage import FLOAT8
-from .store import Run, Store
+from ..files.keymap import KeyMap, Piece, tensor_sizes
+from ..formats.storage import FLOAT8
+from ..layers.cast import PackedLinear
+from ..layers.packing import is_merged
+from ..layers.quantised import PARTS, QuantisedLayer, quantised_layers
+from ..stores.store import Run, Store
+from .expanded import AdapterRows, ExpandedAdapters
+from .lora import NONE, Adapter, AdapterSet, Values, apply, has_column_norms, needs_all_rows, needs_whole_rows
 
 CHUNK_VALUES = 1 << 22
 """Values changed at a time, so that the fp32 copies stay small."""
@@ -134,7 +125,7 @@ class Patching:
         now = [name for name in names if name in after]
         for parameter in self._parameters_of(now):
             self._keep(parameter)
-        expanding: dict[str, list[AdaptedRows]] = {}
+        expanding: dict[str, list[AdapterRows]] = {}
         values: dict[str, Tensor] = {}
         for name in now:
             ids = {id for adapter in after[name] for id in adapter.tensors.values()}
@@ -147,14 +138,14 @@ class Patching:
                 norms = self._column_norms(name, after[name], mine, adds_in)
                 for placed in self._placed[name]:
                     rows = slice(placed.piece.start, placed.piece.stop)
-                    run = AdaptedRows(placed.offset, rows, self._sizes[name], after[name], norms)
+                    run = AdapterRows(placed.offset, rows, self._sizes[name], after[name], norms)
                     expanding.setdefault(placed.parameter, []).append(run)
             elif self._is_rounded(name):
                 self._round_anew(name, after[name], mine)
             else:
                 self._change(name, after[name], mine)
         for parameter, runs in expanding.items():
-            self._packed[parameter].change = Adapted(runs, values, *self._types(self._packed[parameter]))
+            self._packed[parameter].change = ExpandedAdapters(runs, values, *self._types(self._packed[parameter]))
         self._merged = adapters
 
     def _types(self, layer: PackedLinear) -> tuple[torch.dtype, torch.dtype]:

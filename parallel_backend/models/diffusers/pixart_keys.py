@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .keymap import KeyMap, Piece
+from ...weights.files.keymap import KeyMap, Piece
 
 MLP_RATIO = 4
 PATCH = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import Refused
+from ...errors import Refused
 from .diffusers_folder import read_folder
 from .entry import Checkpoint, Entry
 from .safetensors_file import read_safetensors

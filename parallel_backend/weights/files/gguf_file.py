@@ -13,10 +13,10 @@ from typing import BinaryIO
 import torch
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
 
-from ..errors import Refused
+from ...errors import Refused
+from ..formats.gguf_blocks import BLOCK_TYPES
+from ..formats.storage import PLAIN, Storage
 from .entry import Checkpoint, Entry, check_overlap
-from .gguf_blocks import BLOCK_TYPES
-from .storage import PLAIN, Storage
 
 MAGIC = struct.pack("<I", GGUF_MAGIC)
 VERSIONS = (2, 3)

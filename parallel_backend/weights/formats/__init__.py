@@ -1,0 +1,1 @@
+"""How values lie in bytes: plain types, and blocks of quantised values."""

@@ -1,0 +1,1 @@
+"""A byte's way from a file into a layer, every byte read once a machine."""
