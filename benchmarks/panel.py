@@ -18,9 +18,9 @@ import msgspec
 from parallel_backend.comm.meter import Meter
 from parallel_backend.comm.timeline import BINS
 from parallel_backend.diffusion import ModelSpec
-from parallel_backend.host.channel import Heard
-from parallel_backend.host.status import BackendStatus, GroupStatus, rank_statuses
-from parallel_backend.host.timeline import timeline_of
+from parallel_backend.host.runs.timeline import timeline_of
+from parallel_backend.host.workers.channel import Heard
+from parallel_backend.host.workers.status import BackendStatus, GroupStatus, rank_statuses
 from parallel_backend.wire.messages import HeldModel, Pulse, Report, Times
 from tests.plans import cpu_plan
 

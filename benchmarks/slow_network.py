@@ -28,7 +28,7 @@ from torch import Tensor
 
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.host import Backend
-from parallel_backend.host.elsewhere import ask
+from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.secret import VARIABLE

@@ -7,7 +7,7 @@ import logging
 from comfy_api.latest import ComfyExtension, io
 
 from ..parallel_backend.errors import Refused
-from ..parallel_backend.host.versions import check_torch
+from ..parallel_backend.host.workers.versions import check_torch
 from .conditioning import LoadConditioning, SaveConditioning
 from .load_cogvideox import LoadParallelCogVideoX
 from .load_diffusion_model import LoadParallelDiffusionModel

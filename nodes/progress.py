@@ -19,8 +19,8 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ..parallel_backend.errors import NotFinite, Refused, WorkerFailed
-from ..parallel_backend.host.news import Measuring, News, Planned, Ran, Starting
-from ..parallel_backend.host.outcome import Outcome, in_words, outcome, part_of
+from ..parallel_backend.host.planning.events import Measuring, News, Planned, Ran, Starting
+from ..parallel_backend.host.runs.outcome import Outcome, in_words, outcome, part_of
 
 EVENT = "parallel.ran"
 """Told to the page, with the node's id, when a run has ended well."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from parallel_backend.host.journal import KINDS
+from parallel_backend.host.runs.journal import KINDS
 from parallel_backend.worker.process.status import CONNECTING
 from tests.host.refusal_places import called, places
 from tests.host.refusals_not_shown import NOT_BY_A_GRAPH

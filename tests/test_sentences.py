@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from parallel_backend.doctor import examine
-from parallel_backend.host.causes import REMEDIES
-from parallel_backend.host.outcome import Outcome, in_words
+from parallel_backend.host.runs.outcome import Outcome, in_words
+from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.cost import Job
 from parallel_backend.plan.known_machines import profile

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from parallel_backend.errors import Refused
-from parallel_backend.host import versions
+from parallel_backend.host.workers import versions
 from parallel_backend.identity import code_digest
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.diffusers import installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from parallel_backend.host.launcher import group_environment, wants_kernels_early, worker_environment
+from parallel_backend.host.workers.launcher import group_environment, wants_kernels_early, worker_environment
 from tests.plans import cpu_plan
 
 

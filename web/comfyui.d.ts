@@ -100,7 +100,7 @@ export interface ExecutionError {
   exception_message: string;
 }
 
-/** What a run of a node came to (parallel_backend/host/outcome.py). */
+/** What a run of a node came to (parallel_backend/host/runs/outcome.py). */
 export interface Outcome {
   plan: string;
   why: string;

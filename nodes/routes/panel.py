@@ -14,9 +14,9 @@ from server import PromptServer
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
 from ...parallel_backend.host import Backend
-from ...parallel_backend.host.comparison import Comparison
-from ...parallel_backend.host.device_memory import DeviceMemory, device_memory
-from ...parallel_backend.host.status import BackendStatus
+from ...parallel_backend.host.planning.comparison import Comparison
+from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
+from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
 from .doctor import DoctorRoute, DoctorStatus
 from .guard import Handler, guarded

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..host.causes import REMEDIES, known_cause
-from ..host.versions import OLDEST_TORCH, TORCH_REMEDY, dotted
+from ..host.workers.causes import REMEDIES, known_cause
+from ..host.workers.versions import OLDEST_TORCH, TORCH_REMEDY, dotted
 from ..models.diffusers.installed import REMEDY, SUPPORTED, in_range
 from .findings import Finding, Status
 from .observations import Measured, Observations

@@ -18,7 +18,7 @@ import torch
 from ..errors import Refused, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
-from ..host.launcher import folder
+from ..host.workers.launcher import folder
 from ..plan import ParallelPlan
 from ..plan.measure import Machine
 from ..plan.resolve import in_rows

@@ -49,20 +49,20 @@ from ..wire.messages import (
     Residuals,
     Sample,
 )
-from . import diagnosis
-from .comparison import Comparison, MakeRoom, compare
-from .elsewhere import address_of, ask, device_names, is_elsewhere
-from .exchange import Answer, Exchange, IsCancelled, OnLoading, Request
-from .group import Deadlines, WorkerGroup
-from .journal import Journal, RunRecord
-from .launcher import wants_kernels_early, worker_environment
-from .news import Measuring, OnNews, Planned, Ran, Starting, ignore
-from .numbers import check_finite, check_sampled
-from .planner import Planner, Question
-from .processes import ForkServer
-from .report import released, restored, table
-from .status import BackendStatus, starting
-from .versions import check_members_diffusers, check_torch
+from .planning.comparison import Comparison, MakeRoom, compare
+from .planning.events import Measuring, OnNews, Planned, Ran, Starting, ignore
+from .planning.planner import Planner, Question
+from .runs.finite import check_finite, check_sampled
+from .runs.journal import Journal, RunRecord
+from .runs.report import released, restored, table
+from .workers import diagnosis
+from .workers.exchange import Answer, Exchange, IsCancelled, OnLoading, Request
+from .workers.group import Deadlines, WorkerGroup
+from .workers.launcher import wants_kernels_early, worker_environment
+from .workers.processes import ForkServer
+from .workers.remote import address_of, ask, device_names, is_remote
+from .workers.status import BackendStatus, starting
+from .workers.versions import check_members_diffusers, check_torch
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Backend:
 
         with self._lock:
             plan = self._in_rows(wish)
-            shared = not is_elsewhere(plan.devices[0])
+            shared = not is_remote(plan.devices[0])
             message = Decode(next(self._requests), vae, plan, schedule, shared, working)
             return self._request(Exchange(message, {"latent": latent}, NONE, is_cancelled, on_loading, on_news))
 
@@ -287,7 +287,7 @@ class Backend:
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
         return tuple(
-            free + (0 if is_elsewhere(device) else yielding(device)) / devices.count(device)
+            free + (0 if is_remote(device) else yielding(device)) / devices.count(device)
             for free, device in zip(message.free, devices, strict=True)
         )
 
@@ -322,7 +322,7 @@ class Backend:
         """
         if plan.devices.strip().lower() == "auto":
             return msgspec.structs.replace(plan, devices=self._automatic)
-        if not is_elsewhere(plan.devices):
+        if not is_remote(plan.devices):
             return plan
         address = Address.parse(plan.devices)
         if address not in self._elsewhere:
@@ -347,7 +347,7 @@ class Backend:
 
         Those elsewhere are asked with the first request.
         """
-        if of_diffusers(family.imports) and not is_elsewhere(devices[0]):
+        if of_diffusers(family.imports) and not is_remote(devices[0]):
             check_diffusers()
 
     def held_bytes(self, model: ModelSpec, device: str) -> int:
@@ -525,7 +525,7 @@ class Backend:
         started before the right diffusers was installed.
         """
         group = self._groups.get(plan.devices)
-        elsewhere = is_elsewhere(plan.devices[0])
+        elsewhere = is_remote(plan.devices[0])
         early = wants_kernels_early(plan) and not elsewhere
         if group is not None and group.alive() and group.kernels_early >= early:
             installed_since = for_diffusers and not elsewhere and not in_range(group.members[0].diffusers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parallel_backend.host.calls import BETWEEN, Calls, coarse, joined
-from parallel_backend.host.timeline import timeline_of
+from parallel_backend.host.runs.calls import BETWEEN, Calls, coarse, joined
+from parallel_backend.host.runs.timeline import timeline_of
 from parallel_backend.wire.messages import Report, Times
 from tests.plans import cpu_plan
 

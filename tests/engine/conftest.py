@@ -17,7 +17,7 @@ from torch import Tensor
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt, Value
 from parallel_backend.host import Backend
 from parallel_backend.host.backend import OnPixels
-from parallel_backend.host.exchange import Answer
+from parallel_backend.host.workers.exchange import Answer
 from parallel_backend.models.comfyui.conditioning import flatten
 from parallel_backend.models.comfyui.importing import FOLDER
 from parallel_backend.plan import ParallelPlan, ResolvedPlan

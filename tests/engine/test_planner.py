@@ -15,7 +15,7 @@ from torch import Tensor
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
-from parallel_backend.host.planner import Question
+from parallel_backend.host.planning.planner import Question
 from parallel_backend.models import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Job

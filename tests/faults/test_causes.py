@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.host import diagnosis
-from parallel_backend.host.causes import CAUSES, LOST_PEER, known_cause
-from parallel_backend.host.channel import Channel, Heard
+from parallel_backend.host.workers import diagnosis
+from parallel_backend.host.workers.causes import CAUSES, LOST_PEER, known_cause
+from parallel_backend.host.workers.channel import Channel, Heard
 from parallel_backend.wire.messages import Failed, Pulse
 
 TEXTS = [

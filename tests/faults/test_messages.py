@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_backend.errors import Refused, WorkerFailed
-from parallel_backend.host.channel import Received
+from parallel_backend.host.workers.channel import Received
 from parallel_backend.wire.frames import MAGIC, PREFIX, encode
 from parallel_backend.wire.messages import PROTOCOL, Adapters, Declined
 from tests.faults.bench import PLANS

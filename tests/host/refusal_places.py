@@ -21,7 +21,7 @@ GAP = "…"
 """For a value in a sentence."""
 
 FRAME = re.compile(r'File "[^"]*?/((?:nodes|parallel_backend)/[^"]+)", line (\d+)')
-FROM_WORKERS = "parallel_backend/host/group.py"
+FROM_WORKERS = "parallel_backend/host/workers/group.py"
 """Where a refusal that a worker sent is raised again."""
 
 

@@ -10,14 +10,14 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the workers are busy: wait until they",
             "no workers are running, so there is",
         ),
-        "parallel_backend/host/comparison.py": (
+        "parallel_backend/host/planning/comparison.py": (
             "there is no run to compare: run a graph",
             "the last run was on one device, so there",
             "one device cannot hold the last run's",
         ),
     },
     "a fault of a worker, not of a graph: test_a_workers_failure_\u2026 has three, tests/faults the rest": {
-        "parallel_backend/host/diagnosis.py": (
+        "parallel_backend/host/workers/diagnosis.py": (
             "… failed…: …. …",
             "The connection to the workers was lost.",
             "The workers could not be started: ….",
@@ -30,12 +30,12 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "other machines or other versions of ComfyUI, torch, diffusers or this pack take part (tests/machines, tests/wire)": {
-        "parallel_backend/host/group.py": (
+        "parallel_backend/host/workers/group.py": (
             "…",
             "the workers at … are others than when",
             "these workers are serving another client",
         ),
-        "parallel_backend/host/versions.py": (
+        "parallel_backend/host/workers/versions.py": (
             "torch … is installed and the workers",
             "the workers on … run another version",
             "the workers on … have ComfyUI … and",
@@ -72,7 +72,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },
     "the environment that ComfyUI was started with": {
-        "parallel_backend/host/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
+        "parallel_backend/host/workers/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
         "parallel_backend/wire/interfaces.py": ("… is … and this machine's network interfaces",),
     },
     "only where GPUs are": {

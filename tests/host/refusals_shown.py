@@ -93,8 +93,8 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "places and machines": {
-        "parallel_backend/host/diagnosis.py": ("… …. …",),
-        "parallel_backend/host/elsewhere.py": (
+        "parallel_backend/host/workers/diagnosis.py": ("… …. …",),
+        "parallel_backend/host/workers/remote.py": (
             "the workers at … refused the connection:",
             "no workers answer at … (…): start them",
         ),
@@ -134,7 +134,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "sigma … of … is …: look at the node",
             "the sigmas end at …, where this model's",
         ),
-        "parallel_backend/host/numbers.py": ("…: the sampler's step gives … values",),
+        "parallel_backend/host/runs/finite.py": ("…: the sampler's step gives … values",),
     },
     "marked": {
         "parallel_backend/models/comfyui/diffusers_names.py": ("… holds … under diffusers' names, where",),
@@ -287,8 +287,8 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/wire/frames.py": ("the tensor … has … dimensions and …",),
     },
     "computed": {
-        "parallel_backend/host/diagnosis.py": ("… failed…: … …",),
-        "parallel_backend/host/numbers.py": ("…: the model's output holds … values",),
+        "parallel_backend/host/workers/diagnosis.py": ("… failed…: … …",),
+        "parallel_backend/host/runs/finite.py": ("…: the model's output holds … values",),
         "parallel_backend/models/comfyui/comfy_family.py": ("the conditioning's attention_mask is",),
         "parallel_backend/models/spread/arguments.py": (
             "… of the model's … … with a parallel",

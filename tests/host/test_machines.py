@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.host.elsewhere import ask
+from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import SCHEME, Address
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import REPO, ComfyUI, Graph, free_port

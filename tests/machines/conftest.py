@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.host.elsewhere import ask
+from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.secret import VARIABLE
 from tests.machines.network import Machines, obstacle
 from tests.tiny_flux import save_flux

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend
-from parallel_backend.host.elsewhere import ask
+from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, resolve
 from parallel_backend.wire.frames import MAGIC, encode
 from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, Verdict

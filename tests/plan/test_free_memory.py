@@ -12,7 +12,7 @@ import pytest
 
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
-from parallel_backend.host.planner import SLACK, Planner, Question
+from parallel_backend.host.planning.planner import SLACK, Planner, Question
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.cost import Cost, Job, connections, cost, rows_connections
 from parallel_backend.plan.known_models import known_model

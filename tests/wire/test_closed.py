@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.errors import Refused
-from parallel_backend.host.channel import LocalChannel
-from parallel_backend.host.launcher import make_directory, socket_path
+from parallel_backend.host.workers.channel import LocalChannel
+from parallel_backend.host.workers.launcher import make_directory, socket_path
 from parallel_backend.wire.secret import read_secret
 
 REPO = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.host.channel import LocalChannel
+from parallel_backend.host.workers.channel import LocalChannel
 from parallel_backend.wire.frames import MAGIC, PREFIX, BadFrame, FrameDecoder, encode, host_decoder, worker_decoder
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Done, Facts, Failed, Hello, Progress, Pulse
 from tests.wire.test_frames import SAMPLE, TENSORS

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from parallel_backend.host.elsewhere import ask
+from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, worker_decoder
 from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Verdict, present

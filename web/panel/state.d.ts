@@ -1,4 +1,4 @@
-/** What the server tells the panel (nodes/routes/panel.py, parallel_backend/host/status.py, journal.py, timeline.py). */
+/** What the server tells the panel (nodes/routes/panel.py, parallel_backend/host/workers/status.py, host/runs). */
 
 export interface Held {
   model: string;

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.host.numbers import check_sampled
+from ....parallel_backend.host.runs.finite import check_sampled
 from ...progress import Run
 from ...runtime import telling
 from ..conditioning import STRICT, NotSupported, of_prompt

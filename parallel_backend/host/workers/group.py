@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from ..diffusion import ModelSpec
-from ..errors import Cancelled, Refused, WorkerFailed
-from ..plan import ResolvedPlan
-from ..wire.address import Address
-from ..wire.frames import Frame
-from ..wire.messages import (
+from ...diffusion import ModelSpec
+from ...errors import Cancelled, Refused, WorkerFailed
+from ...plan import ResolvedPlan
+from ...wire.address import Address
+from ...wire.frames import Frame
+from ...wire.messages import (
     BlocksMeasured,
     Busy,
     Cancel,
@@ -43,14 +43,14 @@ from ..wire.messages import (
     Shutdown,
     WasCancelled,
 )
-from ..worker.process.status import CONNECTING
+from ...worker.process.status import CONNECTING
 from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
-from .elsewhere import Elsewhere, RemoteChannel, address_of, device_names, is_elsewhere
 from .exchange import Answer, Exchange, IsCancelled
 from .known_adapters import KnownAdapters
 from .launcher import Launched, launch, make_directory, remove, socket_path
 from .processes import ForkServer
+from .remote import RemoteChannel, RemoteProcesses, address_of, device_names, is_remote
 from .status import GroupStatus, model_name, rank_statuses
 from .versions import check_members
 
@@ -142,9 +142,9 @@ class WorkerGroup:
         self._model = ""
         self._known = KnownAdapters()
         self._channel: Channel
-        self._launched: Launched | Elsewhere
+        self._launched: Launched | RemoteProcesses
         self._members: dict[int, Facts] = {}
-        if is_elsewhere(devices[0]):
+        if is_remote(devices[0]):
             self._connect(address_of(devices[0]), is_cancelled)
         else:
             self._launch(server(), generation, imports)
@@ -172,7 +172,7 @@ class WorkerGroup:
 
     def _connect(self, address: Address, is_cancelled: IsCancelled) -> None:
         channel = RemoteChannel(address, is_cancelled)
-        self._channel, self._launched = channel, Elsewhere(address)
+        self._channel, self._launched = channel, RemoteProcesses(address)
         self._members = dict(enumerate(channel.members))
         found = device_names(address, channel.members)
         if found != self.devices:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..weights.adapters.lora import NONE, AdapterSet
-from ..wire.frames import Frame
-from ..wire.messages import (
+from ...weights.adapters.lora import NONE, AdapterSet
+from ...wire.frames import Frame
+from ...wire.messages import (
     Decode,
     Encode,
     Forward,

@@ -6,22 +6,22 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import WorkerFailed, WorkerOutOfMemory
-from ..plan import ResolvedPlan
-from ..plan.roomier import gigabytes, roomier
-from ..wire.messages import Failed, Shortage
-from ..worker.process.status import CONNECTING
+from ...errors import WorkerFailed, WorkerOutOfMemory
+from ...plan import ResolvedPlan
+from ...plan.roomier import gigabytes, roomier
+from ...wire.messages import Failed, Shortage
+from ...worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
-from .elsewhere import Elsewhere
 from .launcher import Launched
+from .remote import RemoteProcesses
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
 MEMORY_REMEDY = "The system does that when the machine's memory is full: close other programs or use fewer workers. "
 
 
 def explain(
-    launched: Launched | Elsewhere,
+    launched: Launched | RemoteProcesses,
     devices: Sequence[str],
     channel: Channel,
     reports: Sequence[Failed],
@@ -40,7 +40,7 @@ def explain(
     own = [report for report in reports if not LOST_PEER.search(report.reason)]
     if killed:
         return _from_end(launched, killed[0], devices, heard)
-    if isinstance(launched, Elsewhere):
+    if isinstance(launched, RemoteProcesses):
         for rank in (rank for rank in channel.lost if rank != GATEWAY and rank not in reported):
             why = f" ({channel.lost[rank]})" if channel.lost[rank] else ""
             return WorkerFailed(f"{_who(rank, devices)} was lost{_doing(heard.get(rank))}{why}. {AFTERWARDS}")
@@ -51,7 +51,7 @@ def explain(
         return _from_end(launched, rank, devices, heard)
     if reports:
         return _from_report(min(reports, key=lambda report: report.at), launched, devices, plan)
-    if isinstance(launched, Elsewhere):
+    if isinstance(launched, RemoteProcesses):
         why = f" ({channel.lost[GATEWAY]})" if channel.lost.get(GATEWAY) else ""
         return WorkerFailed(f"The connection to {launched.address} was lost{_doing(heard.get(0))}{why}. {AFTERWARDS}")
     return WorkerFailed(f"The connection to the workers was lost. {AFTERWARDS}")
@@ -91,7 +91,9 @@ def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:
     return len(heard) > 1 and all(heard[other].pulse.waiting != (other == rank) for other in heard)
 
 
-def late(launched: Launched | Elsewhere, devices: Sequence[str], ready: Sequence[int], seconds: float) -> WorkerFailed:
+def late(
+    launched: Launched | RemoteProcesses, devices: Sequence[str], ready: Sequence[int], seconds: float
+) -> WorkerFailed:
     """The error for workers that did not come up in time."""
     missing = [rank for rank in range(len(devices)) if rank not in ready]
     names = ", ".join(f"{rank} ({devices[rank]})" for rank in missing)
@@ -102,7 +104,7 @@ def late(launched: Launched | Elsewhere, devices: Sequence[str], ready: Sequence
 
 
 def _from_report(
-    report: Failed, launched: Launched | Elsewhere, devices: Sequence[str], plan: ResolvedPlan | None
+    report: Failed, launched: Launched | RemoteProcesses, devices: Sequence[str], plan: ResolvedPlan | None
 ) -> WorkerFailed:
     where = f"{_who(report.rank, devices)}"
     when = f" while {report.phase}" + (f", step {report.step}" if report.step else "")
@@ -117,7 +119,7 @@ def _from_report(
 
 
 def _from_end(
-    launched: Launched | Elsewhere, rank: int, devices: Sequence[str], heard: Mapping[int, Heard]
+    launched: Launched | RemoteProcesses, rank: int, devices: Sequence[str], heard: Mapping[int, Heard]
 ) -> WorkerFailed:
     code = launched.processes[rank].returncode
     assert code is not None

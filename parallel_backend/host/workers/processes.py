@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..wire.forking import MAX_PACKET_BYTES, Ended, Start, Started, send_start
+from ...wire.forking import MAX_PACKET_BYTES, Ended, Start, Started, send_start
 
 POLL_SECONDS = 0.05
 REAP_SECONDS = 1

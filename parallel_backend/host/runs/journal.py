@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..plan import ResolvedPlan
-from ..plan.choose import PARTS, Ranked, is_approximate
-from ..wire.messages import Decode, Encode, Forward, Report, Sample
+from ...plan import ResolvedPlan
+from ...plan.choose import PARTS, Ranked, is_approximate
+from ...wire.messages import Decode, Encode, Forward, Report, Sample
+from ..planning.comparison import Denoise
+from ..planning.planner import Chosen
+from ..workers.exchange import Answer, Exchange
+from ..workers.status import Failure, model_name
 from .calls import Calls
-from .comparison import Denoise
-from .exchange import Answer, Exchange
-from .planner import Chosen
-from .status import Failure, model_name
 from .timeline import RunTimeline, timeline_of
 
 KINDS = {Sample: "sampling", Forward: "model calls one at a time", Decode: "decoding", Encode: "encoding"}

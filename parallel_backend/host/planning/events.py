@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..plan import ResolvedPlan
-from ..plan.choose import Choice
-from ..wire.messages import Report
+from ...plan import ResolvedPlan
+from ...plan.choose import Choice
+from ...wire.messages import Report
 from .planner import Question
 
 

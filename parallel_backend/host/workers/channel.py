@@ -15,9 +15,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder
-from ..wire.messages import Hello, Message, Pixels, Pulse
-from ..wire.shared import mapped
+from ...wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder
+from ...wire.messages import Hello, Message, Pixels, Pulse
+from ...wire.shared import mapped
 
 MOST_DESCRIPTORS = 16
 """Received at a time; a rank sends them one by one."""

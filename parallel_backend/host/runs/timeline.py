@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..comm.timeline import BINS
-from ..plan import ResolvedPlan
-from ..wire.messages import Report, Times
+from ...comm.timeline import BINS
+from ...plan import ResolvedPlan
+from ...wire.messages import Report, Times
 from .calls import BETWEEN
 
 ONE_WAY = ("pipefusion", "returning", "stage", "control", BETWEEN)

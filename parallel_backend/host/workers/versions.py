@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..errors import Refused
-from ..identity import code_digest
-from ..models.diffusers.installed import NEEDED, in_range
-from ..wire.messages import Facts
+from ...errors import Refused
+from ...identity import code_digest
+from ...models.diffusers.installed import NEEDED, in_range
+from ...wire.messages import Facts
 
 OLDEST_TORCH = (2, 6)
 """Older ones have not been tried."""

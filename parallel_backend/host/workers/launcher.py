@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..models.comfyui import importing
-from ..plan import ResolvedPlan
-from ..plan.measure import cache_folder
-from ..wire.forking import log_path
-from ..wire.interfaces import GLOO, NCCL, check_interfaces
-from ..wire.secret import VARIABLE as SECRET_FILE
-from ..worker.process import environment as names
+from ...models.comfyui import importing
+from ...plan import ResolvedPlan
+from ...plan.measure import cache_folder
+from ...wire.forking import log_path
+from ...wire.interfaces import GLOO, NCCL, check_interfaces
+from ...wire.secret import VARIABLE as SECRET_FILE
+from ...worker.process import environment as names
 from .processes import ForkServer, Process
 
-PACK_ROOT = Path(__file__).resolve().parents[2]
+PACK_ROOT = Path(__file__).resolve().parents[3]
 ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Where the user, or ComfyUI for its own process, sets how torch allocates device memory."""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..comm.timeline import BINS
-from ..wire.messages import Report, Times
+from ...comm.timeline import BINS
+from ...wire.messages import Report, Times
 
 MOST_BINS = 16
 """Of a call's bins at most so many are kept: of a run of many calls no more could be seen."""

@@ -6,7 +6,7 @@ import msgspec
 import psutil
 import torch
 
-from ..gpus import visible_gpus
+from ...gpus import visible_gpus
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):

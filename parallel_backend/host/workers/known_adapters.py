@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..weights.adapters.lora import AdapterSet
-from ..wire.messages import RECIPE, Adapters
+from ...weights.adapters.lora import AdapterSet
+from ...wire.messages import RECIPE, Adapters
 
 FRAME_BYTES = 256 << 20
 """About how many bytes of tensors go in one frame."""

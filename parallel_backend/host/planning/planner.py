@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..diffusion import ModelSpec
-from ..plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
-from ..plan.choose import Choice, best, table
-from ..plan.cost import Job, lacking
-from ..plan.measure import BlockTimes, Machine, measured_profile
-from ..plan.profiles import Profile
-from ..plan.shares import paces_by, share_by, share_by_room
-from ..plan.stages import cut_by_time
+from ...diffusion import ModelSpec
+from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
+from ...plan.choose import Choice, best, table
+from ...plan.cost import Job, lacking
+from ...plan.measure import BlockTimes, Machine, measured_profile
+from ...plan.profiles import Profile
+from ...plan.shares import paces_by, share_by, share_by_room
+from ...plan.stages import cut_by_time
 
 GIGABYTE = 1e9
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..errors import NotFinite
+from ...errors import NotFinite
 
 
 def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:

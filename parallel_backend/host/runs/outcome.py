@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..plan.choose import Choice
-from .news import Planned, Ran
+from ...plan.choose import Choice
+from ..planning.events import Planned, Ran
 
 
 class Outcome(msgspec.Struct, frozen=True):

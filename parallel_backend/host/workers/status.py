@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..diffusion import ModelSpec
-from ..wire.messages import Report
+from ...diffusion import ModelSpec
+from ...wire.messages import Report
 from .channel import Heard
 
 

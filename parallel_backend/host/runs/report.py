@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..diffusion import ModelSpec
-from ..wire.messages import Report
+from ...diffusion import ModelSpec
+from ...wire.messages import Report
 
 MEBIBYTE = 1 << 20
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..errors import Cancelled, PlanRefused
-from ..wire.address import SCHEME, Address
-from ..wire.frames import BadFrame, FrameDecoder, encode, host_decoder
-from ..wire.handshake import CLIENT, HandshakeFailed, present
-from ..wire.messages import Facts, Hello, Lost, Message, Shutdown, Waiting, Welcome
-from ..wire.secret import read_secret, secret_path
+from ...errors import Cancelled, PlanRefused
+from ...wire.address import SCHEME, Address
+from ...wire.frames import BadFrame, FrameDecoder, encode, host_decoder
+from ...wire.handshake import CLIENT, HandshakeFailed, present
+from ...wire.messages import Facts, Hello, Lost, Message, Shutdown, Waiting, Welcome
+from ...wire.secret import read_secret, secret_path
 from .channel import GATEWAY, Channel
 from .processes import Process
 
@@ -30,7 +30,7 @@ ASK_SECONDS = 30.0
 TRY_SECONDS = 0.5
 
 
-def is_elsewhere(device: str) -> bool:
+def is_remote(device: str) -> bool:
     """Whether a plan's `devices`, or one of its device names, is of workers on other machines."""
     return device.strip().startswith(SCHEME)
 
@@ -173,7 +173,7 @@ class RemoteChannel(Channel):
 
 
 @dataclass
-class Elsewhere:
+class RemoteProcesses:
     """What a group on other machines has in the place of processes: torchrun owns them, and their logs."""
 
     address: Address

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import msgspec
 from torch import Tensor
 
-from ..diffusion import ModelSpec
-from ..errors import Refused
-from ..plan import ResolvedPlan
-from ..plan.choose import single_device
-from ..plan.roomier import gigabytes
-from ..wire.messages import Sample
-from .exchange import Answer, Exchange, IsCancelled
+from ...diffusion import ModelSpec
+from ...errors import Refused
+from ...plan import ResolvedPlan
+from ...plan.choose import single_device
+from ...plan.roomier import gigabytes
+from ...wire.messages import Sample
+from ..workers.exchange import Answer, Exchange, IsCancelled
 from .planner import Chosen
 
 STEPS = 6
