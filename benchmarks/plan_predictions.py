@@ -1,6 +1,6 @@
 """The cost model against published measurements: writes docs/plan-predictions.md, or fits its constants again.
 
-python benchmarks/plan_predictions.py          # write the page from the constants in parallel_backend/plan/known_machines.py
+python benchmarks/plan_predictions.py          # write the page from the constants in plan/predict/known_machines.py
 python benchmarks/plan_predictions.py --fit    # print the constants that the one- and two-GPU rows give
 """
 
@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from parallel_backend.layout import cut, length  # noqa: E402
-from parallel_backend.plan.cost import Job, cost  # noqa: E402
-from parallel_backend.plan.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
-from parallel_backend.plan.known_models import known_model  # noqa: E402
 from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
-from parallel_backend.plan.profiles import Device, ModelShape, Profile  # noqa: E402
+from parallel_backend.plan.predict.cost import Job, cost  # noqa: E402
+from parallel_backend.plan.predict.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
+from parallel_backend.plan.predict.known_models import known_model  # noqa: E402
+from parallel_backend.plan.predict.profiles import Device, ModelShape, Profile  # noqa: E402
 
 PAGE = ROOT / "docs" / "plan-predictions.md"
 FLUX_PAGE = "xDiT docs/performance/flux.md"
@@ -535,8 +535,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield (
         "Written by `python benchmarks/plan_predictions.py`. *Fitted* rows gave the constants in "
-        "`parallel_backend/plan/known_machines.py` (`--fit` finds them again); *predicted* rows played no part in fitting. "
-        "Times published for whole pictures include text encoders and VAE, which no plan changes."
+        "`parallel_backend/plan/predict/known_machines.py` (`--fit` finds them again); *predicted* rows played no part in "
+        "fitting. Times published for whole pictures include text encoders and VAE, which no plan changes."
     )
     yield ""
     yield from NOTES

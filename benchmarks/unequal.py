@@ -19,7 +19,7 @@ import torch
 
 from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.shares import paces_by, share_by
+from parallel_backend.plan.split.tokens import paces_by, share_by
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Job, Runner, relative_error, sigmas, spec_of
 from tests.plans import cpu_plan

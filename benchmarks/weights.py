@@ -31,7 +31,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
-from parallel_backend.plan.cost import Job, needs
+from parallel_backend.plan.predict.cost import Job, needs
 from parallel_backend.weights.stores.holding import Holding
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store

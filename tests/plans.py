@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.measure import Machine
+from parallel_backend.plan.predict.measure import Machine
 
 MEASURED = Machine(
     matmul=4e14,

@@ -12,7 +12,7 @@ from parallel_backend.layout import SequenceSplit, cut, cut_by, length
 from parallel_backend.models.spread.declaration import Beside, Pictured
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.models.spread.placement import Placement, slots_of
-from parallel_backend.models.spread.places import Places
+from parallel_backend.models.spread.token_layout import TokenLayout
 
 numbers = st.integers(0, 5000)
 degrees = st.integers(1, 8)
@@ -75,7 +75,7 @@ some = st.integers(0, 50)
 def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
     text: int, rows: int, references: int, patches: int, ring: int, ulysses: int
 ) -> None:
-    places = Places((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
+    places = TokenLayout((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
     words, picture = places.of(text, Beside()), places.of(rows + references, Pictured())
     assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(rows + references))
     first = torch.cat(picture.only(0).ranks)

@@ -14,8 +14,8 @@ from parallel_backend.doctor import examine
 from parallel_backend.host.runs.outcome import Outcome, in_words
 from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan.choose import best
-from parallel_backend.plan.cost import Job
-from parallel_backend.plan.known_machines import profile
+from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.known_machines import profile
 from tests.doctor.test_doctor import FAULTS, GOOD
 from tests.plan.test_cost import FLUX, JOB, plan, plans, with_memory
 

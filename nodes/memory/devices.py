@@ -9,7 +9,7 @@ import torch
 
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.host import Backend
-from ...parallel_backend.plan.profiles import CONTEXT_BYTES
+from ...parallel_backend.plan.predict.profiles import CONTEXT_BYTES
 from .loaded_models import Share
 
 

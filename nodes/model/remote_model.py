@@ -20,7 +20,7 @@ from ...parallel_backend.host.planning.planner import Question
 from ...parallel_backend.models.comfyui.conditioning import OPTIONS, packed_shapes, picture_shape
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
-from ...parallel_backend.plan.cost import Job, needs
+from ...parallel_backend.plan.predict.cost import Job, needs
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ...parallel_backend.weights.layers.packing import Expanded
 from ...parallel_backend.wire.frames import Frame

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from ..moving import sent_to
+from ..transfers import sent_to
 
 
 class KVCache:

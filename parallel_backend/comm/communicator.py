@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..moving import pinned
+from ..transfers import pinned
 from .meter import Meter
 
 PATTERN, ON_HOST = 1 << 16, 1 << 6

@@ -16,7 +16,7 @@ from ..errors import Cancelled
 from ..layout import length
 from ..mesh import Mesh
 from ..models.region import Region
-from ..moving import sent_to
+from ..transfers import sent_to
 from .guidance import NOTHING, Guidance
 from .model_calls import ModelCalls
 from .shared_noise import SharedNoise

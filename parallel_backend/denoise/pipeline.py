@@ -19,7 +19,7 @@ from ..errors import Cancelled
 from ..mesh import Mesh
 from ..models.inputs import PatchForward
 from ..models.region import Region
-from ..moving import sent_to
+from ..transfers import sent_to
 from .guidance import NOTHING, Guidance
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler

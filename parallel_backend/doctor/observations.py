@@ -20,7 +20,7 @@ from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..host.workers.launcher import folder
 from ..plan import ParallelPlan
-from ..plan.measure import Machine
+from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
 
 CPU_PAIR = ("cpu", "cpu")

@@ -26,10 +26,10 @@ from ..models import FAMILIES
 from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
 from ..models.family import Family
 from ..plan import AXES, ParallelPlan, ResolvedPlan
-from ..plan.devices import AUTOMATIC_AMONG
-from ..plan.measure import BlockTimes, Machine, cached, forget_all, machine_key
+from ..plan.devices.names import AUTOMATIC_AMONG
+from ..plan.devices.selection import select_gpus, why
+from ..plan.predict.measure import BlockTimes, Machine, cached, forget_all, machine_key
 from ..plan.resolve import in_rows, is_automatic, planned_devices
-from ..plan.together import why, worth_together
 from ..vae import AUTOENCODERS
 from ..vae.autoencoder import AutoencoderFamily
 from ..weights.adapters.lora import NONE, AdapterSet
@@ -336,7 +336,7 @@ class Backend:
             gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
         except RuntimeError:  # such as a driver that is too old, which the workers name
             gpus = ()
-        used = worth_together(gpus) if gpus else ()
+        used = select_gpus(gpus) if gpus else ()
         if len(used) == len(gpus):
             return "auto"
         log.info("Parallel: %s", why(gpus, used))

@@ -1,7 +1,7 @@
 """Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
 
 from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, Place, ResolvedPlan, Workload
-from .profiles import ModelShape
+from .predict.profiles import ModelShape
 from .resolve import candidates, check, feasible, resolve
 
 __all__ = [

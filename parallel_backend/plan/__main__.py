@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from ..errors import Refused
 from .choose import best, table
-from .compare import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
-from .cost import Job
-from .known_machines import linked, profile, profile_names, software
-from .known_models import KnownModel, known_model, model_names
+from .offers import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
 from .plan import WEIGHTS
+from .predict.cost import Job
+from .predict.known_machines import linked, profile, profile_names, software
+from .predict.known_models import KnownModel, known_model, model_names
 
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}
 COUNTS = (1, 2, 4, 8)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import PlanRefused
-from .cost import Cost, Job, cost
+from .advice import gigabytes
 from .plan import ResolvedPlan, share_a_gpu
-from .profiles import ModelShape, Profile
-from .roomier import gigabytes
+from .predict.cost import Cost, Job, cost
+from .predict.profiles import ModelShape, Profile
 
 ALIKE = 0.9
 """Ranks are spoken of as one where the least that is free to any is more than this part of the most."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import PlanRefused
 from ..layout import cut, length
-from .devices import AUTOMATIC_AMONG, named_devices, visible
+from .devices.names import AUTOMATIC_AMONG, named_devices, visible
 from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload, share_a_gpu
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Sampling, StockSampler, Value
 from ..plan import ResolvedPlan
-from ..plan.measure import BlockTimes, Machine
+from ..plan.predict.measure import BlockTimes, Machine
 
 PROTOCOL = 10
 """Raised whenever a message or the framing changes; both sides must agree."""

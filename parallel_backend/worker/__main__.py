@@ -21,10 +21,10 @@ from .memory.rank_memory import asked_bytes, is_out_of_memory
 from .process.environment import Environment
 from .process.facts import own_facts
 from .process.faults import Faults
-from .process.home import Home, go_home
-from .process.link import Link
+from .process.host_connection import HostConnection
+from .process.process_group import ProcessGroup
+from .process.rendezvous import Rendezvous, connect_to_host
 from .process.status import Status
-from .process.world import World
 from .requests.engine import Engine
 from .requests.rank import Rank
 
@@ -40,12 +40,12 @@ def main(arguments: Sequence[str]) -> int:
         if environment.fault_file is not None:
             status.faults = Faults(environment.fault_file, environment.rank)
         status.enter("starting")
-        home = go_home(environment)
+        home = connect_to_host(environment)
     except (Refused, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     hello = Hello(home.generation, own_facts(environment.device))
-    link = Link(home.connection, environment.rank, hello, status, home.leave)
+    link = HostConnection(home.connection, environment.rank, hello, status, home.leave)
     rank: Rank | None = None
     try:
         world = _join(environment, home, status)
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _join(environment: Environment, home: Home, status: Status) -> World:
+def _join(environment: Environment, home: Rendezvous, status: Status) -> ProcessGroup:
     status.enter("joining the other workers")
-    return World(environment, home.store())
+    return ProcessGroup(environment, home.store())
 
 
 def _shortage(error: BaseException, rank: Rank | None) -> Shortage | None:

@@ -16,7 +16,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.plan.plan import APPROXIMATE_ATTENTION
-from parallel_backend.plan.profiles import CONTEXT_BYTES
+from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
 from parallel_backend.weights.stores.host_memory import pin
 from parallel_backend.weights.stores.streamed import Streamed
 from tests.dry.dry_rank import inspected

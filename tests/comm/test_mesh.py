@@ -8,7 +8,7 @@ import torch
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.plan.cost import connections
+from parallel_backend.plan.predict.cost import connections
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 

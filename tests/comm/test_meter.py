@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
+from parallel_backend.comm.device_events import DeviceEvents
 from parallel_backend.comm.meter import Meter
-from parallel_backend.comm.moments import Moments
 
 SECONDS = 0.05
 
@@ -48,7 +48,7 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
 
 
 def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> None:
-    moments = Moments(torch.device("cpu"))
+    moments = DeviceEvents(torch.device("cpu"))
     for _ in range(2):
         assert moments.take() == []
         for _ in range(3):
@@ -62,7 +62,7 @@ def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_moments_of_a_gpu_are_when_it_gets_there() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    moments = Moments(device)
+    moments = DeviceEvents(device)
     torch.cuda._sleep(1)  # its kernel is loaded
     started = time.perf_counter()
     moments.mark()

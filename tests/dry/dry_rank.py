@@ -23,8 +23,8 @@ from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.conditioning import picture_shape
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.cost import Job as PlanJob
-from parallel_backend.plan.cost import Needs, needs
+from parallel_backend.plan.predict.cost import Job as PlanJob
+from parallel_backend.plan.predict.cost import Needs, needs
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.layers.cast import pack

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.dry_run import CASES
 from benchmarks.plan_predictions import BY_DIFFUSERS
-from parallel_backend.plan.operations import OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
+from parallel_backend.plan.predict.operations import OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
 from tests.comfyuis import is_listed, tell_new
 from tests.selection import thorough
 

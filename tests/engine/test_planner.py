@@ -18,8 +18,8 @@ from parallel_backend.host import Backend
 from parallel_backend.host.planning.planner import Question
 from parallel_backend.models import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.cost import Job
-from parallel_backend.plan.measure import Machine
+from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.measure import Machine
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas

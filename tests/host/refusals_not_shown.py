@@ -49,7 +49,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/diffusers/installed.py": ("…, and … is installed: …",),
         "parallel_backend/models/diffusers/diffusers_family.py": ("diffusers … has a … of other weights",),
         "parallel_backend/models/spread/arguments.py": ("the model's … has no argument …: this",),
-        "parallel_backend/models/spread/attend.py": (
+        "parallel_backend/models/spread/attentions.py": (
             "the model's … calls attention more than",
             "the model's … called attention … times",
             "the model's attention is given …, which",
@@ -62,12 +62,12 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "a block of the model returned … tokens",
             "the model's … has no …: this ComfyUI",
         ),
-        "parallel_backend/models/spread/places.py": (
+        "parallel_backend/models/spread/token_layout.py": (
             "the model makes … tokens of a latent of",
             "the model makes … tokens where the picture",
         ),
         "parallel_backend/models/spread/run.py": ("the model gives … for a latent",),
-        "parallel_backend/models/spread/without_options.py": ("the model's … has no …: this ComfyUI is newer",),
+        "parallel_backend/models/spread/module_attention.py": ("the model's … has no …: this ComfyUI is newer",),
         "parallel_backend/weights/stores/sharded.py": ("the model runs its block … of … after its block",),
         "parallel_backend/worker/memory/files.py": ("… is not on …: copy ComfyUI's file into",),
     },
@@ -77,7 +77,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "only where GPUs are": {
         "nodes/vae/vae.py": ("Select VAE Device cannot be used with",),
-        "parallel_backend/plan/devices.py": ("devices … lists … workers; at most …",),
+        "parallel_backend/plan/devices/names.py": ("devices … lists … workers; at most …",),
         "parallel_backend/plan/resolve.py": ("weights sharded needs a GPU for each",),
     },
     "a sampler or an option that the workers' loop does not know goes to ComfyUI's own function (tests/denoise)": {
@@ -89,8 +89,8 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "of the command line alone (tests/plan)": {
-        "parallel_backend/plan/known_machines.py": ("the card … is unknown: use ….",),
-        "parallel_backend/plan/known_models.py": ("the model … is unknown: use ….",),
+        "parallel_backend/plan/predict/known_machines.py": ("the card … is unknown: use ….",),
+        "parallel_backend/plan/predict/known_models.py": ("the model … is unknown: use ….",),
     },
     "the file goes away, or is cut, between two looks at it (tests/weights)": {
         "parallel_backend/weights/files/checkpoint.py": ("… does not exist (…): pick another file",),

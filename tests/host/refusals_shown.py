@@ -13,7 +13,7 @@ from tests.host.refusal_places import Place, called
 SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "plans": {
         "parallel_backend/attention/kernels.py": ("attention … cannot be used",),
-        "parallel_backend/plan/devices.py": (
+        "parallel_backend/plan/devices/names.py": (
             'devices … is not understood: write "auto",',
             "devices … asks for GPU …, but …: use",
             "devices …: write cpu:N with N from 1",

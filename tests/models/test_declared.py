@@ -16,8 +16,8 @@ from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.family import Stage
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.models.spread.module_attention import answered
 from parallel_backend.models.spread.picture import as_patch_size
-from parallel_backend.models.spread.without_options import answered
 from parallel_backend.weights.stores.holding import Holding
 from tests.models.tiny_classes import CASES, SETTINGS, TEXT
 from tests.models.tiny_images import IMAGES, sd3

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.plan.__main__ import main, memory, size
-from parallel_backend.plan.known_machines import profile_names
-from parallel_backend.plan.known_models import model_names
 from parallel_backend.plan.plan import WEIGHTS
+from parallel_backend.plan.predict.known_machines import profile_names
+from parallel_backend.plan.predict.known_models import model_names
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ import pytest
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from parallel_backend.plan.choose import best, is_approximate, rank, table
-from parallel_backend.plan.cost import Job, cost, ring_bytes, transfer_seconds, ulysses_bytes
-from parallel_backend.plan.known_machines import profile, profile_names
-from parallel_backend.plan.known_models import known_model, model_names
-from parallel_backend.plan.profiles import Level, Profile
+from parallel_backend.plan.predict.cost import Job, cost, ring_bytes, transfer_seconds, ulysses_bytes
+from parallel_backend.plan.predict.known_machines import profile, profile_names
+from parallel_backend.plan.predict.known_models import known_model, model_names
+from parallel_backend.plan.predict.profiles import Level, Profile
 
 ROOT = Path(__file__).resolve().parents[2]
 FLUX = known_model("flux-dev").shape

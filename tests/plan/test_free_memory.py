@@ -14,11 +14,11 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host.planning.planner import SLACK, Planner, Question
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.cost import Cost, Job, connections, cost, rows_connections
-from parallel_backend.plan.known_models import known_model
-from parallel_backend.plan.measure import KERNEL_BYTES, BlockTimes, measured_profile
-from parallel_backend.plan.profiles import ModelShape
-from parallel_backend.plan.shares import share_by_room
+from parallel_backend.plan.predict.cost import Cost, Job, connections, cost, rows_connections
+from parallel_backend.plan.predict.known_models import known_model
+from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
+from parallel_backend.plan.predict.profiles import ModelShape
+from parallel_backend.plan.split.tokens import share_by_room
 from tests.plans import MEASURED, cpu_plan
 
 FLUX = known_model("flux-dev").shape

@@ -12,7 +12,7 @@ import torch
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.plan.known_models import known_model, model_names
+from parallel_backend.plan.predict.known_models import known_model, model_names
 from tests.comfy_oracle import comfy_on_path
 
 

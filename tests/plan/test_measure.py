@@ -10,7 +10,7 @@ import torch
 from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.plan.measure import (
+from parallel_backend.plan.predict.measure import (
     HEAD_DIM,
     BlockTimes,
     Machine,

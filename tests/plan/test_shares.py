@@ -7,11 +7,11 @@ import dataclasses
 import msgspec
 import pytest
 
-from parallel_backend.plan.cost import Job, cost, needs
-from parallel_backend.plan.known_machines import profile
-from parallel_backend.plan.known_models import known_model
-from parallel_backend.plan.measure import BlockTimes
-from parallel_backend.plan.shares import paces_by, share_by
+from parallel_backend.plan.predict.cost import Job, cost, needs
+from parallel_backend.plan.predict.known_machines import profile
+from parallel_backend.plan.predict.known_models import known_model
+from parallel_backend.plan.predict.measure import BlockTimes
+from parallel_backend.plan.split.tokens import paces_by, share_by
 from tests.plans import cpu_plan
 
 FLUX = known_model("flux-dev").shape

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_backend.plan.measure import BlockTimes
-from parallel_backend.plan.stages import cut_by_cost, cut_by_time
+from parallel_backend.plan.predict.measure import BlockTimes
+from parallel_backend.plan.split.stages import cut_by_cost, cut_by_time
 from tests.plans import cpu_plan
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.family import Stage
-from parallel_backend.plan.profiles import UNPACKING
+from parallel_backend.plan.predict.profiles import UNPACKING
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import PLAIN

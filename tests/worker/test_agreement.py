@@ -15,8 +15,8 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.worker.memory.files import ModelFiles
 from parallel_backend.worker.process.environment import Environment, Launched
+from parallel_backend.worker.process.process_group import ProcessGroup
 from parallel_backend.worker.process.status import Status
-from parallel_backend.worker.process.world import World
 from parallel_backend.worker.requests.agreement import Agreement
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
@@ -40,7 +40,7 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
 ) -> None:
     def problems(rank: int) -> list[str]:
         environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
-        world = World(environment, dist.FileStore(str(tmp_path / "store"), 3))
+        world = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 3))
         agreement = Agreement(world, ModelFiles(()), Status(), {})
         return [agreement.problem(*asked[rank]), agreement.problem(PLAN, NEWER)]
 
@@ -58,7 +58,7 @@ def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path
 
     def problems(rank: int) -> list[str]:
         environment = Environment(rank, 2, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
-        world = World(environment, dist.FileStore(str(tmp_path / "store"), 2))
+        world = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 2))
         agreement = Agreement(world, ModelFiles(()), Status(), {"flash": refused} if rank == 1 else {})
         plan = cpu_plan(ulysses=2)
         plans = [msgspec.structs.replace(plan, attention=attention) for attention in ("flash", "auto", "sdpa")]

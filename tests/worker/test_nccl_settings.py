@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.torch_version import TorchVersion
 
-from parallel_backend.worker.process.world import nccl_settings
+from parallel_backend.worker.process.process_group import nccl_settings
 
 KEEPS = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ResolvedPlan
+from ...plan.advice import gigabytes
 from ...plan.choose import single_device
-from ...plan.roomier import gigabytes
 from ...wire.messages import Sample
 from ..workers.exchange import Answer, Exchange, IsCancelled
 from .planner import Chosen

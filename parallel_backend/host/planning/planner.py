@@ -11,11 +11,11 @@ import msgspec
 from ...diffusion import ModelSpec
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ...plan.choose import Choice, best, table
-from ...plan.cost import Job, lacking
-from ...plan.measure import BlockTimes, Machine, measured_profile
-from ...plan.profiles import Profile
-from ...plan.shares import paces_by, share_by, share_by_room
-from ...plan.stages import cut_by_time
+from ...plan.predict.cost import Job, lacking
+from ...plan.predict.measure import BlockTimes, Machine, measured_profile
+from ...plan.predict.profiles import Profile
+from ...plan.split.stages import cut_by_time
+from ...plan.split.tokens import paces_by, share_by, share_by_room
 
 GIGABYTE = 1e9
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import WorkerFailed, WorkerOutOfMemory
 from ...plan import ResolvedPlan
-from ...plan.roomier import gigabytes, roomier
+from ...plan.advice import gigabytes, memory_advice
 from ...wire.messages import Failed, Shortage
 from ...worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
@@ -147,7 +147,7 @@ def _short(shortage: Shortage, plan: ResolvedPlan | None) -> str:
     if plan is None:
         return said
     others = max(0, sum(held.nbytes for held in shortage.held) - shortage.part)
-    advice = roomier(plan, shortage.part, others, shortage.asked - shortage.free)
+    advice = memory_advice(plan, shortage.part, others, shortage.asked - shortage.free)
     return f"{said} {advice[0].upper()}{advice[1:]}."
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...models.comfyui import importing
 from ...plan import ResolvedPlan
-from ...plan.measure import cache_folder
+from ...plan.predict.measure import cache_folder
 from ...wire.forking import log_path
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from ...wire.secret import VARIABLE as SECRET_FILE

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...plan.operations import of_a_block
-from ...plan.profiles import copies_of
+from ...plan.predict.operations import of_a_block
+from ...plan.predict.profiles import copies_of
 from ...weights.files.checkpoint import Checkpoint
 from ...weights.files.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...errors import Refused
-from ..spread.attend import Attentions
+from ..spread.attentions import Attentions
 from ..spread.compiled import Entry, attention
 
 Answer = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]

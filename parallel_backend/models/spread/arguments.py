@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
-from ...moving import sent_to
+from ...transfers import sent_to
 from .call import Call
 from .declaration import (
     Along,

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from ...errors import Refused
 from ..family import Stage
 from .arguments import OPTIONS, Arguments
-from .attend import BlockCall
+from .attentions import BlockCall
 from .call import StageOver
 from .compiled import COMFYUIS, CompiledBlocks, Entry
 from .declaration import Attention, Boundary, Declaration, Group
 from .forward import Forward
+from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
-from .opaque import Opaque, opaque_layers
+from .module_attention import answered
 from .sources import unknown_arguments
 from .stream import HERE, LEFT, RIGHT, Stream
-from .without_options import answered
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class _Through:
             if now.compiled is None:
                 out = self._arguments.call(self._entrance.forward, local)
             else:
-                shown = now.once_a_run((block.path, Opaque), (), self._shown)
+                shown = now.once_a_run((block.path, LayerOperator), (), self._shown)
                 # The first block may be given a part of a larger tensor, which would be another graph.
                 local |= {name: local[name].contiguous() for name in streams}
                 out = now.compiled(block.module, shown, self._arguments, local, now.attentions)
@@ -226,7 +226,7 @@ class _Through:
 
     def _shown(self) -> nn.Module:
         """What a compiler sees of the block: adapters may have come or gone since the last run."""
-        return _with_doors(self._block.module, opaque_layers(self._block.module))
+        return _with_doors(self._block.module, layer_operators(self._block.module))
 
 
 class _Past:

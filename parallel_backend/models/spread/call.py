@@ -11,8 +11,8 @@ from torch import Tensor
 from ...comm.communicator import Communicator
 from .declaration import Beside, Pictured, StreamKind
 from .placement import Placement, Selection
-from .places import Places
 from .stream import HERE, Stream
+from .token_layout import TokenLayout
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Call:
         device: where tensors live.
     """
 
-    def __init__(self, sequence: Communicator, places: Places, device: torch.device) -> None:
+    def __init__(self, sequence: Communicator, places: TokenLayout, device: torch.device) -> None:
         self.rank = sequence.rank
         self.device = device
         self.places = places

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from .arguments import OPTIONS, Arguments
-from .attend import LOW_PRECISION, SCALE, Attentions
+from .attentions import LOW_PRECISION, SCALE, Attentions
 from .declaration import Local
-from .opaque import RUNNING
+from .layer_operator import RUNNING
 
 OVERRIDE = "optimized_attention_override"
 """Where ComfyUI looks for what stands in for its attention."""

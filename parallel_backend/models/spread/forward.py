@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...mesh import Mesh
 from .arrivals import Arrivals
-from .attend import Attentions
+from .attentions import Attentions
 from .call import Call
 from .compiled import CompiledBlocks
 from .modulation import Vector

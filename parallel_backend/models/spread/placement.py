@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...layout import cut_by
-from ...moving import sent_to
+from ...transfers import sent_to
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from ..inputs import PatchForward
 from .arrivals import Arrivals
-from .attend import Attentions, Caches
+from .attentions import Attentions, Caches
 from .blocks import SpreadModel
 from .call import Call, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
@@ -21,7 +21,7 @@ from .declaration import Pictured
 from .forward import Forward
 from .picture import Picture, by
 from .placement import Placement
-from .places import Places
+from .token_layout import TokenLayout
 
 if TYPE_CHECKING:
     from ...weights.stores.holding import Holding  # which imports what only workers need
@@ -54,7 +54,7 @@ class SpreadForward:
         self._holding = holding
         self._mark = mark
         self._caches: dict[Hashable, Caches] = {}
-        self._places: dict[tuple[Picture, int | None], Places] = {}
+        self._places: dict[tuple[Picture, int | None], TokenLayout] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
         self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
@@ -140,7 +140,7 @@ class SpreadForward:
             self._modulations[key] = {}
         return self._modulations[key]
 
-    def _places_of(self, picture: Picture, patch: int | None) -> Places:
+    def _places_of(self, picture: Picture, patch: int | None) -> TokenLayout:
         if (picture, patch) not in self._places:
-            self._places[picture, patch] = Places(self._plan.shares, picture, self._plan.patches, patch)
+            self._places[picture, patch] = TokenLayout(self._plan.shares, picture, self._plan.patches, patch)
         return self._places[picture, patch]

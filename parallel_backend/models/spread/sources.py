@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from .attend import CHANGES_NOTHING, Attentions, unknown
+from .attentions import CHANGES_NOTHING, Attentions, unknown
 from .declaration import Attention, Local
-from .without_options import NAME
+from .module_attention import NAME
 
 OPERANDS = frozenset(inspect.signature(Attentions.__call__).parameters)
 """The arguments that our attention names itself."""

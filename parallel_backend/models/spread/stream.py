@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...element_wise import is_element_wise
 from .placement import Placement
-from .places import Places
+from .token_layout import TokenLayout
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ class Ranks(Protocol):
 
     rank: int
     device: torch.device
-    places: Places
+    places: TokenLayout
 
     def whole(self, stream: Stream) -> Tensor:
         """All tokens of a stream. A collective."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...errors import Refused
-from ...plan.profiles import expansion_of
+from ...plan.predict.profiles import expansion_of
 from ..files.entry import Checkpoint, Entry
 from ..files.keymap import KeyMap, Piece
 from ..formats.storage import EXPAND_VALUES, FLOAT8, PLAIN, Storage

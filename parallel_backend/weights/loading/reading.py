@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...comm.communicator import Communicator
 from ...errors import Cancelled, Refused
-from ...moving import pinned
+from ...transfers import pinned
 from .rounds import CHUNK_BYTES, Chunk, Range, Turn, Way, rounds, shared_bytes
 
 TRIALS = 2

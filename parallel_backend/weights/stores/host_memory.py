@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from ...moving import NOT_PINNED, forget_failure
+from ...transfers import NOT_PINNED, forget_failure
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...diffusion import ModelSpec
 from ...errors import Refused
-from ...plan.roomier import gigabytes
+from ...plan.advice import gigabytes
 from ...weights.stores.store import Store
 from ..process.status import Status
 from .rank_memory import Allowance, Memory, OutOfMemory

@@ -12,8 +12,8 @@ from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ResolvedPlan
 from ..memory.files import ModelFiles
+from ..process.process_group import ProcessGroup
 from ..process.status import Status
-from ..process.world import World
 
 
 class Agreement:
@@ -23,7 +23,7 @@ class Agreement:
         refusals: why attention that a plan can ask for does not run on this rank, by its name.
     """
 
-    def __init__(self, world: World, files: ModelFiles, status: Status, refusals: Mapping[str, str]) -> None:
+    def __init__(self, world: ProcessGroup, files: ModelFiles, status: Status, refusals: Mapping[str, str]) -> None:
         self._world = world
         self._files = files
         self._status = status

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from ...attention.kernels import choose_kernel, kernel_refusals
 from ...attention.packages import package_faults
+from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
-from ...comm.moments import Moments
 from ...diffusion import Value
 from ...mesh import build_mesh
 from ...models import FAMILIES
 from ...models.family import Family, Stage
 from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
-from ...plan.cost import connections
-from ...plan.measure import HEAD_DIM, BlockTimes, device_kind, measure
+from ...plan.predict.cost import connections
+from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.files.checkpoint import read_header
 from ...weights.layers.cast import materialise
 from ...weights.layers.quantised import compute_in
@@ -110,7 +110,7 @@ def time_blocks(
         parameter.zero_()
     meter = Meter()
     alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
-    moments = Moments(device)
+    moments = DeviceEvents(device)
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Cancelled
-from ...moving import pinned
+from ...transfers import pinned
 from ...wire.messages import Message
 
 Send = Callable[[Message, Mapping[str, Tensor]], None]

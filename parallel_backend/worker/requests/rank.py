@@ -20,7 +20,7 @@ from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
 from ...models.family import Forward as ModelForward
 from ...models.family import Model, Stage
-from ...models.spread.attend import attends_alone, attention_refused
+from ...models.spread.attentions import attends_alone, attention_refused
 from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
 from ...weights.layers.expansion import Expansion, expand_by
@@ -36,9 +36,9 @@ from ..memory.holder import Holder
 from ..memory.rank_memory import Allowance, Memory, asked_bytes
 from ..memory.stage_part import Arrange, StagePart, stages
 from ..process.environment import Environment
-from ..process.link import Link
+from ..process.host_connection import HostConnection
+from ..process.process_group import ProcessGroup
 from ..process.status import CONNECTING, Status
-from ..process.world import World
 from .times import times
 
 T = TypeVar("T")
@@ -55,7 +55,9 @@ KEPT_OF_SPARE = 0.5
 class Rank:
     """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
 
-    def __init__(self, environment: Environment, world: World, link: Link, status: Status, meter: Meter) -> None:
+    def __init__(
+        self, environment: Environment, world: ProcessGroup, link: HostConnection, status: Status, meter: Meter
+    ) -> None:
         self.device = environment.device
         self.world = world
         self.link = link

@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..comm.moments import Moments
-from ..moving import pinned
+from ...comm.device_events import DeviceEvents
+from ...transfers import pinned
 from .known_machines import PCIE_OVERLAP, software
 from .profiles import Device, Level, Profile
 
@@ -230,7 +230,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """The shortest of several runs."""
     work()
     _finish(device)
-    moments = Moments(device)
+    moments = DeviceEvents(device)
     best, end = float("inf"), time.perf_counter() + BUDGET
     while True:
         moments.mark()

@@ -22,7 +22,7 @@ GIVE_UP_SECONDS = 60.0
 """Until a request whose client has left must have ended."""
 
 
-class Link:
+class HostConnection:
     """Sends messages to the host and queues what comes from it; the worker's process ends with the connection.
 
     Cancel does not wait in the queue: it is noted for `cancelled`. A request that cannot be read is declined; anything else

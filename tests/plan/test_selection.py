@@ -8,8 +8,8 @@ import pytest
 
 from parallel_backend.gpus import Gpu
 from parallel_backend.plan import ModelLimits, ParallelPlan, Workload, resolve
+from parallel_backend.plan.devices.selection import select_gpus, why
 from parallel_backend.plan.resolve import is_automatic
-from parallel_backend.plan.together import why, worth_together
 
 RTX_4090 = Gpu("NVIDIA GeForce RTX 4090", 25_300_000_000, None, (8, 9), 128, False)
 RTX_3090 = Gpu("NVIDIA GeForce RTX 3090", 25_300_000_000, None, (8, 6), 82, False)
@@ -43,7 +43,7 @@ def shown(gpu: Gpu) -> Gpu:
     ],
 )
 def test_a_card_that_makes_all_slower_is_left_out(gpus, used):
-    assert worth_together(gpus) == used
+    assert select_gpus(gpus) == used
 
 
 def test_what_is_left_out_is_said_with_the_way_to_use_it():

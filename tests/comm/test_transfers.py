@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_backend.moving import pinned
+from parallel_backend.transfers import pinned
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned")

@@ -1,4 +1,4 @@
-"""Moments: when a device gets to a place in its work, which is later than when the host asked for it."""
+"""DeviceEvents: when a device gets to a place in its work, which is later than when the host asked for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 
 
-class Moments:
+class DeviceEvents:
     """Marks in what a device is given to do: events of a GPU's stream, the clock's readings elsewhere."""
 
     def __init__(self, device: torch.device) -> None:

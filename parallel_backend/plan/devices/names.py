@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..errors import PlanRefused
-from .plan import MAX_WORLD_SIZE
+from ...errors import PlanRefused
+from ..plan import MAX_WORLD_SIZE
 
 AUTOMATIC_AMONG = "auto:"
 """Begins a wish for as many of the GPUs that follow as the degrees ask for."""

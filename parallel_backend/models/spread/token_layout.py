@@ -1,4 +1,4 @@
-"""Places: where the tokens of any stream of a latent are, for the whole call or for one patch of it."""
+"""TokenLayout: where the tokens of any stream of a latent are, for the whole call or for one patch of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .placement import Placement, everywhere, joined, spread_by
 T = TypeVar("T")
 
 
-class Places:
+class TokenLayout:
     """Found once for each kind and length of stream, and kept from step to step, with all that follows from places alone.
 
     Args:

@@ -5,35 +5,35 @@ from __future__ import annotations
 import msgspec
 
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan.advice import memory_advice
 from parallel_backend.plan.resolve import in_rows
-from parallel_backend.plan.roomier import roomier
 from tests.plans import cpu_plan
 
 
 def test_a_vae_is_not_sharded() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
-    advice = roomier(plan, part=400_000_000, others=0, missing=1)
+    advice = memory_advice(plan, part=400_000_000, others=0, missing=1)
     assert advice.startswith("use more devices, a smaller picture or fewer frames, or tiles, which are approximate")
 
 
 def test_workers_on_one_gpu_do_not_shard() -> None:
     plan = cpu_plan(ulysses=2)
-    assert roomier(plan, 400_000_000, 0, 10**8).startswith("use weights sharded")
+    assert memory_advice(plan, 400_000_000, 0, 10**8).startswith("use weights sharded")
     shared = msgspec.structs.replace(plan, devices=("cuda:0", "cuda:0"))
-    assert roomier(shared, 400_000_000, 0, 10**8).startswith("use pipefusion 2 in")
+    assert memory_advice(shared, 400_000_000, 0, 10**8).startswith("use pipefusion 2 in")
 
 
 def test_blocks_stream_where_nothing_else_fits_these_devices() -> None:
     alone = cpu_plan(blocks=10)
-    assert roomier(alone, 400_000_000, 0, 10**8).startswith(
+    assert memory_advice(alone, 400_000_000, 0, 10**8).startswith(
         "use weights streamed in Parallel Plan, which holds about 80 MB a worker instead of 400 MB"
     )
     tight = cpu_plan(ulysses=2, blocks=10)
-    assert roomier(tight, 400_000_000, 0, 300_000_000).startswith("use weights streamed")
+    assert memory_advice(tight, 400_000_000, 0, 300_000_000).startswith("use weights streamed")
     streamed = cpu_plan(blocks=10, weights="streamed")
-    assert roomier(streamed, 80_000_000, 0, 10**7).startswith("use more devices, an fp8 weight_dtype")
+    assert memory_advice(streamed, 80_000_000, 0, 10**7).startswith("use more devices, an fp8 weight_dtype")
 
 
 def test_other_models_make_way_first() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
-    assert "so that other models make way (9.00 GB of them)" in roomier(plan, 400_000_000, 9_000_000_000, 10**9)
+    assert "so that other models make way (9.00 GB of them)" in memory_advice(plan, 400_000_000, 9_000_000_000, 10**9)

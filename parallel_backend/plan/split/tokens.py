@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .cost import Job, needed_by_rank
-from .measure import BlockTimes
-from .plan import ResolvedPlan
-from .profiles import ModelShape, Profile
+from ..plan import ResolvedPlan
+from ..predict.cost import Job, needed_by_rank
+from ..predict.measure import BlockTimes
+from ..predict.profiles import ModelShape, Profile
 
 FASTEST = 100
 """The share of the fastest rank."""

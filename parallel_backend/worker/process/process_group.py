@@ -32,7 +32,7 @@ def nccl_settings(version: TorchVersion) -> Mapping[str, str]:
     return {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"} if version < "2.8" else {}
 
 
-class World:
+class ProcessGroup:
     """All ranks of this generation, which find each other in `store`."""
 
     def __init__(self, environment: Environment, store: Store) -> None:

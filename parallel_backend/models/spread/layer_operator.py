@@ -27,7 +27,7 @@ def _shape_of_layer(x: Tensor, name: str, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
 
 
-class Opaque(nn.Module):
+class LayerOperator(nn.Module):
     """Stands in the place of the layer of this name while its block is compiled."""
 
     def __init__(self, name: str, features: int) -> None:
@@ -40,7 +40,7 @@ class Opaque(nn.Module):
         return layer(x, self.name, self.features)
 
 
-def opaque_layers(block: nn.Module) -> dict[str, Opaque]:
+def layer_operators(block: nn.Module) -> dict[str, LayerOperator]:
     """What stands for a block's layers that say that they are opaque, by their names in it."""
     found = {name: child for name, child in block.named_modules() if getattr(child, MARK, False)}
-    return {name: Opaque(name, child.out_features) for name, child in found.items()}
+    return {name: LayerOperator(name, child.out_features) for name, child in found.items()}

@@ -12,8 +12,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..layout import SequenceSplit, cut, length
-from .plan import Place, ResolvedPlan
+from ...layout import SequenceSplit, cut, length
+from ..plan import Place, ResolvedPlan
 from .profiles import Level, ModelShape, Profile
 
 EXCHANGED = 6

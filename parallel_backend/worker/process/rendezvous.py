@@ -29,7 +29,7 @@ ANY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
-class Home:
+class Rendezvous:
     """A rank's connection to ComfyUI and its way to the other ranks.
 
     `leave` ends the process because there is nobody left to work for; `linger` is how long it stays after a failure.
@@ -42,7 +42,7 @@ class Home:
     linger: float
 
 
-def go_home(environment: Environment) -> Home:
+def connect_to_host(environment: Environment) -> Rendezvous:
     """Connect.
 
     Raises:
@@ -54,7 +54,7 @@ def go_home(environment: Environment) -> Home:
     return _to_gateway(environment.home, environment)
 
 
-def _to_parent(home: Launched, world_size: int) -> Home:
+def _to_parent(home: Launched, world_size: int) -> Rendezvous:
     def leave() -> NoReturn:
         shutil.rmtree(home.run_directory, ignore_errors=True)  # for a host that no longer can
         os._exit(0)
@@ -70,10 +70,10 @@ def _to_parent(home: Launched, world_size: int) -> Home:
     except OSError as error:
         raise OSError(error.errno, error.strerror, home.socket) from None  # connect() does not name it
     threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
-    return Home(connection, home.generation, lambda: FileStore(home.rendezvous, world_size), leave, linger=0)
+    return Rendezvous(connection, home.generation, lambda: FileStore(home.rendezvous, world_size), leave, linger=0)
 
 
-def _to_gateway(home: Listening, environment: Environment) -> Home:
+def _to_gateway(home: Listening, environment: Environment) -> Rendezvous:
     def leave() -> NoReturn:
         print("The group is over; torchrun starts it anew if it was told to.", file=sys.stderr, flush=True)
         os._exit(1)
@@ -94,7 +94,7 @@ def _to_gateway(home: Listening, environment: Environment) -> Home:
         shared = TCPStore(host, port, is_master=home.own_store and rank == 0, timeout=FOREVER)
         return PrefixStore(str(generation), shared)  # restarts share torchrun's store and must not meet in it
 
-    return Home(connection, generation, store, leave, LINGER_SECONDS)
+    return Rendezvous(connection, generation, store, leave, LINGER_SECONDS)
 
 
 def _find(home: Listening, rank: int) -> tuple[socket.socket, int]:

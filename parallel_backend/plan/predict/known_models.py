@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..errors import Refused
+from ...errors import Refused
 from .operations import of_a_block
 from .profiles import ModelShape, copies_of
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import Refused
+from ...errors import Refused
 from .operations import PATCHED, RING, RING_HOP, ULYSSES
 from .profiles import Device, Level, Profile, Software
 

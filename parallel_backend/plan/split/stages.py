@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from .cost import Lacking
-from .measure import BlockTimes
-from .plan import ResolvedPlan
+from ..plan import ResolvedPlan
+from ..predict.cost import Lacking
+from ..predict.measure import BlockTimes
 
 
 def cut_by_time(plan: ResolvedPlan, times: BlockTimes, lacks: Lacking) -> tuple[int, ...]:

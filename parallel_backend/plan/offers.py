@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .choose import is_approximate, rank
-from .cost import Job
 from .plan import WEIGHTS, ParallelPlan, ResolvedPlan, Workload
-from .profiles import ModelShape, Profile, expansion_of
+from .predict.cost import Job
+from .predict.profiles import ModelShape, Profile, expansion_of
 from .resolve import candidates
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "q8_0": 34 / 32, "q4_k": 144 / 256}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .plan import ResolvedPlan, share_a_gpu
 
 
-def roomier(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
+def memory_advice(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
     """Advice in words: the mildest change that frees `missing` bytes on a worker.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..plan import ModelLimits
 from .operations import MIDDLING
-from .plan import ModelLimits
 
 
 @dataclass(frozen=True)

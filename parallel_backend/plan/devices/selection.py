@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..gpus import Gpu
+from ...gpus import Gpu
 
 TENSOR_CORES_FOR_BF16 = (8, 0)
 """Compute capability; older GPUs compute in fp16 or fp32, without flash attention."""
@@ -20,7 +20,7 @@ LEAST_MEMORY = 0.5
 """Of the largest GPU's: what each rank of Ulysses and Ring holds whole has to fit into the smallest."""
 
 
-def worth_together(gpus: Sequence[Gpu]) -> tuple[int, ...]:
+def select_gpus(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """The indices of the GPUs that `auto` uses.
 
     GPUs with little memory are left out, and of the others those that are much slower than the fastest.

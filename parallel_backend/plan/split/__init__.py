@@ -1,0 +1,1 @@
+"""How work is shared out: tokens among ranks, blocks among stages."""
