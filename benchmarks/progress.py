@@ -1,4 +1,4 @@
-"""What telling of a run costs, in a real ComfyUI on the CPU.
+"""What telling of a run's progress costs, in a real ComfyUI on the CPU.
 
 1. From the prompt to the first text on the sampler node: when workers have to be started, and when they run.
 2. What a step costs more because it is told: the time in the thread that samples, with ComfyUI's server and its loop.
@@ -30,14 +30,14 @@ root = sys.argv[1]
 spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
-from pack.nodes.progress import Telling
+from pack.nodes.progress import Progress
 loop = asyncio.new_event_loop()
 asyncio.set_event_loop(loop)
 prompt_server = server.PromptServer(loop)
 prompt_server.client_id = "page"
 threading.Thread(target=lambda: loop.run_until_complete(prompt_server.publish_loop()), daemon=True).start()
 steps = 5000
-with CurrentNodeContext("prompt", "sampler"), Telling().run("Step", steps) as run:
+with CurrentNodeContext("prompt", "sampler"), Progress().run("Step", steps) as run:
     began = time.perf_counter()
     for step in range(steps):
         run.step(step + 1)

@@ -19,7 +19,7 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ..parallel_backend.errors import NotFinite, Refused, WorkerFailed
-from ..parallel_backend.host.planning.events import Measuring, News, Planned, Ran, Starting
+from ..parallel_backend.host.planning.events import Event, Measuring, Planned, Ran, Starting
 from ..parallel_backend.host.runs.outcome import Outcome, in_words, outcome, part_of
 
 EVENT = "parallel.ran"
@@ -70,7 +70,7 @@ class Run:
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1) if len(self._times) > 1 else 0.0
 
 
-class Telling:
+class Progress:
     """Hears what the Backend tells and says it on the node that is executed."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Telling:
         self._alone: dict[object, float] = {}
         """Measured seconds a step on one device, by the job."""
 
-    def hear(self, news: News) -> None:
+    def hear(self, news: Event) -> None:
         """Listen to the Backend."""
         match news:
             case Starting(workers=workers, seconds=seconds):

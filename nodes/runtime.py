@@ -7,7 +7,7 @@ import functools
 import os
 
 from ..parallel_backend.host import Backend, Deadlines
-from .progress import Telling
+from .progress import Progress
 
 CATEGORY = "Parallel"
 
@@ -15,12 +15,12 @@ CATEGORY = "Parallel"
 @functools.cache
 def backend() -> Backend:
     """The Backend that all nodes share; its workers end with ComfyUI."""
-    made = Backend(Deadlines.read(os.environ), telling().hear)
+    made = Backend(Deadlines.read(os.environ), progress().hear)
     atexit.register(made.close)
     return made
 
 
 @functools.cache
-def telling() -> Telling:
+def progress() -> Progress:
     """Who hears what that Backend tells."""
-    return Telling()
+    return Progress()

@@ -28,7 +28,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Told:
+class DriverReport:
     """What the driver tells of a GPU: bytes that are free, and whether a display shows what it draws."""
 
     free: int | None
@@ -46,7 +46,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
     found = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        mine = told.get(f"GPU-{properties.uuid}", Told(None, False))
+        mine = told.get(f"GPU-{properties.uuid}", DriverReport(None, False))
         capability = properties.major, properties.minor
         found.append(
             Gpu(
@@ -79,7 +79,7 @@ def device_choices() -> tuple[tuple[str, str], ...]:
     return (*(several if len(gpus) > 1 else [("auto", "the GPU of this machine")]), *single)
 
 
-def ask_driver(query: Sequence[str] = QUERY) -> dict[str, Told]:
+def ask_driver(query: Sequence[str] = QUERY) -> dict[str, DriverReport]:
     """What the driver's own tool says, by UUID; nothing where there is no such tool."""
     try:
         ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
@@ -88,10 +88,10 @@ def ask_driver(query: Sequence[str] = QUERY) -> dict[str, Told]:
     return parse(ran.stdout) if ran.returncode == 0 else {}
 
 
-def parse(text: str) -> dict[str, Told]:
+def parse(text: str) -> dict[str, DriverReport]:
     """The answer to QUERY; a field may say that it is not known, such as `[N/A]`."""
     told = {}
     for line in text.splitlines():
         uuid, free, display = (part.strip() for part in line.split(","))
-        told[uuid] = Told(int(free) * MEBIBYTE if free.isdecimal() else None, display == "Enabled")
+        told[uuid] = DriverReport(int(free) * MEBIBYTE if free.isdecimal() else None, display == "Enabled")
     return told

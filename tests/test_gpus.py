@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel_backend.gpus import MEBIBYTE, Told, ask_driver, parse
+from parallel_backend.gpus import MEBIBYTE, DriverReport, ask_driver, parse
 
 ANSWER = """\
 GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11, 23420, Enabled
@@ -14,9 +14,9 @@ GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33, [N/A], [N/A]
 
 def test_free_memory_and_the_display_are_read_by_uuid():
     assert parse(ANSWER) == {
-        "GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11": Told(23420 * MEBIBYTE, True),
-        "GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22": Told(24117 * MEBIBYTE, False),
-        "GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33": Told(None, False),
+        "GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11": DriverReport(23420 * MEBIBYTE, True),
+        "GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22": DriverReport(24117 * MEBIBYTE, False),
+        "GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33": DriverReport(None, False),
     }
 
 

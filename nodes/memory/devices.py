@@ -13,7 +13,7 @@ from ...parallel_backend.plan.predict.profiles import CONTEXT_BYTES
 from .loaded_models import Share
 
 
-def yielding(device: str) -> int:
+def reclaimable_bytes(device: str) -> int:
     """Bytes that ComfyUI's own models hold on a GPU: they make way for workers."""
     if not device.startswith("cuda"):
         return 0

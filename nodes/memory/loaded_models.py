@@ -37,7 +37,7 @@ class Remote(Protocol):
         """About how many bytes all workers on a device of this process hold, once they are loaded."""
 
 
-class InWorkers(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
+class WorkerPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
     """A ModelPatcher of weights that workers hold on its load device: there is nothing to move, only to release."""
 
     @property
@@ -64,7 +64,7 @@ class InWorkers(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         return self.load_device  # type: ignore[no-any-return]
 
 
-class Share(InWorkers):
+class Share(WorkerPatcher):
     """A model's weights on a device beside the one that its MODEL or VAE is on."""
 
     def __init__(self, remote: Remote, device: torch.device) -> None:
@@ -83,7 +83,7 @@ class Share(InWorkers):
         return self.model  # type: ignore[no-any-return]
 
 
-class Home(InWorkers):
+class MainShare(WorkerPatcher):
     """A model's weights on the device that its VAE is on, in a module with its Shares; the others come and go with it."""
 
     def partially_load(self, *_: Any, **__: Any) -> int:
@@ -94,7 +94,7 @@ class Home(InWorkers):
     def detach(self, unpatch_all: bool = True) -> nn.Module:
         """Where ComfyUI unloads this (`unpatch_all`), workers give their memory back; see Shares."""
         if unpatch_all:
-            self.model.shares.release_home()
+            self.model.shares.release_main()
         return self.model  # type: ignore[no-any-return]
 
 
@@ -102,13 +102,13 @@ class Shares:
     """A model's weights on ComfyUI's devices: each but the MODEL's or VAE's own has a Share.
 
     Args:
-        home: the MODEL's or VAE's device.
+        main: the MODEL's or VAE's device.
         devices: all of ComfyUI's.
     """
 
-    def __init__(self, remote: Remote, home: torch.device, devices: Iterable[torch.device]) -> None:
+    def __init__(self, remote: Remote, main: torch.device, devices: Iterable[torch.device]) -> None:
         self._remote = remote
-        others = {device_name(device): device for device in devices if device != home}
+        others = {device_name(device): device for device in devices if device != main}
         self._shares = {name: Share(remote, others[name]) for name in dict.fromkeys(remote.devices) if name in others}
 
     def enlist(self) -> None:
@@ -120,7 +120,7 @@ class Shares:
                 entry.model_load()
                 listed.insert(0, entry)
 
-    def release_home(self) -> None:
+    def release_main(self) -> None:
         """Make the workers on the MODEL's or VAE's own device give their memory back, and those whose device ComfyUI does not
         know: other machines', and the CPU beside GPUs."""
         self._remote.backend.release(self._remote.spec, lambda name: name not in self._shares)

@@ -55,14 +55,14 @@ class NotSupported(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class Conditioning:
     """Tensors and values by the model's own names; those of a whole call have `x` and `timestep` too."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Value] = field(default_factory=dict)
 
 
-def by_mask(call: Given) -> list[Given]:
+def by_mask(call: Conditioning) -> list[Conditioning]:
     """A call, cut where the rows of its batch begin to have another mask of the text: the workers leave masked tokens out."""
     mask = call.tensors.get(TEXT_MASK)
     if mask is None:
@@ -70,18 +70,18 @@ def by_mask(call: Given) -> list[Given]:
     batch = mask.shape[0]
     edges = [0, *(row for row in range(1, batch) if not torch.equal(mask[row], mask[row - 1])), batch]
     return [
-        Given({name: tensor[start:stop] for name, tensor in call.tensors.items()}, call.values)
+        Conditioning({name: tensor[start:stop] for name, tensor in call.tensors.items()}, call.values)
         for start, stop in pairwise(edges)
     ]
 
 
-def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
+def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Conditioning:
     """Of one entry of a CONDITIONING whatever ComfyUI's model class has made of it, in the dtype to which ComfyUI casts it.
 
     Raises:
         Refused: it cannot be sent.
     """
-    given = Given({})
+    given = Conditioning({})
     for name, condition in model_conds.items():
         flatten(NAMES.get(name, name), _sent(name, condition.cond), given.tensors, given.values)
     for name, tensor in given.tensors.items():
@@ -90,13 +90,13 @@ def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Given:
     return given
 
 
-def of_call(context: Tensor, inputs: Mapping[str, Any]) -> Given:
+def of_call(context: Tensor, inputs: Mapping[str, Any]) -> Conditioning:
     """Of one model call, `inputs` being what it has besides text and concatenated latents.
 
     Raises:
         Refused: it cannot be sent.
     """
-    given = Given({"context": context})
+    given = Conditioning({"context": context})
     for name, value in inputs.items():
         if value is not None:
             flatten(name, _sent(name, value), given.tensors, given.values)

@@ -11,7 +11,7 @@ import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_backend.weights.adapters.lora import AdapterSet
-from ..memory.loaded_models import InWorkers
+from ..memory.loaded_models import WorkerPatcher
 from .conditioning import STRICT
 from .refusals import refuse_weights
 from .remote_model import RemoteModel
@@ -20,7 +20,7 @@ from .run.wrapper import run_in_workers
 KEY = "parallel"
 
 
-class ParallelModelPatcher(InWorkers):
+class ParallelModelPatcher(WorkerPatcher):
     """A MODEL of Load Parallel FLUX."""
 
     @property
@@ -61,7 +61,7 @@ class ParallelModelPatcher(InWorkers):
         """Undo patches; where ComfyUI unloads the model (`unpatch_all`), workers give their memory back; see Shares."""
         result = super().detach(unpatch_all)
         if unpatch_all:
-            self.model.diffusion_model.shares.release_home()
+            self.model.diffusion_model.shares.release_main()
         return result
 
     def model_patches_models(self) -> list[Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
-from .conditioning import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
+from .conditioning import CONCAT, NAMES, Conditioning, of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED
@@ -26,7 +26,7 @@ from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
-from .unchanged import Within
+from .unchanged import SkeletonSnapshot
 
 
 class DiffusionProxy(nn.Module):
@@ -43,7 +43,7 @@ class DiffusionProxy(nn.Module):
         self.remote = remote
         self.shares = shares
         self.asked_of_text: dict[str, Any] | None = None
-        self._within = Within(skeleton)
+        self._snapshot = SkeletonSnapshot(skeleton)
         self._own = {*vars(self), "_own"}
 
     def __getattr__(self, name: str) -> Any:
@@ -91,7 +91,7 @@ class DiffusionProxy(nn.Module):
         self.remote.check(x, given)
         self.remote.attention(x.dtype)
         flatten("timestep", timestep, given.tensors, given.values)
-        call = Given({"x": x, **given.tensors}, given.values)
+        call = Conditioning({"x": x, **given.tensors}, given.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
@@ -109,7 +109,7 @@ class DiffusionProxy(nn.Module):
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have."""
-        self._within.refuse_changes()
+        self._snapshot.refuse_changes()
         for name in vars(self):
             if name not in self._own and hasattr(self._skeleton[0], name) and not hasattr(type(self), name):
                 raise refuse_weights(f"Changing diffusion_model.{name}")

@@ -24,10 +24,10 @@ from ...parallel_backend.plan.predict.cost import Job, needs
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ...parallel_backend.weights.layers.packing import Expanded
 from ...parallel_backend.wire.frames import Frame
-from ..memory.devices import free_devices, yielding
+from ..memory.devices import free_devices, reclaimable_bytes
 from ..memory.loaded_models import device_name
 from ..progress import loading
-from .conditioning import Given, by_mask
+from .conditioning import Conditioning, by_mask
 from .features.controlnet import Control, residuals_of
 from .features.lora import AdapterReader
 
@@ -48,7 +48,7 @@ class RemoteModel:
     expanded: Expanded
     reader: AdapterReader
 
-    def job(self, forward: Given, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
+    def job(self, forward: Conditioning, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
         """What is to be computed, as a plan sees it.
 
         Args:
@@ -70,7 +70,7 @@ class RemoteModel:
             expanded=self.expanded.largest,
         )
 
-    def plan(self, job: Job, forward: Given, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
+    def plan(self, job: Job, forward: Conditioning, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.
 
         Args:
@@ -95,7 +95,7 @@ class RemoteModel:
                 question,
                 dtype_name(dtype),
                 forward.tensors,
-                yielding,
+                reclaimable_bytes,
                 comfy.model_management.processing_interrupted,
                 forward.values,
             )
@@ -119,7 +119,7 @@ class RemoteModel:
         kernel = choose_kernel(self.wish.attention, torch.device(device), dtype, self.shape.head_dim)
         return f"{kernel.name} ({kernel.reason})"
 
-    def check(self, latent: Tensor, given: Given) -> None:
+    def check(self, latent: Tensor, given: Conditioning) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
         conditioning = given.tensors
         picture = comfy.utils.unpack_latents(latent, packed_shapes(given.values))[0]
@@ -180,7 +180,7 @@ class RemoteModel:
 
     def forward(
         self,
-        calls: Sequence[Given],
+        calls: Sequence[Conditioning],
         dtype: torch.dtype,
         adapters: AdapterSet,
         plan: ResolvedPlan,

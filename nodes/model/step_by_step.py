@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
-from .conditioning import Given
+from .conditioning import Conditioning
 from .features.controlnet import Control
 from .own_code import changed_model
 from .remote_model import RemoteModel
@@ -39,7 +39,7 @@ class StepByStep:
         """`working` is what `RemoteModel.make_room` found for it."""
         self.plan = plan
         self._working = working
-        self._collected: list[Given] | None = None
+        self._collected: list[Conditioning] | None = None
         self._outputs: deque[Tensor] = deque()
 
     def model_options(self, given: Mapping[str, Any]) -> Any:
@@ -53,7 +53,7 @@ class StepByStep:
     def forward(
         self,
         remote: RemoteModel,
-        call: Given,
+        call: Conditioning,
         dtype: torch.dtype,
         adapters: AdapterSet,
         control: Control | None,
@@ -75,7 +75,7 @@ class StepByStep:
     ) -> Any:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
-        calls: list[Given] = []
+        calls: list[Conditioning] = []
         self._collected = calls
         try:
             executor(model, conds, x, timestep, options)

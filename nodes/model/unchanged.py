@@ -37,7 +37,7 @@ class RemoteWeight(nn.Parameter):
             return func(*args, **(kwargs or {}))
 
 
-class Within:
+class SkeletonSnapshot:
     """What a diffusion model is made of."""
 
     def __init__(self, skeleton: nn.Module) -> None:

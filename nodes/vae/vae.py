@@ -23,9 +23,9 @@ from ...parallel_backend.plan.resolve import planned_devices
 from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
-from ..memory.loaded_models import Home, Shares
+from ..memory.loaded_models import MainShare, Shares
 from ..model.remote_model import dtype_name
-from ..runtime import telling
+from ..runtime import progress
 from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]
@@ -93,12 +93,12 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         """As VAE Decode does. What cannot work is refused before ComfyUI makes room for it."""
         image_of_clip = self.latent_dim == 2 and samples_in.ndim == 5
         shape = self.first_stage_model.decode_output_shape((samples_in[:, :, 0] if image_of_clip else samples_in).shape)
-        with telling().run("Decoding", steps=pictures(shape)):
+        with progress().run("Decoding", steps=pictures(shape)):
             return super().decode(samples_in, vae_options or {})
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """As VAE Encode does."""
-        with telling().run("Encoding"):
+        with progress().run("Encoding"):
             return super().encode(pixel_samples)
 
     def decode_whole(self, latent: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         model = self.first_stage_model
         pixels = torch.empty(model.decode_output_shape(latent.shape), dtype=self.vae_output_dtype())
         needed = self.memory_used_decode(latent.shape, self.vae_dtype)
-        with telling().run("Decoding", steps=pictures(pixels.shape)):
+        with progress().run("Decoding", steps=pictures(pixels.shape)):
             comfy.model_management.load_models_gpu([self.patcher], memory_required=needed)
             model.decode(latent.to(self.vae_dtype), output_buffer=pixels)
         return self.process_output(pixels).to(self.output_device).movedim(1, -1)  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         tiles = comfy.utils.get_tiled_scale_steps(width, height, tile, tile, overlap)
         count = latent.shape[0] * tiles * frames
         bar = comfy.utils.ProgressBar(count)
-        with telling().run("Decoding", steps=count):
+        with progress().run("Decoding", steps=count):
             pixels = comfy.utils.tiled_scale_multidim(
                 latent,
                 lambda part: model.decode(part.to(self.vae_dtype), bar=bar),
@@ -199,7 +199,7 @@ class VAEProxy(nn.Module):
             into = pixels[item, :, start : start + count] if len(shape) == 5 else pixels[item]
             into.copy_(piece)
             bar.update(count)
-            telling().advance(count)
+            progress().advance(count)
 
         self.remote.decode(latent, place, int(self._to_decode(latent.shape, latent.dtype)))
         return pixels
@@ -217,7 +217,7 @@ class VAEProxy(nn.Module):
         return self.encode(pixels)
 
 
-class ParallelVAEPatcher(Home):
+class ParallelVAEPatcher(MainShare):
     """A VAE of Load Parallel VAE, as ComfyUI's memory management sees it."""
 
     def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:

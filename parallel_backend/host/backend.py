@@ -50,7 +50,7 @@ from ..wire.messages import (
     Sample,
 )
 from .planning.comparison import Comparison, MakeRoom, compare
-from .planning.events import Measuring, OnNews, Planned, Ran, Starting, ignore
+from .planning.events import Measuring, OnEvent, Planned, Ran, Starting, ignore
 from .planning.planner import Planner, Question
 from .runs.finite import check_finite, check_sampled
 from .runs.journal import Journal, RunRecord
@@ -95,7 +95,7 @@ class Backend:
     `deadlines` may be changed; workers that run keep those they started with. `tell` is told of all that a user may wait for.
     """
 
-    def __init__(self, deadlines: Deadlines | None = None, tell: OnNews = ignore) -> None:
+    def __init__(self, deadlines: Deadlines | None = None, tell: OnEvent = ignore) -> None:
         self.deadlines = deadlines or Deadlines()
         self._tell = tell
         self._server: ForkServer | None = None
@@ -132,14 +132,14 @@ class Backend:
         dtype, sigmas = fields["compute_dtype"], tensors["sigmas"].cpu()
         steps = len(sigmas) - 1
 
-        def on_news(frame: Frame) -> None:
+        def on_message(frame: Frame) -> None:
             step, denoised, x = frame.message.step, frame.tensors["denoised"], frame.tensors["x"]
             check_sampled(x, f"Step {max(1, step)} of {steps}", sigmas, dtype)
             check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
             on_progress(step, denoised, x)
 
         message = Sample(request=next(self._requests), adapters=adapters.id, **fields)
-        answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading, on_news))
+        answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading, on_message))
         check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
         return answer
 
@@ -200,14 +200,14 @@ class Backend:
             working: as in the message.
         """
 
-        def on_news(frame: Frame) -> None:
+        def on_message(frame: Frame) -> None:
             on_pixels(frame.message.item, frame.message.start, frame.tensors["pixels"])
 
         with self._lock:
             plan = self._in_rows(wish)
             shared = not is_remote(plan.devices[0])
             message = Decode(next(self._requests), vae, plan, schedule, shared, working)
-            return self._request(Exchange(message, {"latent": latent}, NONE, is_cancelled, on_loading, on_news))
+            return self._request(Exchange(message, {"latent": latent}, NONE, is_cancelled, on_loading, on_message))
 
     def encode(
         self,
@@ -236,7 +236,7 @@ class Backend:
         question: Question,
         compute_dtype: str,
         example: Mapping[str, Tensor],
-        yielding: Callable[[str], int],
+        reclaimable: Callable[[str], int],
         is_cancelled: IsCancelled,
         values: Mapping[str, Value] = MappingProxyType({}),
     ) -> ResolvedPlan:
@@ -244,7 +244,7 @@ class Backend:
 
         Args:
             example, values: the tensors of one forward of the job, and what its conditioning holds besides.
-            yielding: bytes that this process holds on a device of this machine and would give up for the job.
+            reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
 
         Raises:
             Refused: no plan can work; the sentence says what does.
@@ -253,7 +253,7 @@ class Backend:
         self._journal.begins()
         answer = self._planner.choose(
             question,
-            measure_memory=lambda plan: self._memory(plan, yielding, is_cancelled),
+            measure_memory=lambda plan: self._memory(plan, reclaimable, is_cancelled),
             measure_machine=lambda plan: self._machine(plan, is_cancelled),
             measure_blocks=lambda plan: self._block_times(
                 question.spec, plan, compute_dtype, example, values, is_cancelled
@@ -279,7 +279,7 @@ class Backend:
         return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
 
     def _memory(
-        self, plan: ResolvedPlan, yielding: Callable[[str], int], is_cancelled: IsCancelled
+        self, plan: ResolvedPlan, reclaimable: Callable[[str], int], is_cancelled: IsCancelled
     ) -> tuple[float, ...]:
         """Bytes that a job may take of each rank's device."""
         request = MeasureMemory(next(self._requests), plan)
@@ -287,7 +287,7 @@ class Backend:
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
         return tuple(
-            free + (0 if is_remote(device) else yielding(device)) / devices.count(device)
+            free + (0 if is_remote(device) else reclaimable(device)) / devices.count(device)
             for free, device in zip(message.free, devices, strict=True)
         )
 

@@ -40,15 +40,15 @@ def main(arguments: Sequence[str]) -> int:
         if environment.fault_file is not None:
             status.faults = Faults(environment.fault_file, environment.rank)
         status.enter("starting")
-        home = connect_to_host(environment)
+        rendezvous = connect_to_host(environment)
     except (Refused, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    hello = Hello(home.generation, own_facts(environment.device))
-    link = HostConnection(home.connection, environment.rank, hello, status, home.leave)
+    hello = Hello(rendezvous.generation, own_facts(environment.device))
+    link = HostConnection(rendezvous.connection, environment.rank, hello, status, rendezvous.leave)
     rank: Rank | None = None
     try:
-        world = _join(environment, home, status)
+        world = _join(environment, rendezvous, status)
         rank = Rank(environment, world, link, status, _meter(environment))
         _serve(rank)
     except Exception as error:
@@ -67,14 +67,14 @@ def main(arguments: Sequence[str]) -> int:
         link.send(failed)
         with contextlib.suppress(OSError):  # the disk with the log may be full
             print(failed.trace or reason, file=sys.stderr, flush=True)
-        time.sleep(home.linger)
+        time.sleep(rendezvous.linger)
         return 1
     return 0
 
 
-def _join(environment: Environment, home: Rendezvous, status: Status) -> ProcessGroup:
+def _join(environment: Environment, rendezvous: Rendezvous, status: Status) -> ProcessGroup:
     status.enter("joining the other workers")
-    return ProcessGroup(environment, home.store())
+    return ProcessGroup(environment, rendezvous.store())
 
 
 def _shortage(error: BaseException, rank: Rank | None) -> Shortage | None:

@@ -189,7 +189,7 @@ def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_
     weights = Weights(run.backend, spec_of("comfyui", job.path), names)
     model = nn.Module()
     model.remote, model.shares = weights, shares.Shares(weights, here, (here, there))
-    patchers = [shares.Home(model, load_device=here, offload_device=here)]
+    patchers = [shares.MainShare(model, load_device=here, offload_device=here)]
     del model
     latents = []
 

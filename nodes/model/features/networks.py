@@ -39,7 +39,7 @@ WHOLE: Literal["ZImageControl"] = "ZImageControl"
 PATCHES = "patches"
 """Where nodes put functions among transformer_options."""
 
-Given: TypeAlias = Mapping[str, Sequence[Any]]
+PatchTable: TypeAlias = Mapping[str, Sequence[Any]]
 """`patches` among transformer_options: functions by the place where a model calls them."""
 
 Name = Callable[[Tensor], str]
@@ -76,7 +76,7 @@ def networks_of(
     raise AssertionError("any patches that are left are refused")
 
 
-def _all_lllite(patches: Given) -> bool:
+def _all_lllite(patches: PatchTable) -> bool:
     """Whether all are what Apply Anima LLLite puts there, once or several times over."""
     wholes = patches.get("post_input", ())
     inside: dict[str, tuple[type, Mapping[str, str] | None]] = {
@@ -118,7 +118,7 @@ def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
     )
 
 
-def _all_diffsynth(patches: Given) -> bool:
+def _all_diffsynth(patches: PatchTable) -> bool:
     """Whether all are what Apply Qwen Image DiffSynth ControlNet puts there."""
     return set(patches) == {"double_block"} and all(
         _of_nodes(patch, "DiffSynthCnetPatch") and _of_nodes(patch.model_patch.model, "QwenImageBlockWiseControlNet")
@@ -138,7 +138,7 @@ def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> N
     return Network("QwenDiffSynth", weights, {"encoded": name(patch.encoded_image)}, values)
 
 
-def _all_zimage(patches: Given) -> bool:
+def _all_zimage(patches: PatchTable) -> bool:
     """Whether all are what Apply Z-Image Fun ControlNet puts there."""
     behind, refining = (patches.get(place, ()) for place in ("double_block", "noise_refiner"))
     return (
@@ -171,7 +171,7 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
     return Network(WHOLE, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
 
 
-def _all_infinitetalk(patches: Given) -> bool:
+def _all_infinitetalk(patches: PatchTable) -> bool:
     """Whether they are what one WanInfiniteTalkToVideo puts there, for one speaker or two."""
     kinds = {"attn2_patch": MultiTalkCrossAttnPatch, "attn1_patch": MultiTalkGetAttnMapPatch}
     return (
@@ -182,7 +182,7 @@ def _all_infinitetalk(patches: Given) -> bool:
     )
 
 
-def _infinitetalk(patches: Given, skeleton: Any, shape: Sequence[int], name: Name, speech: Tensor) -> Network:
+def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name: Name, speech: Tensor) -> Network:
     (patch,) = patches["attn2_patch"]
     blocks = patch.model_patch.model.blocks
     _check_width(blocks[0].norm_x.normalized_shape[0], skeleton.dim)

@@ -14,7 +14,7 @@ from ....parallel_backend.denoise.samplers import SAMPLERS
 from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.conditioning import in_dict
-from ..conditioning import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
+from ..conditioning import CROSS_ATTENTION, Conditioning, NotSupported, check_prompt, of_prompt, options_of
 from ..features.compile import compiler_of
 from ..features.guidance import guides_of
 from ..features.networks import PATCHES
@@ -38,7 +38,7 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
 
 
-def example_of(run: SamplerRun) -> Given:
+def example_of(run: SamplerRun) -> Conditioning:
     """One forward of the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
@@ -48,7 +48,7 @@ def example_of(run: SamplerRun) -> Given:
         name: tensor if in_dict(name, given.values) else tensor[:1].expand(batch, *tensor.shape[1:])
         for name, tensor in given.tensors.items()
     }
-    return Given({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
+    return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
 
 
 def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:

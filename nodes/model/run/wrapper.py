@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.host.runs.finite import check_sampled
 from ...progress import Run
-from ...runtime import telling
+from ...runtime import progress
 from ..conditioning import STRICT, NotSupported, of_prompt
 from ..features.attention_guidance import attention_guides, name_of, refuse_split
 from ..features.networks import WHOLE, refuse_stages
@@ -101,7 +101,7 @@ def run_in_workers(
         if reason is not None:
             return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
         return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], tensors["x"])
-    with telling().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
+    with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
         example = example_of(run)
         job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
         # of a call whose attentions compare its rows no worker can have some alone

@@ -43,9 +43,9 @@ class Ran:
     reports: Sequence[Report]
 
 
-News = Starting | Measuring | Planned | Ran
-OnNews = Callable[[News], None]
+Event = Starting | Measuring | Planned | Ran
+OnEvent = Callable[[Event], None]
 
 
-def ignore(_: News) -> None:
+def ignore(_: Event) -> None:
     """What nobody wants to know."""

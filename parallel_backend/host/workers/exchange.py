@@ -21,7 +21,7 @@ from ...wire.messages import (
     Sample,
 )
 
-OnNews = Callable[[Frame], None]
+OnMessage = Callable[[Frame], None]
 OnLoading = Callable[[int, int], None]
 IsCancelled = Callable[[], bool]
 
@@ -42,7 +42,7 @@ class Exchange:
     """A request with its tensors, the adapters that it names, and who looks on.
 
     `is_cancelled` is asked often; True cancels the request. `on_loading` is told the bytes of weights that are there and
-    those there will be, `on_news` the frames of Progress and Pixels messages; what they raise cancels the request.
+    those there will be, `on_message` the frames of Progress and Pixels messages; what they raise cancels the request.
     """
 
     message: Request
@@ -50,7 +50,7 @@ class Exchange:
     adapters: AdapterSet = NONE
     is_cancelled: IsCancelled = _never
     on_loading: OnLoading = _ignore
-    on_news: OnNews = _ignore
+    on_message: OnMessage = _ignore
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class WorkerGroup:
             frame = self._next_frame(started)
             match frame.message if frame else None:
                 case Progress() | Pixels() if cancelled_by is None and frame is not None:
-                    cancelled_by = _raised_by(exchange.on_news, frame)
+                    cancelled_by = _raised_by(exchange.on_message, frame)
                 case Loading(done=done, total=total) if cancelled_by is None:
                     cancelled_by = _raised_by(exchange.on_loading, done, total)
                 case Report() as report:

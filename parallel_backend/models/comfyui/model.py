@@ -23,7 +23,7 @@ from ..spread.stream import Stream
 from .conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
 from .features.attention_guidance import guided
 from .features.networks import Beside, patches_of
-from .features.text import ASKED, Texts
+from .features.text import ASKED, PreparedTexts
 from .timestep_numbers import TimestepNumbers
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ComfyModel:
         latent: Tensor,
         inputs: Inputs,
         options: Mapping[str, Any],
-        texts: Texts,
+        texts: PreparedTexts,
         picture_tokens: Placement | None,
         networks: Sequence[Beside] = (),
     ) -> Tensor:
@@ -152,7 +152,7 @@ class ComfyForward:
         self.networks: Sequence[Beside] = ()
         self._model = model
         self._forward = forward
-        self._texts = Texts()
+        self._texts = PreparedTexts()
 
     @property
     def cache_bytes(self) -> int:

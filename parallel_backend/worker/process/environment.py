@@ -64,7 +64,7 @@ class Environment:
     rank: int
     world_size: int
     device: torch.device
-    home: Launched | Listening
+    host: Launched | Listening
     models: tuple[Path, ...]
     comfyui: str
     fault_file: Path | None
@@ -85,7 +85,7 @@ class Environment:
             rank=int(variables["RANK"]),
             world_size=int(variables["WORLD_SIZE"]),
             device=torch.device(options.device or variables.get(DEVICE) or here),
-            home=_listening(listen, options.secret, variables) if listen else _launched(variables),
+            host=_listening(listen, options.secret, variables) if listen else _launched(variables),
             models=tuple(Path(folder) for folder in folders),
             comfyui=options.comfyui or variables.get(COMFYUI, ""),
             fault_file=Path(variables[FAULT_FILE]) if FAULT_FILE in variables else None,

@@ -49,31 +49,33 @@ def connect_to_host(environment: Environment) -> Rendezvous:
         OSError: ComfyUI or rank 0 cannot be reached, or rank 0 cannot listen.
         Refused: the environment names a network interface that is not there.
     """
-    if isinstance(environment.home, Launched):
-        return _to_parent(environment.home, environment.world_size)
-    return _to_gateway(environment.home, environment)
+    if isinstance(environment.host, Launched):
+        return _to_parent(environment.host, environment.world_size)
+    return _to_gateway(environment.host, environment)
 
 
-def _to_parent(home: Launched, world_size: int) -> Rendezvous:
+def _to_parent(launched: Launched, world_size: int) -> Rendezvous:
     def leave() -> NoReturn:
-        shutil.rmtree(home.run_directory, ignore_errors=True)  # for a host that no longer can
+        shutil.rmtree(launched.run_directory, ignore_errors=True)  # for a host that no longer can
         os._exit(0)
 
     def watch_host() -> None:
         """Block until the host's end of the pipe closes, which the kernel does however the host ends."""
-        os.read(home.death_pipe, 1)
+        os.read(launched.death_pipe, 1)
         leave()
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(home.socket)
+        connection.connect(launched.socket)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, home.socket) from None  # connect() does not name it
+        raise OSError(error.errno, error.strerror, launched.socket) from None  # connect() does not name it
     threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
-    return Rendezvous(connection, home.generation, lambda: FileStore(home.rendezvous, world_size), leave, linger=0)
+    return Rendezvous(
+        connection, launched.generation, lambda: FileStore(launched.rendezvous, world_size), leave, linger=0
+    )
 
 
-def _to_gateway(home: Listening, environment: Environment) -> Rendezvous:
+def _to_gateway(listening: Listening, environment: Environment) -> Rendezvous:
     def leave() -> NoReturn:
         print("The group is over; torchrun starts it anew if it was told to.", file=sys.stderr, flush=True)
         os._exit(1)
@@ -82,33 +84,33 @@ def _to_gateway(home: Listening, environment: Environment) -> Rendezvous:
     rank = environment.rank
     if rank == 0:
         generation = secrets.randbits(63)
-        connection = Gateway(home, environment.world_size, generation).own_connection()
-        interface = home.address.host
+        connection = Gateway(listening, environment.world_size, generation).own_connection()
+        interface = listening.address.host
     else:
-        connection, generation = _find(home, rank)
+        connection, generation = _find(listening, rank)
         interface = connection.getsockname()[0]
     _use_interface(interface)
 
     def store() -> Store:
-        host, port = home.store
-        shared = TCPStore(host, port, is_master=home.own_store and rank == 0, timeout=FOREVER)
+        host, port = listening.store
+        shared = TCPStore(host, port, is_master=listening.own_store and rank == 0, timeout=FOREVER)
         return PrefixStore(str(generation), shared)  # restarts share torchrun's store and must not meet in it
 
     return Rendezvous(connection, generation, store, leave, LINGER_SECONDS)
 
 
-def _find(home: Listening, rank: int) -> tuple[socket.socket, int]:
-    host = home.store[0] if home.address.host in ANY_INTERFACE else home.address.host
+def _find(listening: Listening, rank: int) -> tuple[socket.socket, int]:
+    host = listening.store[0] if listening.address.host in ANY_INTERFACE else listening.address.host
     until = time.monotonic() + FIND_SECONDS
     while True:
         try:
-            connection = socket.create_connection((host, home.address.port), timeout=5)
-            return connection, present(connection, home.secret, rank)
+            connection = socket.create_connection((host, listening.address.port), timeout=5)
+            return connection, present(connection, listening.secret, rank)
         except HandshakeFailed as error:
-            raise ConnectionError(f"rank 0 at {home.address} does not take rank {rank}: {error}") from None
+            raise ConnectionError(f"rank 0 at {listening.address} does not take rank {rank}: {error}") from None
         except OSError as error:  # not up yet, or on its way down
             if time.monotonic() > until:
-                raise ConnectionError(f"rank 0 was not found at {home.address}: {error}") from None
+                raise ConnectionError(f"rank 0 was not found at {listening.address}: {error}") from None
         time.sleep(0.2)
 
 

@@ -15,7 +15,7 @@ MARK = "asked"
 """An entry that is always there, as there may be no arguments."""
 
 
-class Texts:
+class PreparedTexts:
     """The texts of a run, by what tells its forwards apart."""
 
     def __init__(self) -> None:
