@@ -11,8 +11,8 @@ import comfy.conds
 import torch
 from torch import Tensor
 
+from ...parallel_backend.conditioning import OPTIONS, SIDES, SIGMAS, flatten, in_dict
 from ...parallel_backend.diffusion import Value
-from ...parallel_backend.models.comfyui.conditioning import OPTIONS, SIDES, SIGMAS, flatten, in_dict
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}

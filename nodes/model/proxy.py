@@ -13,7 +13,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
-from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
+from ...parallel_backend.conditioning import SHAPES, flatten
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from .conditioning import CONCAT, NAMES, Conditioning, of_call, options_of, sigmas_of

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ...parallel_backend.conditioning import SIDES, SIGMAS
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.conditioning import SIDES, SIGMAS
 from .conditioning import NUMBERS, is_plain
 from .named_options import named_by
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.attention.kernels import choose_kernel
+from ...parallel_backend.conditioning import OPTIONS, packed_shapes, picture_shape
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import Question
-from ...parallel_backend.models.comfyui.conditioning import OPTIONS, packed_shapes, picture_shape
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.predict.cost import Job, needs

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..conditioning import in_dict, runs_alone
 from ..diffusion import Prompt, Value
-from ..models.comfyui.conditioning import in_dict, runs_alone
 from ..models.family import Conditioning
 from ..models.inputs import Inputs, PatchForward
 

@@ -19,8 +19,8 @@ from torch import nn
 from parallel_backend.attention.kernels import warm_up_kernels
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
+from parallel_backend.conditioning import picture_shape
 from parallel_backend.models import FAMILIES
-from parallel_backend.models.comfyui.conditioning import picture_shape
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.predict.cost import Job as PlanJob

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
-from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
-from parallel_backend.models.comfyui.features.text import ASKED, MARK
 
 FLOW = FlowSettings(1.0, 0.999, 1.0)
 
@@ -139,7 +138,7 @@ JOBS: Mapping[str, Job] = {
         {"context": (512, 5120)},
         50,
         2,
-        {**MINIMAX_VALUES, "minimax_payload.seed": 0, f"{ASKED}.{MARK}": True},
+        {**MINIMAX_VALUES, "minimax_payload.seed": 0, f"{TEXT_PREPARATION}.{ASKED}": True},
     ),
     "CogVideoX 1.5": Job(
         _cogvideox,

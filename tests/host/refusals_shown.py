@@ -279,7 +279,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… in the conditioning cannot be used",
             "the picture beside the latent, such as",
         ),
-        "parallel_backend/models/comfyui/conditioning.py": (
+        "parallel_backend/conditioning.py": (
             "… in the conditioning is nested too",
             "… in the conditioning holds a …, which",
         ),

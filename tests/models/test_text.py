@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from parallel_backend.comm.meter import Meter
+from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import Prompt
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
-from parallel_backend.models.comfyui.features.text import ASKED, MARK
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.stores.holding import Holding
@@ -34,7 +33,7 @@ def test_texts_are_refined_once_a_run() -> None:
     texts = {str(side): draw(1, tokens, TEXT, seed=side) for side, tokens in enumerate(TOKENS)}
     values: dict[str, Any] = {}
     flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)
-    flatten(ASKED, {MARK: True}, {}, values)
+    flatten(TEXT_PREPARATION, {ASKED: True}, {}, values)
     sides = {side: [Prompt({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
     base = described(case.kind).get_model({}, "")
     base.diffusion_model = case.model

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ....parallel_backend.conditioning import OPTIONS, SKIPPED, flatten
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.models.comfyui.conditioning import OPTIONS, SKIPPED, flatten
 from ....parallel_backend.plan import ResolvedPlan
 from .guidance import known_function
 

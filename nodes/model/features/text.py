@@ -6,7 +6,7 @@ from typing import Any
 
 import comfy.conds
 
-from ....parallel_backend.models.comfyui.features.text import ASKED, MARK
+from ....parallel_backend.conditioning import ASKED, TEXT_PREPARATION
 
 
 class PreparedByWorkers:
@@ -20,7 +20,7 @@ class PreparedByWorkers:
         proxy.asked_of_text = None
         conds: dict[str, Any] = super().extra_conds(**kwargs)  # type: ignore[misc]
         if proxy.asked_of_text is not None:
-            conds[ASKED] = comfy.conds.CONDConstant({MARK: True, **proxy.asked_of_text})
+            conds[TEXT_PREPARATION] = comfy.conds.CONDConstant({ASKED: True, **proxy.asked_of_text})
         return conds
 
 

@@ -10,10 +10,10 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
+from ....parallel_backend.conditioning import in_dict
 from ....parallel_backend.denoise.samplers import SAMPLERS
 from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.models.comfyui.conditioning import in_dict
 from ..conditioning import CROSS_ATTENTION, Conditioning, NotSupported, check_prompt, of_prompt, options_of
 from ..features.compile import compiler_of
 from ..features.guidance import guides_of

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...conditioning import packed_shapes
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
@@ -24,10 +25,9 @@ from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
 from ..spread.declaration import Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
-from .conditioning import packed_shapes, reference_tokens
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
-from .latents import REFERENCE, check_sizes
+from .latents import REFERENCE, check_sizes, reference_tokens
 from .model import ComfyModel
 from .quantised_layers import pieces_of, quantise_layers
 

@@ -20,6 +20,20 @@ GUIDES, GUIDED = "keyframe_idxs", "denoise_mask"
 """Where the guides of LTX-Video are, which lie behind the latent's frames, and the mask of both; below 0 it leaves tokens out."""
 
 
+REFERENCES = frozenset(
+    {
+        "ref_latents",
+        "ref_latent",
+        "reference_latent",
+        "context_latents",
+        "vace_context",
+        "cond_video_latents",
+        "time_dim_concat",
+    }
+)
+"""Conditioning whose latents become tokens."""
+
+
 def check_sizes(kind: str, declaration: Declaration, picture: Picture, conditioning: Mapping[str, Tensor]) -> None:
     """Raises Refused where the model would stop at a size in its middle, with the sizes and what works.
 
@@ -94,3 +108,13 @@ def _check_guides(picture: Picture, conditioning: Mapping[str, Tensor]) -> None:
 
 def _not_whole(kind: str, picture: Picture) -> Refused:
     return Refused(f"{kind} takes whole tokens only, and {picture.not_whole()}")
+
+
+def reference_tokens(
+    conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...], more: frozenset[str] = frozenset()
+) -> int:
+    """Tokens of one batch item's references, and of `more` latents."""
+    names = REFERENCES | more
+    latents = (tensor for name, tensor in conditioning.items() if names.intersection(name.split(".")))
+    pictures = (Picture(tuple(latent.shape), patch_size) for latent in latents if latent.ndim == 2 + len(patch_size))
+    return sum(picture.tokens for picture in pictures)

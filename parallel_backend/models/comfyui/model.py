@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, TEXT_PREPARATION, arguments, picture_shape
 from ...diffusion import Value
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
@@ -20,10 +21,10 @@ from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
-from .conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, arguments, picture_shape, reference_tokens
 from .features.attention_guidance import guided
 from .features.networks import Beside, patches_of
-from .features.text import ASKED, PreparedTexts
+from .features.text import PreparedTexts
+from .latents import reference_tokens
 from .timestep_numbers import TimestepNumbers
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ComfyModel:
             patches |= guided(more.pop(GUIDED), self._spread.now)
         if patches:
             more["patches"] = patches
-        asked = given.pop(ASKED, None)
+        asked = given.pop(TEXT_PREPARATION, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
             context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()
         if picture_tokens is not None:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ...conditioning import GUIDED, OPTIONS, in_dict
 from ...diffusion import Value
 from ...errors import Cancelled
 from ...layout import cut
 from ...mesh import Mesh
-from ...models.comfyui.conditioning import GUIDED, OPTIONS, in_dict
 from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.family import Forward as ModelForward

@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ASKED = "text_preparation"
-"""The conditioning that asks for it: the arguments of the model's `preprocess_text_embeds` besides the text."""
-
-MARK = "asked"
-"""An entry that is always there, as there may be no arguments."""
+from ....conditioning import ASKED
 
 
 class PreparedTexts:
@@ -25,7 +21,7 @@ class PreparedTexts:
         """What the model makes of each row of `text` `[batch, tokens, features]`."""
         given, made = self._made.get(key, (None, text))
         if given is not text:
-            with_it = {name: value for name, value in asked.items() if name != MARK}
+            with_it = {name: value for name, value in asked.items() if name != ASKED}
             made = torch.cat([module.preprocess_text_embeds(row[None], **with_it) for row in text])
             self._made[key] = text, made
         return made.clone()

@@ -1,4 +1,7 @@
-"""Conditioning as flat names: what travels between ComfyUI and the workers, and the arguments of the model it becomes."""
+"""Conditioning as flat names: what travels between ComfyUI and the workers, and the arguments of the model it becomes.
+
+Both processes use it: one takes a tree apart, the other puts it together.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...diffusion import Value
-from ...errors import Refused
-from ..spread.picture import Picture
-
-REFERENCES = frozenset(
-    {
-        "ref_latents",
-        "ref_latent",
-        "reference_latent",
-        "context_latents",
-        "vace_context",
-        "cond_video_latents",
-        "time_dim_concat",
-    }
-)
-"""Conditioning whose latents become tokens."""
+from .diffusion import Value
+from .errors import Refused
 
 MAX_DEPTH = 4
 LENGTH = "#"
@@ -43,6 +32,12 @@ SKIPPED = "skipped_blocks"
 
 GUIDED = "attention_guides"
 """Functions that change what attentions give (diffusion.GuideFunction) go under this name among these options."""
+
+TEXT_PREPARATION = "text_preparation"
+"""The conditioning that asks for a text to be prepared: the arguments of the model's `preprocess_text_embeds` besides it."""
+
+ASKED = "asked"
+"""An entry of that which is always there, as there may be no arguments."""
 
 SIDES = "cond_or_uncond"
 """ComfyUI's name among these options of the sides in a call's batch, 0 for the positive one."""
@@ -86,16 +81,6 @@ def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str,
                 f"{name} in the conditioning holds a {type(given).__name__}, which cannot be sent to the workers: remove the "
                 "node that adds it, or use Load Diffusion Model."
             )
-
-
-def reference_tokens(
-    conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...], more: frozenset[str] = frozenset()
-) -> int:
-    """Tokens of one batch item's references, and of `more` latents."""
-    names = REFERENCES | more
-    latents = (tensor for name, tensor in conditioning.items() if names.intersection(name.split(".")))
-    pictures = (Picture(tuple(latent.shape), patch_size) for latent in latents if latent.ndim == 2 + len(patch_size))
-    return sum(picture.tokens for picture in pictures)
 
 
 def in_dict(name: str, values: Mapping[str, Value]) -> bool:
