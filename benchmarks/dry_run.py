@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
+from parallel_backend.comfyui_folder import ARGUMENTS, FOLDER
+from parallel_backend.models.comfyui.importing import import_comfyui
 from tests.dry.diffusers_blocks import MODULES, block_kernels
 from tests.dry.dry_decode import dry_decode
 from tests.dry.dry_rank import Result, dry_run, own_kernels

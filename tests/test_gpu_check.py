@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.models.comfyui.importing import FOLDER
+from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.weights.loading.rounds import Way
 from tests.selection import thorough
 

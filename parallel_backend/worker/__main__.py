@@ -11,11 +11,11 @@ import time
 import traceback
 from collections.abc import Sequence
 
+from ..comfyui_folder import FOLDER
 from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
 from ..errors import Refused
-from ..models.comfyui.importing import FOLDER
 from ..wire.messages import Failed, Hello, Join, Ready, Shortage, Shutdown
 from .memory.rank_memory import asked_bytes, is_out_of_memory
 from .process.environment import Environment

@@ -26,7 +26,8 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from ..models.comfyui.importing import ARGUMENTS, FOLDER, import_comfyui
+from ..comfyui_folder import ARGUMENTS, FOLDER
+from ..models.comfyui.importing import import_comfyui
 from ..wire.forking import Ended, Start, Started, log_path, receive_start
 from .__main__ import main
 from .process.environment import DEATH_PIPE

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.conditioning import flatten
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt, Value
 from parallel_backend.host import Backend
 from parallel_backend.host.backend import OnPixels
 from parallel_backend.host.workers.exchange import Answer
-from parallel_backend.models.comfyui.importing import FOLDER
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.files.digest import file_digest
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
@@ -50,7 +51,7 @@ def _nothing_compiled() -> Iterator[None]:
 def compiling(case: Case, backend: str = BACKEND, **degrees: int) -> Rank:
     """One rank of a plan, whose blocks are compiled."""
     rank = Rank(case, plan_for(case, **degrees))
-    rank.hold(Holding(), CompiledBlocks(backend))
+    rank.hold(Holding(), CompiledBlocks(backend, COMPILED))
     return rank
 
 
@@ -204,7 +205,7 @@ def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() ->
     assert len(rank.forward.uncompiled()) == 2
     assert rank.forward.uncompiled() == ()
     torch._dynamo.register_backend(broken, name="broken")  # type: ignore[no-untyped-call]
-    rank.hold(Holding(), CompiledBlocks("broken"))
+    rank.hold(Holding(), CompiledBlocks("broken", COMPILED))
     out = rank.run()
     assert out is not None
     assert torch.equal(out, expected)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
@@ -103,7 +104,7 @@ def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monke
         expected = found.stock()
     torch._dynamo.reset()
     rank = Rank(found, plan_for(found, patches=2))
-    rank.hold(Holding(), CompiledBlocks("aot_eager"))
+    rank.hold(Holding(), CompiledBlocks("aot_eager", COMPILED))
     out = rank.run()
     assert rank.forward.uncompiled() == () and out is not None
     assert worst([[out]], expected) <= TOLERANCE

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
+from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.family import Stage
 from parallel_backend.models.spread.blocks import SpreadModel, blocks_of
 from parallel_backend.models.spread.compiled import CompiledBlocks
@@ -95,7 +96,7 @@ class Rank:
         stage = self._mesh.pipefusion.rank
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
         shared = {id(weight): weight for weight in case.model.parameters()}
-        self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part)
+        self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
         self.module, self.blocks = self._model.module, self._model.blocks
         self.hold(Holding())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.models.comfyui.importing import ARGUMENTS, FOLDER
+from parallel_backend.comfyui_folder import ARGUMENTS, FOLDER
 from parallel_backend.worker import forkserver
 from tests.selection import thorough
 

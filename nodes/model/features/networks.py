@@ -18,9 +18,8 @@ from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetA
 from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.models.comfyui.features.networks import CROSS_ATTENTION, SELF_ATTENTION
 from ....parallel_backend.plan import ResolvedPlan
-from ....parallel_backend.weights.adapters.lora import Network
+from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from .attention_guidance import PLACE as GUIDES

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...models.comfyui import importing
+from ...comfyui_folder import ARGUMENTS, FOLDER
 from ...plan import ResolvedPlan
 from ...plan.predict.measure import cache_folder
 from ...wire.forking import log_path
@@ -190,4 +190,4 @@ def own_comfyui() -> dict[str, str]:
     if options is None or not options.args_parsing:
         return {}
     folder = Path(str(options.__file__)).resolve().parents[1]
-    return {importing.FOLDER: str(folder), importing.ARGUMENTS: json.dumps(sys.argv[1:])}
+    return {FOLDER: str(folder), ARGUMENTS: json.dumps(sys.argv[1:])}

@@ -5,32 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
+from ...comfyui_folder import ARGUMENTS, FOLDER
 from ...errors import Refused
-
-FOLDER = "PARALLEL_COMFYUI"
-"""Environment variable: ComfyUI's folder."""
-
-ARGUMENTS = "PARALLEL_COMFYUI_ARGUMENTS"
-"""Environment variable: ComfyUI's command line, as JSON; its switches (precision, attention) are the host's."""
-
-
-VERSION = re.compile(r"^__version__ = \"(.+)\"$", re.MULTILINE)
-
-
-def comfyui_version(folder: str) -> str:
-    """The version of the ComfyUI in a folder, read without running any of it; empty if it does not say."""
-    try:
-        found = VERSION.search(Path(folder, "comfyui_version.py").read_text())
-    except OSError:
-        return ""
-    return found[1] if found else ""
 
 
 def import_comfyui(variables: Mapping[str, str] = os.environ) -> None:

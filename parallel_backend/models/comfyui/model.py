@@ -22,7 +22,9 @@ from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
 from .features.attention_guidance import guided
+from .features.compile import COMPILED
 from .features.networks import Beside, patches_of
+from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
 from .timestep_numbers import TimestepNumbers
@@ -55,7 +57,7 @@ class ComfyModel:
         self._patch_size = declaration.patch_size(self.module)
         self._beside = declaration.beside
         self._numbers = TimestepNumbers(self.module)
-        self._spread = SpreadModel(self.module, declaration, stage)
+        self._spread = SpreadModel(self.module, declaration, stage, COMPILED)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
         self.unknown: Sequence[str] = self._spread.unknown
 
@@ -101,7 +103,7 @@ class ComfyModel:
         concat, context = given.pop("concat", None), given.pop("context", None)
         more = given.pop(OPTIONS, {})
         if SKIPPED in more:
-            more["patches_replace"] = {"dit": {tuple(place): _left_out for place in more.pop(SKIPPED)}}
+            more[REPLACED] = replacements(more.pop(SKIPPED))
         if self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
         patches = patches_of(networks, self._spread.now.call)
@@ -129,11 +131,6 @@ class ComfyModel:
         call = self._spread.now.call
         streams = {block: Stream(local, placement, 1, call) for block, local in residuals.items()}
         return {kind: [streams.get(block) for block in blocks] for kind, blocks in self._control.items()}
-
-
-def _left_out(arguments: Any, _: Any) -> Any:
-    """In the place of a block: what it was given."""
-    return arguments
 
 
 def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from ..family import Stage
 from .arguments import OPTIONS, Arguments
 from .attentions import BlockCall
 from .call import StageOver
-from .compiled import COMFYUIS, CompiledBlocks, Entry
+from .compiled import CompiledBlocks, Entry
 from .declaration import Attention, Boundary, Declaration, Group
 from .forward import Forward
 from .layer_operator import LayerOperator, layer_operators
@@ -104,7 +104,7 @@ class SpreadModel:
         unknown: what the source of any stage's blocks gives attention and only ComfyUI's own kernels know, by name.
     """
 
-    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: Entry = COMFYUIS) -> None:
+    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: Entry) -> None:
         self.module = module
         self._entry = entry
         self._compiled: dict[str, CompiledBlocks] = {}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .arguments import OPTIONS, Arguments
+from .arguments import Arguments
 from .attentions import LOW_PRECISION, SCALE, Attentions
 from .declaration import Local
 from .layer_operator import RUNNING
@@ -105,45 +105,10 @@ class Entry:
     options: str
 
 
-def _with_override(
-    module: nn.Module, options: dict[str, Any], taken: list[None], args: Any, named: dict[str, Any]
-) -> Any:
-    """With what answers attention among the block's options."""
-
-    def override(
-        kernel: Callable[..., Tensor],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        heads: int,
-        mask: Tensor | None = None,
-        attn_precision: Any = None,
-        skip_reshape: bool = False,
-        skip_output_reshape: bool = False,
-        enable_gqa: bool = False,
-        low_precision_attention: bool = True,
-        scale: float | None = None,
-        transformer_options: Any = None,
-        _inside_attn_wrapper: bool = True,
-    ) -> Tensor:
-        ordinal = len(taken)
-        taken.append(None)
-        return attention(
-            q, k, v, mask, heads, f"{kernel.__module__}:{kernel.__name__}", ordinal, attn_precision, skip_reshape,
-            skip_output_reshape, enable_gqa, low_precision_attention, scale,
-        )  # fmt: skip
-
-    return module.forward(*args, **named, **{OPTIONS: {**options, OVERRIDE: override}})
-
-
-COMFYUIS = Entry(_with_override, OPTIONS)
-"""Of ComfyUI's blocks."""
-
-
 class CompiledBlocks:
     """The blocks of a model, compiled by one of torch.compile's backends as they come."""
 
-    def __init__(self, backend: str, entry: Entry = COMFYUIS) -> None:
+    def __init__(self, backend: str, entry: Entry) -> None:
         from torch._dynamo import config, exc  # takes a while, and few compile
         from torch.fx.experimental import _config
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...diffusion import Value
+from .networks import Network
 
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
 """LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
@@ -45,19 +45,6 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Recipe = dict[str, list[Adapter]]
 """A tensor, by its name in ComfyUI's model -> its changes, in order."""
-
-
-class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/features/networks.py`).
-
-    `weights` maps its parameters, and `inputs` what it is given (a picture, a mask, speech), to the ids of their values;
-    `values` are its settings.
-    """
-
-    kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl", "InfiniteTalk"]
-    weights: dict[str, str]
-    inputs: dict[str, str]
-    values: dict[str, Value]
 
 
 class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ...models.comfyui.importing import FOLDER as COMFYUI
+from ...comfyui_folder import FOLDER as COMFYUI
 from ...wire.address import Address
 from ...wire.secret import VARIABLE as SECRET_FILE
 from ...wire.secret import read_secret, secret_path

@@ -8,8 +8,8 @@ import socket
 import torch
 
 from ...attention.packages import package_faults
+from ...comfyui_folder import FOLDER, comfyui_version
 from ...identity import code_digest
-from ...models.comfyui.importing import FOLDER, comfyui_version
 from ...models.diffusers.installed import own_diffusers
 from ...wire.messages import Facts
 

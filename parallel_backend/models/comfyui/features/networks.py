@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ....weights.adapters.lora import AdapterSet, Network
+from ....weights.adapters.lora import AdapterSet
+from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
 from ...spread.arguments import positions_of
 from ...spread.call import Call
 from ...spread.declaration import Pictured
@@ -23,10 +24,6 @@ from ..importing import import_comfyui
 
 Patches = dict[str, list[Callable[..., Any]]]
 """As ComfyUI's models look for them in transformer_options, by the place where they are called."""
-
-SELF_ATTENTION = {"q": "self_attn_q_proj", "k": "self_attn_k_proj", "v": "self_attn_v_proj"}
-CROSS_ATTENTION = {"q": "cross_attn_q_proj"}
-"""Which of LLLite's modules changes what an attention is given, as ComfyUI's node has it."""
 
 SPEAKERS = "x_ref_attn_map"
 """ComfyUI's name among a call's options of how much each token attends to each speaker."""

@@ -1,0 +1,46 @@
+"""Compiled blocks of ComfyUI's: their attention is an operator by the override among their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...spread.arguments import OPTIONS
+from ...spread.compiled import OVERRIDE, Entry, attention
+
+
+def _with_override(
+    module: nn.Module, options: dict[str, Any], taken: list[None], args: Any, named: dict[str, Any]
+) -> Any:
+    """With what answers attention among the block's options."""
+
+    def override(
+        kernel: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        enable_gqa: bool = False,
+        low_precision_attention: bool = True,
+        scale: float | None = None,
+        transformer_options: Any = None,
+        _inside_attn_wrapper: bool = True,
+    ) -> Tensor:
+        ordinal = len(taken)
+        taken.append(None)
+        return attention(
+            q, k, v, mask, heads, f"{kernel.__module__}:{kernel.__name__}", ordinal, attn_precision, skip_reshape,
+            skip_output_reshape, enable_gqa, low_precision_attention, scale,
+        )  # fmt: skip
+
+    return module.forward(*args, **named, **{OPTIONS: {**options, OVERRIDE: override}})
+
+
+COMPILED = Entry(_with_override, OPTIONS)
+"""How ComfyUI's blocks are run with their attention as an operator."""
