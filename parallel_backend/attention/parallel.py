@@ -2,7 +2,8 @@
 
 Ulysses is inside, the ring outside. For a whole sequence, blocks of keys and values travel round the ring while partial
 results are merged by log-sum-exp (Ring Attention, arXiv 2310.01889). For one patch against a cache that is split the
-same way, the few queries travel instead and partial results come back.
+same way, the few queries travel instead and partial results come back. Partial results are merged as FlashAttention's
+online softmax does it (arXiv 2205.14135), in fp32.
 """
 
 from __future__ import annotations
@@ -15,14 +16,81 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..layout import SequenceSplit
 from ..mesh import Mesh
-from .cache import KVCache
+from ..transfers import sent_to
 from .exchange import HeadExchange
-from .groups import of_groups
-from .merge import PartialAttention
 from .packages import Attend
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
 """(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of q's shape; heads are the split's."""
+
+
+class PartialAttention:
+    """The running result of one set of queries `[batch, queries, heads, head_dim]` over the key blocks seen so far."""
+
+    def __init__(self, q: Tensor) -> None:
+        self._empty = q
+        self._out: Tensor | None = None
+        self._lse = torch.empty(0)
+
+    def add(self, out: Tensor, lse: Tensor) -> None:
+        """Merge one block: out `[batch, queries, heads, head_dim]`, LSE `[batch, heads, queries]`, -inf for no keys."""
+        lse = lse.transpose(1, 2).unsqueeze(-1).float()
+        if self._out is None:
+            self._out, self._lse = out, lse
+            return
+        share = torch.sigmoid(lse - self._lse).nan_to_num(0.0)  # nan: no keys on either side
+        self._out = self._out.float().lerp(out.float(), share)
+        self._lse = torch.logaddexp(self._lse, lse)
+
+    def result(self) -> Tensor:
+        """The attention output over all blocks, in the queries' dtype; empty for no queries."""
+        return self._empty if self._out is None else self._out.to(self._empty.dtype)
+
+
+class KVCache:
+    """Keys and values of all tokens, for each block of this stage, kept from call to call for PipeFusion (arXiv 2405.14430).
+
+    Split as attention is, nothing replicated: this rank's heads of Ulysses, this ring rank's tokens. `slots` are, for each
+    patch, the places of its tokens among them, in the order in which a patch's own all-to-all delivers them; they move to
+    the device when they are first used, for all that share the list.
+    """
+
+    def __init__(self, slots: list[Tensor]) -> None:
+        self._slots = slots
+        self._blocks: dict[Hashable, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(block.nbytes for block in self._blocks.values())
+
+    def fill(self, block: Hashable, kv: Tensor) -> None:
+        """Keep the keys and values of a whole call: `[2, batch, tokens, heads, head_dim]`, from now on the cache's own."""
+        self._blocks[block] = kv
+
+    def update(self, block: Hashable, patch: int, k: Tensor, v: Tensor) -> Tensor:
+        """Put in the fresh keys and values of one patch's chunk; returns all, newest of each token."""
+        whole = self._blocks[block]
+        slots = self._slots[patch] = sent_to(self._slots[patch], whole.device)
+        whole[0].index_copy_(1, slots, k)
+        whole[1].index_copy_(1, slots, v)
+        return whole
+
+
+def repeated_heads(attend: Attend, split: SequenceSplit, ulysses_rank: int) -> Attend:
+    """A kernel for a Ulysses rank's own heads, made of one that takes as many heads of k and v as of q.
+
+    Heads of keys and values that several heads of queries share are so repeated last, behind exchange, ring and cache.
+    """
+    if split.group == 1:
+        return attend
+    skipped = split.head_runs()[ulysses_rank].start % split.group  # of its first group: they are the rank's before
+
+    def attend_groups(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (x.repeat_interleave(split.group, dim=2)[:, :, skipped : skipped + q.shape[2]] for x in (k, v))
+        return attend(q, k, v)
+
+    return attend_groups
 
 
 class WholeAttention:
@@ -36,7 +104,7 @@ class WholeAttention:
         self._ring = mesh.ring
         self._exchange = HeadExchange(mesh, split)
         self._tokens = split.ring_tokens()
-        self._attend = of_groups(attend, split, mesh.ulysses.rank)
+        self._attend = repeated_heads(attend, split, mesh.ulysses.rank)
         self._cache = cache
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -82,7 +150,7 @@ class PatchAttention:
         self._exchange = HeadExchange(mesh, split)
         self._tokens = split.ring_tokens()
         self._patch = patch
-        self._attend = of_groups(attend, split, mesh.ulysses.rank)
+        self._attend = repeated_heads(attend, split, mesh.ulysses.rank)
         self._cache = cache
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -116,3 +184,26 @@ class PatchAttention:
         send = torch.cat([piece.reshape(-1) for piece in everyone.split(self._tokens, dim=1)])
         received = ring.all_to_all(send, [row * n for n in self._tokens], [row * mine] * ring.size, kind)
         return [piece.view(batch, mine, heads, channels) for piece in received.chunk(ring.size)] if mine else []
+
+
+def replicated_queries(ranks: Communicator, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of queries that every rank has: to its own keys on each, merged by all in the order of ranks. A collective.
+
+    Args:
+        q: `[batch, queries, heads, head_dim]`, the same on all ranks.
+        k, v: `[batch, this rank's keys, heads, head_dim]`; there may be none.
+
+    Returns:
+        As q, the same bits on all ranks.
+    """
+    if k.shape[1]:
+        out, lse = attend(q, k, v)
+        lse = lse.transpose(1, 2).unsqueeze(-1).float()
+    else:
+        out, lse = torch.zeros_like(q), q.new_full((*q.shape[:3], 1), -torch.inf, dtype=torch.float32)
+    mine = torch.cat([out.float(), lse], dim=-1)
+    everyone = ranks.gather(mine.flatten(2), [q.shape[1]] * ranks.size).unflatten(2, mine.shape[2:])
+    partial = PartialAttention(q)
+    for each in everyone.chunk(ranks.size, dim=1):
+        partial.add(each[..., :-1], each[..., -1].transpose(1, 2))
+    return partial.result()

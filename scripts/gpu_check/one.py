@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.attention.kernels import CHOICES, choose_kernel
-from parallel_backend.attention.merge import PartialAttention
 from parallel_backend.attention.packages import package_faults
+from parallel_backend.attention.parallel import PartialAttention
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused

@@ -5,10 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_backend.attention.cache import KVCache
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.merge import PartialAttention
-from parallel_backend.attention.parallel import PatchAttention, WholeAttention
+from parallel_backend.attention.parallel import KVCache, PartialAttention, PatchAttention, WholeAttention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.layout import SequenceSplit, cut

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...attention.cache import KVCache
 from ...attention.kernels import choose_kernel
 from ...attention.packages import Attend, package_faults
-from ...attention.parallel import PatchAttention, WholeAttention
-from ...attention.replicated import of_all_keys
+from ...attention.parallel import KVCache, PatchAttention, WholeAttention, replicated_queries
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
@@ -259,7 +257,7 @@ class Attentions:
                 f"knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
-        return of_all_keys(self._mesh.sequence, self.kernel(q, given.exact), q, k, v)
+        return replicated_queries(self._mesh.sequence, self.kernel(q, given.exact), q, k, v)
 
     def _spread(self, block: BlockCall, attention: Spread, given: Operands) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
