@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from ..distributed_tensor import of_parts
 from .row_tensor import RowTensor
 
 
@@ -29,14 +29,10 @@ def element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
         if tensor.ndim > first.ndim or (isinstance(tensor, RowTensor) and tensor.ndim - tensor.along != from_end):
             return NotImplemented
 
-    def local(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, RowTensor):
-            return tensor.at(first.runs)
-        if tensor.ndim < from_end or tensor.shape[-from_end] == 1:
-            return tensor
-        return first.own(tensor, tensor.ndim - from_end)
+    def part(tensor: Tensor) -> Tensor:
+        return tensor.at(first.runs) if isinstance(tensor, RowTensor) else first.part_of(tensor)
 
-    out = func(*(tree_map_only(Tensor, local, tuple(args))), **tree_map_only(Tensor, local, dict(kwargs)))
+    out = of_parts(func, part, args, kwargs)
     return first if func._schema.is_mutable else first.like(out)
 
 

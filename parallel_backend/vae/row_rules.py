@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..distributed_tensor import Rule, Rules
 from .row_local import (
     cat,
     element_wise,
@@ -31,7 +32,6 @@ from .row_local import (
     view,
 )
 from .row_neighbours import convolution, cudnn_convolution, enlarge, enlarge_by, mirror, normalised, pad
-from .row_tensor import Rule, Rules
 
 aten = torch.ops.aten
 

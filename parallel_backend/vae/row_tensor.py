@@ -7,41 +7,29 @@ convolutions, group normalisation, padding and enlarging stay local, with rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter
 
 from ..comm.communicator import Communicator
-from ..element_wise import is_element_wise
+from ..distributed_tensor import DistributedTensor, Rules
 from .rows import Slab
 
 Runs = tuple[slice, ...]
-Rule = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What does not gather: `known` operations by a rule of their own, and `element_wise` ones by one for all."""
-
-    known: Mapping[Any, Rule]
-    element_wise: Rule
-
-
-class RowTensor(torch.Tensor):
+class RowTensor(DistributedTensor):
     """`local` are this rank's rows along dimension `along`; `runs` are all ranks' rows, in rank order.
 
     `copied` tells that it was made as a view whose values had to be copied: what is written into it is not seen elsewhere.
     """
 
-    local: Tensor
     runs: Runs
-    along: int
     axis: Communicator
-    rules: Rules
+    local_rules: Rules
     copied: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -53,17 +41,9 @@ class RowTensor(torch.Tensor):
         """A tensor of the shape of the whole, without storage of its own."""
         run = runs[axis.rank]
         assert local.shape[along] == run.stop - run.start
-        shape = (*local.shape[:along], runs[-1].stop, *local.shape[along + 1 :])
-        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)  # type: ignore[attr-defined]
-        made.local, made.runs, made.along, made.axis, made.copied = local, runs, along, axis, copied
-        made.rules = rules
-        return made  # type: ignore[no-any-return]
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"RowTensor({list(self.shape)}, local {list(self.local.shape)})"
+        made = cls.of_part(local, along, (runs[-1].stop,), local.device)
+        made.runs, made.axis, made.local_rules, made.copied = runs, axis, rules, copied
+        return made
 
     @classmethod
     def of(cls, slab: Slab, rules: Rules) -> RowTensor:
@@ -86,7 +66,7 @@ class RowTensor(torch.Tensor):
             self.runs if runs is None else runs,
             self.along if along is None else along,
             self.axis,
-            self.rules,
+            self.local_rules,
             copied,
         )
 
@@ -109,27 +89,13 @@ class RowTensor(torch.Tensor):
         return self.slab.fetch(want).reshape(shape)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Stay local where that gives the same, else gather."""
-        kwargs = kwargs or {}
-        rules = next(x.rules for x in tree_iter((args, kwargs)) if isinstance(x, RowTensor))
-        rule = rules.known.get(func)
-        if rule is None:
-            # In inference mode, in which workers run, operations that consist of others come as they are called.
-            out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-            rule = rules.element_wise if is_element_wise(func) else None
-        if rule is not None:
-            out = rule(func, *args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        assert torch.Tag.nondeterministic_seeded not in func.tags, (
-            f"{func} draws random numbers, other ones on each rank"
-        )
-        changed = func._schema.is_mutable and isinstance(args[0], RowTensor)
-        assert not changed, f"{func} changes a picture in place and is not an element-wise operation"
-        whole = tree_map_only(RowTensor, lambda x: x.whole(), (tuple(args), dict(kwargs)))
-        return func(*whole[0], **whole[1])
+    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rules:
+        """Those of the first picture among the arguments."""
+        return next(x.local_rules for x in tree_iter((args, kwargs)) if isinstance(x, RowTensor))
+
+    @classmethod
+    def gathered(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An operation on the whole picture. A collective."""
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        assert not random, f"{func} draws random numbers, other ones on each rank"
+        return super().gathered(func, args, kwargs)

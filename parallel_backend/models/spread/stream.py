@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from ...element_wise import is_element_wise
+from ...distributed_tensor import DistributedTensor, Rules, of_parts
 from .placement import Placement
 from .token_layout import TokenLayout
 
@@ -41,15 +40,13 @@ class Ranks(Protocol):
         """Of a tensor that every rank has, what goes with this rank's tokens."""
 
 
-class Stream(torch.Tensor):
+class Stream(DistributedTensor):
     """`local` are this rank's tokens along dimension `along`, in the order of `placement`; `side` is where they are.
 
     With a `grid` the model sees these dimensions in place of that one.
     """
 
-    local: Tensor
     placement: Placement
-    along: int
     call: Ranks
     side: int
     grid: tuple[int, ...]
@@ -66,17 +63,9 @@ class Stream(torch.Tensor):
     ) -> Stream:
         """A tensor of the shape of the whole, without storage of its own."""
         assert local.shape[along] == placement.counts[call.rank]
-        shape = (*local.shape[:along], *(grid or (placement.length,)), *local.shape[along + 1 :])
-        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=call.device)  # type: ignore[attr-defined]
-        made.local, made.placement, made.along, made.call, made.side = local, placement, along, call, side
-        made.grid = grid
-        return made  # type: ignore[no-any-return]
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Stream({list(self.shape)}, local {list(self.local.shape)})"
+        made = cls.of_part(local, along, grid or (placement.length,), call.device)
+        made.placement, made.call, made.side, made.grid = placement, call, side, grid
+        return made
 
     def like(self, local: Tensor, placement: Placement | None = None, side: int = HERE) -> Stream:
         """A stream of other tokens of this rank, by default in the same places."""
@@ -107,30 +96,20 @@ class Stream(torch.Tensor):
         self.local, self.side = self.local.to("meta"), side
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Stay local where that gives the same, else gather."""
-        kwargs = kwargs or {}
-        # In inference mode, in which workers run, operations that consist of others come as they are called.
-        out = func.decompose(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
-        if func is aten.cat.default:
-            out = _join(*args, **kwargs)
-        elif func is aten.slice.Tensor:
-            out = _slice(*args, **kwargs)
-        elif is_element_wise(func):
-            out = _element_wise(func, args, kwargs)
-        if out is not NotImplemented:
-            return out
-        changed = func._schema.is_mutable and isinstance(args[0], Stream)
-        assert not changed, f"{func} changes a stream in place and is not an element-wise operation"
-        whole = tree_map_only(Stream, lambda stream: stream.call.whole(stream), (tuple(args), dict(kwargs)))
-        return func(*whole[0], **whole[1])
+    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rules:
+        """Joins and slices along tokens, and element-wise operations."""
+        return RULES
+
+    def whole(self) -> Tensor:
+        """All tokens. A collective."""
+        return self.call.whole(self)
+
+    def own(self, tensor: Tensor, dim: int) -> Tensor:
+        """What goes with this rank's tokens."""
+        return self.call.own(tensor, dim, self.placement)
 
 
-def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+def _join(_func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Along tokens; what is whole on all ranks is cut."""
     first = next(tensor for tensor in tensors if isinstance(tensor, Stream))
     if dim % first.ndim != first.along:
@@ -145,14 +124,16 @@ def _join(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     )
 
 
-def _slice(stream: Stream, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
+def _slice(
+    func: Any, stream: Stream, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1
+) -> Any:
     if stream.grid:
         return NotImplemented
     dim %= stream.ndim
     first, last, _ = slice(start, stop).indices(stream.shape[dim])
     last = max(first, last)
     if dim != stream.along:
-        return stream.like(aten.slice.Tensor(stream.local, dim, first, last, step), side=stream.side)
+        return stream.like(func(stream.local, dim, first, last, step), side=stream.side)
     if step != 1:
         return NotImplemented
     part = stream.call.places.part(stream.placement, first, last)
@@ -167,7 +148,7 @@ def _side(streams: Sequence[Stream]) -> int:
     return RIGHT if RIGHT in places else LEFT if LEFT in places else HERE
 
 
-def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
     streams = [tensor for tensor in tensors if isinstance(tensor, Stream)]
     first = streams[0]
@@ -185,18 +166,16 @@ def _element_wise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         return NotImplemented
     side = _side(streams)
 
-    def local(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, Stream):
-            own = tensor.local
-        elif tensor.ndim < from_end or tensor.shape[-from_end] == 1:
-            own = tensor
-        else:
-            own = first.call.own(tensor, tensor.ndim - from_end, first.placement)
+    def part(tensor: Tensor) -> Tensor:
+        own = tensor.local if isinstance(tensor, Stream) else first.part_of(tensor)
         return own if side == HERE or not own.ndim else own.to("meta")
 
-    out = func(*(tree_map_only(Tensor, local, tuple(args))), **tree_map_only(Tensor, local, dict(kwargs)))
+    out = of_parts(func, part, args, kwargs)
     if not in_place:
         return first.like(out, side=side)
     if side != args[0].side:
         args[0].leave(side)
     return args[0]
+
+
+RULES = Rules({aten.cat.default: _join, aten.slice.Tensor: _slice}, _element_wise)
