@@ -63,7 +63,7 @@ def main() -> None:
             example = {"x": job.noise, "timestep": torch.ones(1)} | dict(
                 zip(("context", "y"), job.prompts[0], strict=True)
             )
-            times = backend._block_times(spec_of("comfyui", path), even, "float32", example, {}, lambda: False)
+            times = backend._measurements.blocks(spec_of("comfyui", path), even, "float32", example, {}, lambda: False)
             shared = share_by(paces_by(times), even)
             error = relative_error(run(job, shared), expected)
             print(f"paces {paces_by(times)}, {shared.describe()}, off by {error:.1e}", flush=True)

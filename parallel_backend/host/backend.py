@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import secrets
@@ -15,42 +14,33 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from ..diffusion import ModelSpec, Value
 from ..errors import Cancelled, Refused, WorkerFailed
-from ..gpus import visible_gpus
 from ..models import FAMILIES
 from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
 from ..models.family import Family
-from ..plan import AXES, ParallelPlan, ResolvedPlan
-from ..plan.devices.names import AUTOMATIC_AMONG
-from ..plan.devices.selection import select_gpus, why
-from ..plan.predict.measure import BlockTimes, Machine, cached, forget_all, machine_key
+from ..plan import ParallelPlan, ResolvedPlan
+from ..plan.predict.measure import Machine, forget_all
 from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..vae import AUTOENCODERS
 from ..vae.autoencoder import AutoencoderFamily
 from ..weights.adapters.lora import NONE, AdapterSet
-from ..wire.address import Address
 from ..wire.frames import Frame
 from ..wire.messages import (
-    BlocksMeasured,
     Decode,
     Encode,
     Forward,
-    MachineMeasured,
-    MeasureBlocks,
-    MeasureMachine,
-    MeasureMemory,
-    MemoryMeasured,
     Release,
     Residuals,
     Sample,
 )
 from .planning.comparison import Comparison, MakeRoom, compare
-from .planning.events import Measuring, OnEvent, Planned, Ran, Starting, ignore
+from .planning.devices import Devices
+from .planning.events import OnEvent, Planned, Ran, Starting, ignore
+from .planning.measurements import Measurements
 from .planning.planner import Planner, Question
 from .runs.finite import check_finite, check_sampled
 from .runs.journal import Journal, RunRecord
@@ -60,7 +50,7 @@ from .workers.exchange import Answer, Exchange, IsCancelled, OnLoading, Request
 from .workers.group import Deadlines, WorkerGroup
 from .workers.launcher import wants_kernels_early, worker_environment
 from .workers.processes import ForkServer
-from .workers.remote import address_of, ask, device_names, is_remote
+from .workers.remote import is_remote
 from .workers.status import BackendStatus, starting
 from .workers.versions import check_members_diffusers, check_torch
 
@@ -74,14 +64,6 @@ OnProgress = Callable[[int, Tensor, Tensor], None]
 
 OnPixels = Callable[[int, int, Tensor], None]
 """Told an item of a batch, the frame from which on these are its pixels, and the pixels; in order."""
-
-
-def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
-    """All workers of a plan on one axis, each with everything."""
-    one = dict.fromkeys(AXES, 1) | {"ulysses": plan.world_size}
-    return msgspec.structs.replace(
-        plan, **one, patches=1, stages=(sum(plan.stages),), shares=(1,) * plan.world_size, weights="replicated"
-    )
 
 
 def _kind(model: ModelSpec) -> Family | AutoencoderFamily:
@@ -103,9 +85,10 @@ class Backend:
         self._users: list[tuple[weakref.ref[object], ModelSpec]] = []
         self._generations = itertools.count(1)
         self._requests = itertools.count(secrets.randbits(48))  # workers elsewhere serve other clients before and after
-        self._elsewhere: dict[Address, tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self._planner = Planner()
+        self._devices = Devices()
+        self._measurements = Measurements(self._ask, self._number, tell)
         self._journal = Journal()
         self._starting: tuple[str, ...] = ()
         self._closing = threading.Event()
@@ -138,7 +121,7 @@ class Backend:
             check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
             on_progress(step, denoised, x)
 
-        message = Sample(request=next(self._requests), adapters=adapters.id, **fields)
+        message = Sample(request=self._number(), adapters=adapters.id, **fields)
         answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading, on_message))
         check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
         return answer
@@ -167,7 +150,7 @@ class Backend:
         """
         added, added_tensors = residuals or (None, {})
         message = Forward(
-            request=next(self._requests),
+            request=self._number(),
             model=model,
             plan=plan,
             compute_dtype=compute_dtype,
@@ -206,7 +189,7 @@ class Backend:
         with self._lock:
             plan = self._in_rows(wish)
             shared = not is_remote(plan.devices[0])
-            message = Decode(next(self._requests), vae, plan, schedule, shared, working)
+            message = Decode(self._number(), vae, plan, schedule, shared, working)
             return self._request(Exchange(message, {"latent": latent}, NONE, is_cancelled, on_loading, on_message))
 
     def encode(
@@ -221,7 +204,7 @@ class Backend:
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
-            message = Encode(next(self._requests), vae, self._in_rows(wish), schedule, working)
+            message = Encode(self._number(), vae, self._in_rows(wish), schedule, working)
             return self._request(Exchange(message, {"pixels": pixels}, NONE, is_cancelled, on_loading))
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
@@ -253,94 +236,26 @@ class Backend:
         self._journal.begins()
         answer = self._planner.choose(
             question,
-            measure_memory=lambda plan: self._memory(plan, reclaimable, is_cancelled),
-            measure_machine=lambda plan: self._machine(plan, is_cancelled),
-            measure_blocks=lambda plan: self._block_times(
+            measure_memory=lambda plan: self._measurements.memory(plan, reclaimable, is_cancelled),
+            measure_machine=lambda plan: self._measurements.machine(plan, is_cancelled),
+            measure_blocks=lambda plan: self._measurements.blocks(
                 question.spec, plan, compute_dtype, example, values, is_cancelled
             ),
         )
         self._tell(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
-    def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
-        self._tell(Measuring("this machine"))
-        request = MeasureMachine(next(self._requests), _side_by_side(plan))
-        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
-        assert isinstance(message, MachineMeasured)
-        return message.machine
-
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
         """How packages of attention kernels failed for running workers on these devices, by name."""
         return {name: fault for member in self._groups[devices].members for name, fault in member.kernel_faults.items()}
 
-    def _machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        key = machine_key(plan.devices, plan.attention)
-        return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
-
-    def _memory(
-        self, plan: ResolvedPlan, reclaimable: Callable[[str], int], is_cancelled: IsCancelled
-    ) -> tuple[float, ...]:
-        """Bytes that a job may take of each rank's device."""
-        request = MeasureMemory(next(self._requests), plan)
-        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
-        assert isinstance(message, MemoryMeasured)
-        devices = plan.devices
-        return tuple(
-            free + (0 if is_remote(device) else reclaimable(device)) / devices.count(device)
-            for free, device in zip(message.free, devices, strict=True)
-        )
-
-    def _block_times(
-        self,
-        model: ModelSpec,
-        plan: ResolvedPlan,
-        compute_dtype: str,
-        tensors: Mapping[str, Tensor],
-        values: Mapping[str, Value],
-        is_cancelled: IsCancelled,
-    ) -> BlockTimes:
-        """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
-
-        def measure() -> BlockTimes:
-            self._tell(Measuring("the model's blocks"))
-            request = MeasureBlocks(next(self._requests), model, _side_by_side(plan), compute_dtype, dict(values))
-            message = self._ask(Exchange(request, tensors, is_cancelled=is_cancelled)).frame.message
-            assert isinstance(message, BlocksMeasured)
-            return message.times
-
-        shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
-        key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes}"
-        return cached(key, BlockTimes, measure)
+    def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
+        """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
+        return self._measurements.measure(plan, is_cancelled)
 
     def located(self, plan: ParallelPlan) -> ParallelPlan:
-        """A plan with the devices named that stand behind its `devices`: those of a group on other machines, by its address,
-        and of automatic ones those that are worth using together.
-
-        Raises:
-            Refused: the address is none, or no group of ours answers there.
-        """
-        if plan.devices.strip().lower() == "auto":
-            return msgspec.structs.replace(plan, devices=self._automatic)
-        if not is_remote(plan.devices):
-            return plan
-        address = Address.parse(plan.devices)
-        if address not in self._elsewhere:
-            self._elsewhere[address] = device_names(address, ask(address))
-        return msgspec.structs.replace(plan, devices=",".join(self._elsewhere[address]))
-
-    @functools.cached_property
-    def _automatic(self) -> str:
-        """What "auto" comes to on this machine."""
-        try:
-            gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
-        except RuntimeError:  # such as a driver that is too old, which the workers name
-            gpus = ()
-        used = select_gpus(gpus) if gpus else ()
-        if len(used) == len(gpus):
-            return "auto"
-        log.info("Parallel: %s", why(gpus, used))
-        return AUTOMATIC_AMONG + ",".join(map(str, used))
+        """A plan with the devices named that stand behind its `devices`; see Devices.located."""
+        return self._devices.located(plan)
 
     def check_loadable(self, family: Family | AutoencoderFamily, devices: Sequence[str]) -> None:
         """Raises Refused where a family needs a diffusers that this machine's workers would not find.
@@ -366,7 +281,7 @@ class Backend:
                     continue
                 if group.alive():
                     try:
-                        answer = group.carry_out(Exchange(Release(next(self._requests), model, ranks)))
+                        answer = group.carry_out(Exchange(Release(self._number(), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
@@ -410,7 +325,7 @@ class Backend:
                 raise Refused("no workers are running, so there is nothing to measure with: run a graph first.")
             forget_all()
             self._planner.forget()
-            return self._machine(in_rows(ParallelPlan(), devices), is_cancelled)
+            return self._measurements.machine(in_rows(ParallelPlan(), devices), is_cancelled)
 
     def compare(self, make_room: MakeRoom, told: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
         """What the last denoise's plan gains over one device, measured; see comparison.compare.
@@ -421,9 +336,8 @@ class Backend:
         """
         with self._idle():
             denoise = self._journal.denoise
-            number = functools.partial(next, self._requests)
             try:
-                return compare(denoise, self._ask, number, make_room, told, is_cancelled)
+                return compare(denoise, self._ask, self._number, make_room, told, is_cancelled)
             finally:  # the model is whole there
                 if denoise is not None and (group := self._groups.pop(denoise.message.plan.devices[:1], None)):
                     group.stop()
@@ -471,6 +385,10 @@ class Backend:
                 self._server = None
         finally:
             self._lock.release()
+
+    def _number(self) -> int:
+        """A new request's."""
+        return next(self._requests)
 
     def _request(self, exchange: Exchange) -> Answer:
         """`_ask` for what is worth a line in the log."""
@@ -535,7 +453,7 @@ class Backend:
             self._groups[devices].stop()
             del self._groups[devices]
         if elsewhere:
-            self._elsewhere.pop(address_of(plan.devices[0]), None)  # asked again, unless it is found to be as it was
+            self._devices.forget(plan.devices)  # asked again, unless it is found to be as it was
         else:
             check_torch()
         started = time.monotonic()
@@ -565,7 +483,7 @@ class Backend:
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
         if elsewhere:
-            self._elsewhere[address_of(plan.devices[0])] = plan.devices
+            self._devices.learn(plan.devices)
         return group
 
     def _imports(self, message: Request) -> list[str]:

@@ -1,0 +1,62 @@
+"""The devices that stand behind a plan's `devices`: those of this machine, or of a group on other ones."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import msgspec
+import torch
+
+from ...gpus import visible_gpus
+from ...plan import ParallelPlan
+from ...plan.devices.names import AUTOMATIC_AMONG
+from ...plan.devices.selection import select_gpus, why
+from ...wire.address import Address
+from ..workers.remote import address_of, ask, device_names, is_remote
+
+log = logging.getLogger(__name__)
+
+
+class Devices:
+    """Knows what "auto" comes to here, and who the ranks at an address are; both are found once."""
+
+    def __init__(self) -> None:
+        self._remote: dict[Address, tuple[str, ...]] = {}
+
+    def located(self, plan: ParallelPlan) -> ParallelPlan:
+        """A plan with the devices named that stand behind its `devices`: those of a group on other machines, by its address,
+        and of automatic ones those that are worth using together.
+
+        Raises:
+            Refused: the address is none, or no group of ours answers there.
+        """
+        if plan.devices.strip().lower() == "auto":
+            return msgspec.structs.replace(plan, devices=self._automatic)
+        if not is_remote(plan.devices):
+            return plan
+        address = Address.parse(plan.devices)
+        if address not in self._remote:
+            self._remote[address] = device_names(address, ask(address))
+        return msgspec.structs.replace(plan, devices=",".join(self._remote[address]))
+
+    @functools.cached_property
+    def _automatic(self) -> str:
+        """What "auto" comes to on this machine."""
+        try:
+            gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
+        except RuntimeError:  # such as a driver that is too old, which the workers name
+            gpus = ()
+        used = select_gpus(gpus) if gpus else ()
+        if len(used) == len(gpus):
+            return "auto"
+        log.info("Parallel: %s", why(gpus, used))
+        return AUTOMATIC_AMONG + ",".join(map(str, used))
+
+    def learn(self, devices: tuple[str, ...]) -> None:
+        """Keep the devices of a group on other machines, which has been joined."""
+        self._remote[address_of(devices[0])] = devices
+
+    def forget(self, devices: tuple[str, ...]) -> None:
+        """Ask at their address anew."""
+        self._remote.pop(address_of(devices[0]), None)

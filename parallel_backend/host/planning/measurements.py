@@ -1,0 +1,98 @@
+"""What plans are chosen by, as the workers measure it: the machine, the memory that is free, a model's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from torch import Tensor
+
+from ...diffusion import ModelSpec, Value
+from ...plan import AXES, ResolvedPlan
+from ...plan.predict.measure import BlockTimes, Machine, cached, machine_key
+from ...wire.messages import (
+    BlocksMeasured,
+    MachineMeasured,
+    MeasureBlocks,
+    MeasureMachine,
+    MeasureMemory,
+    MemoryMeasured,
+)
+from ..workers.exchange import Answer, Exchange, IsCancelled
+from ..workers.remote import is_remote
+from .events import Measuring, OnEvent
+
+
+class Measurements:
+    """Measures by a backend's workers; what does not change is kept in the cache folder.
+
+    Args:
+        ask: has a request carried out by the workers of its plan.
+        number: a new request's.
+        tell: told of what takes a while.
+    """
+
+    def __init__(self, ask: Callable[[Exchange], Answer], number: Callable[[], int], tell: OnEvent) -> None:
+        self._ask = ask
+        self._number = number
+        self._tell = tell
+
+    def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
+        """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
+        self._tell(Measuring("this machine"))
+        request = MeasureMachine(self._number(), _side_by_side(plan))
+        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
+        assert isinstance(message, MachineMeasured)
+        return message.machine
+
+    def machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
+        """The same, as it was measured once."""
+        key = machine_key(plan.devices, plan.attention)
+        return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
+
+    def memory(
+        self, plan: ResolvedPlan, reclaimable: Callable[[str], int], is_cancelled: IsCancelled
+    ) -> tuple[float, ...]:
+        """Bytes that a job may take of each rank's device.
+
+        Args:
+            reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
+        """
+        request = MeasureMemory(self._number(), plan)
+        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
+        assert isinstance(message, MemoryMeasured)
+        devices = plan.devices
+        return tuple(
+            free + (0 if is_remote(device) else reclaimable(device)) / devices.count(device)
+            for free, device in zip(message.free, devices, strict=True)
+        )
+
+    def blocks(
+        self,
+        model: ModelSpec,
+        plan: ResolvedPlan,
+        compute_dtype: str,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Value],
+        is_cancelled: IsCancelled,
+    ) -> BlockTimes:
+        """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
+
+        def measure() -> BlockTimes:
+            self._tell(Measuring("the model's blocks"))
+            request = MeasureBlocks(self._number(), model, _side_by_side(plan), compute_dtype, dict(values))
+            message = self._ask(Exchange(request, tensors, is_cancelled=is_cancelled)).frame.message
+            assert isinstance(message, BlocksMeasured)
+            return message.times
+
+        shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
+        key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes}"
+        return cached(key, BlockTimes, measure)
+
+
+def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
+    """All workers of a plan on one axis, each with everything."""
+    one = dict.fromkeys(AXES, 1) | {"ulysses": plan.world_size}
+    return msgspec.structs.replace(
+        plan, **one, patches=1, stages=(sum(plan.stages),), shares=(1,) * plan.world_size, weights="replicated"
+    )
