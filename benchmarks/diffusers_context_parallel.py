@@ -35,6 +35,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.mesh import build_mesh
+from parallel_backend.models.family import Execution
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.weights.adapters.merging import Keep
 from parallel_backend.weights.loading.reading import Neighbours, Watch
@@ -182,7 +183,7 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     part = StagePart(spec, stages(plan)[rank], whole, CPU, neighbours, watch, Keep(bool, bool))
     part.fill()
-    stages_of = {mode: part.model.forward_on(mesh, plan, part.holding, lambda: None, mode) for mode in MODES}
+    stages_of = {mode: part.model.forward_on(Execution(mesh, plan, part.holding, lambda: None, mode)) for mode in MODES}
     modules = {mode: their_model(path, mode) for mode in MODES}
 
     tokens, text, pooled = draw(settings)

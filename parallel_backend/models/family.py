@@ -45,6 +45,25 @@ class Stage:
         return self.stop == self.blocks
 
 
+@dataclass(frozen=True)
+class Execution:
+    """What a forward runs with on one rank.
+
+    Attributes:
+        mesh: the rank's communicators.
+        plan: what they were opened for.
+        holding: how the rank makes the weights of its blocks usable.
+        mark: called after each block, so that a watcher sees that the rank gets on.
+        compiler: the backend of torch.compile for the blocks; empty for none.
+    """
+
+    mesh: Mesh
+    plan: ResolvedPlan
+    holding: Holding
+    mark: Callable[[], None]
+    compiler: str = ""
+
+
 class Forward(Protocol):
     """A model's forward under a plan."""
 
@@ -78,15 +97,8 @@ class Model(Protocol):
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """The latent's part of each of `count` patches."""
 
-    def forward_on(
-        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
-    ) -> Forward:
-        """Its forward under a plan.
-
-        Args:
-            mark: called after each block, so that a watcher sees that the rank gets on.
-            compiler: the backend of torch.compile for its blocks; empty for none.
-        """
+    def forward_on(self, execution: Execution) -> Forward:
+        """Its forward under a plan."""
 
 
 class Family(Protocol):

@@ -14,6 +14,7 @@ from torch import Tensor
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
+from parallel_backend.models.family import Execution
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from parallel_backend.weights.stores.holding import Holding
@@ -69,7 +70,7 @@ class LoneRank:
     def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any, Holding]:
         """The model, its forward, and how its weights are held."""
         expand_by(self._model.module, self.expansion)
-        forward = self._model.forward_on(mesh, message.plan, self._holding, lambda: None, self._compiler)
+        forward = self._model.forward_on(Execution(mesh, message.plan, self._holding, lambda: None, self._compiler))
         return self._model, forward, self._holding
 
     def keeping(self) -> AbstractContextManager[None]:

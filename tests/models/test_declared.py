@@ -13,7 +13,7 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.declared import DECLARATIONS
-from parallel_backend.models.family import Stage
+from parallel_backend.models.family import Execution, Stage
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.module_attention import answered
@@ -115,7 +115,7 @@ def test_a_call_leaves_its_conditioning_as_it_was() -> None:
     @torch.no_grad()
     def twice(_: int) -> Any:
         model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
-        forward = model.forward_on(build_mesh(plan, cpu, Meter()), plan, Holding(), lambda: None)
+        forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, Holding(), lambda: None))
         return [forward(inputs, x, None) for _ in range(2)]
 
     (outs,) = run_ranks(1, twice)

@@ -17,12 +17,13 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models import FAMILIES
+from parallel_backend.models.family import Execution
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.declaration import Local, Same
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
-from parallel_backend.weights.loading.loader import load_weights
+from parallel_backend.weights.loading.loader import Source, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.holding import Holding
 from parallel_backend.weights.stores.whole import Whole
@@ -133,7 +134,7 @@ class Rank:
         self._plan = plan
         self._mesh = build_mesh(plan, CPU, Meter())
         self.model = load(case, plan, number, dtype)
-        self.forward: Any = self.model.forward_on(self._mesh, plan, Holding(), lambda: None, compiler)
+        self.forward: Any = self.model.forward_on(Execution(self._mesh, plan, Holding(), lambda: None, compiler))
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -169,7 +170,7 @@ def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.f
         model.module.get_buffer(name).copy_(buffer)
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     alone = Neighbours(build_mesh(cpu_plan(), CPU, Meter()).sequence, (0,))
-    load_weights(model.module, Whole(model.module), part, family.keys(config), dtype, alone, watch)
+    load_weights(model.module, Whole(model.module), Source(part, family.keys(config), dtype), alone, watch)
     return model
 
 

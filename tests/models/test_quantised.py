@@ -30,7 +30,7 @@ from parallel_backend.weights.formats.storage import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import held_bytes, shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in
-from parallel_backend.weights.loading.loader import load_weights
+from parallel_backend.weights.loading.loader import Source, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
@@ -109,7 +109,7 @@ def load_with(
     store.materialise(CPU)
     everyone = Communicator("loading", dist.group.WORLD if dist.is_initialized() else None, CPU, False, Meter())
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-    load_weights(model, store, part, keys, compute, Neighbours(everyone, (0,) * everyone.size), watch)
+    load_weights(model, store, Source(part, keys, compute), Neighbours(everyone, (0,) * everyone.size), watch)
     return model, store
 
 

@@ -21,7 +21,8 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.features.compile import COMPILED
-from parallel_backend.models.family import Stage
+from parallel_backend.models.family import Execution, Stage
+from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import SpreadModel, blocks_of
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Declaration, Same
@@ -105,7 +106,7 @@ class Rank:
 
     def hold(self, holding: Holding, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
-        self.forward = SpreadForward(self._model, self._mesh, self._plan, holding, lambda: None, compiled)
+        self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, holding, lambda: None), compiled)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
@@ -122,7 +123,8 @@ class Rank:
             return packed(out)
 
         latent = case.x.clone() if self._mesh.first else None
-        out = self.forward.run("key", self.picture, case.x.shape, latent, case.x.dtype, CPU, patch, compute)
+        inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, None, {})
+        out = self.forward.run(inputs, self.picture, latent, patch, compute)
         self._mesh.finish_sending()
         return out
 

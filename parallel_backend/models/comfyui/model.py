@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, TEXT_PREPARATION, arguments, picture_shape
 from ...diffusion import Value
-from ...mesh import Mesh
-from ...plan import ResolvedPlan
-from ..family import Conditioning, Stage
+from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
 from ..spread.blocks import SpreadModel, blocks_of, control_blocks
@@ -28,9 +26,6 @@ from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
 from .timestep_numbers import TimestepNumbers
-
-if TYPE_CHECKING:
-    from ...weights.stores.holding import Holding  # which imports what only workers need
 
 PICTURE_ENDS = 2
 """Dimensions of a latent before those of the picture."""
@@ -73,12 +68,9 @@ class ComfyModel:
         picture = Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
         return picture.beside(conditioning.get(self._beside))
 
-    def forward_on(
-        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
-    ) -> ComfyForward:
+    def forward_on(self, execution: Execution) -> ComfyForward:
         """Its forward under a plan."""
-        compiled = self._spread.compiled_by(compiler)
-        return ComfyForward(self, SpreadForward(self._spread, mesh, plan, holding, mark, compiled))
+        return ComfyForward(self, self._spread, execution)
 
     def compute(
         self,
@@ -139,48 +131,35 @@ def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, given, strict=True)}
 
 
-class ComfyForward:
-    """Runs a ComfyModel's stage; see SpreadForward.
+class ComfyForward(SpreadForward):
+    """Runs a ComfyModel's stage.
 
     Attributes:
         networks: those that run beside the model's blocks.
     """
 
-    def __init__(self, model: ComfyModel, forward: SpreadForward) -> None:
+    def __init__(self, model: ComfyModel, blocks: SpreadModel, execution: Execution) -> None:
+        super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self.networks: Sequence[Beside] = ()
         self._model = model
-        self._forward = forward
         self._texts = PreparedTexts()
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys and values kept."""
-        return self._forward.cache_bytes
-
-    def uncompiled(self) -> tuple[str, ...]:
-        """Of kinds of blocks that could not be compiled, why not; each is told once."""
-        return self._forward.uncompiled()
 
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
     ) -> Placement:
         """Where the tokens of the picture are that a ControlNet's output is added to."""
         picture = self._model.picture(latent_shape, conditioning, values)
-        return self._forward.picture_tokens(picture, reference_tokens(conditioning, picture.patch_size))
+        return self.tokens_of(picture, reference_tokens(conditioning, picture.patch_size))
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others."""
         controlled = None
         if inputs.residuals:
             controlled = self.picture_tokens(inputs.shape, inputs.conditioning, inputs.values)
-        return self._forward.run(
-            inputs.key,
+        return self.run(
+            inputs,
             self._model.picture(inputs.shape, inputs.conditioning, inputs.values),
-            inputs.shape,
             latent,
-            inputs.dtype,
-            inputs.device,
             patch,
             lambda x, options: self._model.compute(x, inputs, options, self._texts, controlled, self.networks),
-            inputs.behind,
         )

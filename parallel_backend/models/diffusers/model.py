@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ...mesh import Mesh
-from ...plan import ResolvedPlan
 from ...weights.layers.cast import use_cast_layers
-from ..family import Stage
+from ..family import Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
 from ..spread.blocks import SpreadModel
@@ -18,9 +15,6 @@ from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
 from ..spread.run import SpreadForward
 from .attention import ENTRY, answer_attention
-
-if TYPE_CHECKING:
-    from ...weights.stores.holding import Holding  # which imports what only workers need
 
 Call = Callable[[SpreadModel, Tensor, Inputs], Tensor]
 """How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""
@@ -58,49 +52,23 @@ class DiffusersModel:
         """The tokens of a latent."""
         return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
 
-    def forward_on(
-        self, mesh: Mesh, plan: ResolvedPlan, holding: Holding, mark: Callable[[], None], compiler: str = ""
-    ) -> DiffusersForward:
+    def forward_on(self, execution: Execution) -> DiffusersForward:
         """Its forward under a plan."""
-        compiled = self._spread.compiled_by(compiler)
-        return DiffusersForward(self, SpreadForward(self._spread, mesh, plan, holding, mark, compiled))
+        return DiffusersForward(self, self._spread, execution)
 
     def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
         """The model's output for a latent in the compute dtype."""
         return self._call(self._spread, latent, inputs)
 
 
-class DiffusersForward:
-    """Runs a DiffusersModel's stage; see SpreadForward."""
+class DiffusersForward(SpreadForward):
+    """Runs a DiffusersModel's stage."""
 
-    def __init__(self, model: DiffusersModel, forward: SpreadForward) -> None:
+    def __init__(self, model: DiffusersModel, blocks: SpreadModel, execution: Execution) -> None:
+        super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self._model = model
-        self._forward = forward
-
-    def uncompiled(self) -> tuple[str, ...]:
-        """Of kinds of blocks that could not be compiled, why not; each is told once."""
-        return self._forward.uncompiled()
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys and values kept."""
-        return self._forward.cache_bytes
-
-    @property
-    def gathers(self) -> int:
-        """How often the last forward gathered a stream."""
-        return self._forward.gathers
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others."""
-        return self._forward.run(
-            inputs.key,
-            self._model.picture(inputs.shape),
-            inputs.shape,
-            latent,
-            inputs.dtype,
-            inputs.device,
-            patch,
-            lambda x, _: self._model.compute(x, inputs),
-            inputs.behind,
-        )
+        picture = self._model.picture(inputs.shape)
+        return self.run(inputs, picture, latent, patch, lambda x, _: self._model.compute(x, inputs))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import Refused
-from ...mesh import Mesh
-from ...plan import ResolvedPlan
-from ..inputs import PatchForward
+from ..family import Execution
+from ..inputs import Inputs, PatchForward
 from .arrivals import Arrivals
 from .attentions import Attentions, Caches
 from .blocks import SpreadModel
@@ -23,9 +22,6 @@ from .picture import Picture, by
 from .placement import Placement
 from .token_layout import TokenLayout
 
-if TYPE_CHECKING:
-    from ...weights.stores.holding import Holding  # which imports what only workers need
-
 Compute = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """The model's forward, given a latent and transformer_options."""
 
@@ -34,31 +30,21 @@ class SpreadForward:
     """Runs this rank's blocks of a model.
 
     Args:
-        holding: how this rank holds the weights of its blocks.
-        mark: called after each block, so that a watcher sees that the rank gets on.
         compiled: runs the blocks, if they are to be compiled.
     """
 
-    def __init__(
-        self,
-        model: SpreadModel,
-        mesh: Mesh,
-        plan: ResolvedPlan,
-        holding: Holding,
-        mark: Callable[[], None],
-        compiled: CompiledBlocks | None = None,
-    ) -> None:
-        self._model = model
-        self._mesh = mesh
-        self._plan = plan
-        self._holding = holding
-        self._mark = mark
+    def __init__(self, model: SpreadModel, execution: Execution, compiled: CompiledBlocks | None = None) -> None:
+        self._blocks = model
+        self._mesh = execution.mesh
+        self._plan = execution.plan
+        self._holding = execution.holding
+        self._mark = execution.mark
         self._caches: dict[Hashable, Caches] = {}
         self._places: dict[tuple[Picture, int | None], TokenLayout] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
         self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
-        self._arrivals = Arrivals(mesh)
+        self._arrivals = Arrivals(execution.mesh)
         self.gathers = 0
         """How often the last forward gathered a stream."""
 
@@ -72,53 +58,41 @@ class SpreadForward:
         return () if self._compiled is None else self._compiled.told()
 
     def run(
-        self,
-        key: Hashable,
-        picture: Picture,
-        shape: Sequence[int],
-        latent: Tensor | None,
-        dtype: torch.dtype,
-        device: torch.device,
-        patch: int | None,
-        compute: Compute,
-        behind: PatchForward | None = None,
+        self, inputs: Inputs, picture: Picture, latent: Tensor | None, patch: int | None, compute: Compute
     ) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others.
 
         Args:
-            key: tells forwards apart whose prompts differ, and so what is kept of them.
-            picture: the latent's tokens.
-            shape: the latent's; not the picture's where sound is packed with it.
+            picture: the latent's tokens; of another shape than the latent where sound is packed with it.
             latent: in the compute dtype, on the first stage.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
-            behind: the patch's forward that comes behind this one, if it is known to come.
 
         Raises:
             Refused: the model's output is of another size than the latent.
         """
-        count = self._plan.patches
-        call = Call(self._mesh.sequence, self._places_of(picture, patch), device)
+        key, count = inputs.key, self._plan.patches
+        call = Call(self._mesh.sequence, self._places_of(picture, patch), inputs.device)
         caches = None
         if count > 1:
             if patch is None:
                 self._caches[key] = Caches()
             caches = self._caches[key]
         if latent is None:  # the other stages know its shape only; what they would compute of it by mistake is NaN
-            latent = torch.full(tuple(shape), torch.nan, dtype=dtype, device=device)
+            latent = torch.full(tuple(inputs.shape), torch.nan, dtype=inputs.dtype, device=inputs.device)
         attentions = Attentions(call, self._mesh, self._plan.attention, caches)
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
-        self._model.running = Forward(
+        self._blocks.running = Forward(
             call, attentions, self._mesh, self._arrivals, self._holding, self._mark, kept, modulations, self._compiled
         )
-        self._arrivals.enter(None if patch is None else PatchForward(key, patch), behind)
+        self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.behind)
         try:
             with self._holding.forward():
                 out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
             return None
         finally:
-            self._model.running = None
+            self._blocks.running = None
             self.gathers = call.gathers
             call.given = {}  # the options in it lead back here: what a step made would stay until garbage is collected
         if not picture.whole and out.shape[2:] != latent.shape[2:]:  # it was padded and is not cropped: Kandinsky 5
@@ -127,7 +101,7 @@ class SpreadForward:
             )
         return out if patch is None else picture.regions(count)[patch].of(out)
 
-    def picture_tokens(self, picture: Picture, references: int) -> Placement:
+    def tokens_of(self, picture: Picture, references: int) -> Placement:
         """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
         whole = self._places_of(picture, None).of(picture.tokens + references, Pictured())
         return whole.part(0, picture.tokens)

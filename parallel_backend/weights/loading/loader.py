@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,30 +18,41 @@ from ..stores.store import Run, Store
 from .reading import Neighbours, Want, Watch, read_wanted
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a module is filled from.
+
+    Attributes:
+        checkpoint: its headers, names without prefix.
+        keys: which rows of which tensors make each parameter.
+        dtype, exact: as given to `shape_parameters`.
+    """
+
+    checkpoint: Checkpoint
+    keys: KeyMap
+    dtype: torch.dtype
+    exact: Collection[str] = ()
+
+
 @torch.no_grad()
 def load_weights(
     module: nn.Module,
     store: Store,
-    checkpoint: Checkpoint,
-    keys: KeyMap,
-    dtype: torch.dtype,
+    source: Source,
     neighbours: Neighbours,
     watch: Watch,
     only: Collection[str] | None = None,
-    exact: Collection[str] = (),
 ) -> None:
     """Fill every parameter of a materialised module, or only those named. A collective of all ranks.
 
     Args:
         module: shaped by `shape_parameters`.
         store: where it is; this rank fills its runs.
-        checkpoint: its headers, names without prefix.
-        keys: which rows of which tensors make each parameter.
-        dtype, exact: as given to `shape_parameters`.
 
     Raises:
         Refused, Cancelled: as `read_wanted` does.
     """
+    checkpoint, dtype = source.checkpoint, source.dtype
     files = {file: number for number, file in enumerate(checkpoint.files)}
     wants: list[Want] = []
     for name, child in module.named_modules():
@@ -49,13 +61,13 @@ def load_weights(
             full_name = f"{name}.{key}" if name else key
             if only is not None and full_name not in only:
                 continue
-            source = f"{name}.weight" if scale else full_name
+            mapped = f"{name}.weight" if scale else full_name
             run, width = store.run(full_name), parameter.numel() // parameter.shape[:1].numel()
-            rounded = dtype in FLOAT8 and full_name not in exact and not isinstance(child, Parts)
+            rounded = dtype in FLOAT8 and full_name not in source.exact and not isinstance(child, Parts)
             through = dtype if rounded else None
             if isinstance(child, PackedLinear) and key == "weight":
                 run, through = Run(run.values.view(child.storage.dtype or torch.uint8), run.start), None
-            for entry, first, into in _pieces(checkpoint, keys[source], run, width):
+            for entry, first, into in _pieces(checkpoint, source.keys[mapped], run, width):
                 if scale:
                     assert entry.scale is not None
                     wants.append(_scale(entry.scale, first, into, files))

@@ -22,7 +22,7 @@ from ...weights.files.checkpoint import read_header
 from ...weights.formats.storage import PLAIN
 from ...weights.layers.packing import shape_parameters
 from ...weights.layers.quantised import compute_in, plain_linears
-from ...weights.loading.loader import load_weights
+from ...weights.loading.loader import Source, load_weights
 from ...weights.loading.reading import Neighbours, Watch
 from ...weights.stores.holding import Holding
 from ...weights.stores.store import Store
@@ -55,9 +55,8 @@ class StagePart:
         keep: Keep,
     ) -> None:
         family = FAMILIES[spec.family]
-        self._checkpoint, config = family.inspect(read_header(spec.path))
-        self._keys = family.keys(config)
-        self._dtype = STORAGE_DTYPES[spec.dtype]
+        checkpoint, config = family.inspect(read_header(spec.path))
+        dtype = STORAGE_DTYPES[spec.dtype]
         self._device = device
         self._neighbours = neighbours
         self._watch = watch
@@ -65,12 +64,13 @@ class StagePart:
         self.module = self.model.module
         compute = STORAGE_DTYPES[spec.compute]
         compute_in(self.module, compute)
-        self._exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)
-        shape_parameters(self.module, self._checkpoint, self._keys, self._dtype, self._exact)
+        exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)
+        self._source = Source(checkpoint, family.keys(config), dtype, exact)
+        shape_parameters(self.module, checkpoint, self._source.keys, dtype, exact)
         if spec.fast_fp8 and isinstance(self.model, ComfyModel):
             multiply_in_fp8(self.module, device)
         self.store, self.holding = arrange(self.module, self.model.block_modules)
-        merging = Merging(self._dtype, self._exact, merging_dtype, rounded)
+        merging = Merging(dtype, exact, merging_dtype, rounded)
         names = family.comfyui_keys(config)
         self._patching = Patching(self.module, self.store, device, names, self._load, keep, merging)
 
@@ -87,17 +87,7 @@ class StagePart:
         self.store.settle()
 
     def _load(self, only: Collection[str] | None = None) -> None:
-        load_weights(
-            self.module,
-            self.store,
-            self._checkpoint,
-            self._keys,
-            self._dtype,
-            self._neighbours,
-            self._watch,
-            only,
-            self._exact,
-        )
+        load_weights(self.module, self.store, self._source, self._neighbours, self._watch, only)
 
 
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:

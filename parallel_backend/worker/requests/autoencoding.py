@@ -14,7 +14,7 @@ from ...vae import AUTOENCODERS, Autoencoder, recognise
 from ...vae.autoencoder import Give, Mark
 from ...vae.rows import Slab, slab_of
 from ...weights.files.checkpoint import read_header
-from ...weights.loading.loader import load_weights
+from ...weights.loading.loader import Source, load_weights
 from ...weights.loading.reading import Neighbours, Watch
 from ...weights.stores.store import Store
 from ...weights.stores.whole import Whole
@@ -37,21 +37,20 @@ class AutoencoderPart:
     def __init__(
         self, spec: ModelSpec, device: torch.device, sharers: Communicator, neighbours: Neighbours, watch: Watch
     ) -> None:
-        name, self._checkpoint, config = recognise(read_header(spec.path))
+        name, checkpoint, config = recognise(read_header(spec.path))
         family = AUTOENCODERS[name]
-        self._keys = family.keys(config, self._checkpoint)
-        self._dtype = STORAGE_DTYPES[spec.dtype]
+        self._source = Source(checkpoint, family.keys(config, checkpoint), STORAGE_DTYPES[spec.dtype])
         self._device = device
         self._neighbours = neighbours
         self._watch = watch
         self.autoencoder: Autoencoder = family.build(config)
-        self.module = self.autoencoder.module.to(self._dtype)
+        self.module = self.autoencoder.module.to(self._source.dtype)
         self.store: Store = Whole(self.module, sharers)
 
     def fill(self) -> None:
         """Load the weights by byte range."""
         self.store.materialise(self._device)
-        load_weights(self.module, self.store, self._checkpoint, self._keys, self._dtype, self._neighbours, self._watch)
+        load_weights(self.module, self.store, self._source, self._neighbours, self._watch)
 
 
 class Autoencoding:

@@ -16,7 +16,7 @@ from ...comm.meter import Meter
 from ...diffusion import Value
 from ...mesh import build_mesh
 from ...models import FAMILIES
-from ...models.family import Family, Stage
+from ...models.family import Execution, Family, Stage
 from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
 from ...plan.predict.cost import connections
@@ -119,7 +119,7 @@ def time_blocks(
         moments.mark()
         mark()
 
-    forward = model.forward_on(build_mesh(alone, device, meter), alone, Holding(), block_done)
+    forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, Holding(), block_done))
     runs = []
     for _ in range(RUNS):
         forward(inputs, x, None)

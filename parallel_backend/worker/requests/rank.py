@@ -18,8 +18,8 @@ from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
 from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
+from ...models.family import Execution, Model, Stage
 from ...models.family import Forward as ModelForward
-from ...models.family import Model, Stage
 from ...models.spread.attentions import attends_alone, attention_refused
 from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
@@ -160,7 +160,7 @@ class Rank:
         part.adapt(adapters, watch)
         self.expansion.make_kernels(part.module, getattr(torch, message.compute_dtype), self.device)
         compiler = message.compiler if isinstance(message, Sample) else ""
-        forward = part.model.forward_on(mesh, plan, part.holding, self.status.mark, compiler)
+        forward = part.model.forward_on(Execution(mesh, plan, part.holding, self.status.mark, compiler))
         networks = self._networks.of(adapters)
         if networks:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
