@@ -14,6 +14,6 @@ class LoadParallelCogVideoX(LoadParallelModel):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """As all loaders."""
+        """Load Diffusion Model's inputs and a plan, for these files."""
         files = "A CogVideoX 2b, 5b or 1.5-5B file, text or image to video, in models/diffusion_models."
         return cls.schema("CogVideoX", files, ["multi gpu video", "load cogvideox"])

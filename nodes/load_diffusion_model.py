@@ -14,6 +14,6 @@ class LoadParallelDiffusionModel(LoadParallelModel):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """As all loaders."""
+        """Load Diffusion Model's inputs and a plan, for these files."""
         files = "FLUX.1, FLUX.2, Qwen-Image, Wan 2.1 and 2.2, Z-Image, HunyuanVideo and a dozen other families."
         return cls.schema("Diffusion Model", files, ["multi gpu", "wan", "qwen image", "z-image", "flux 2"])

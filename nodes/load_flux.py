@@ -15,6 +15,6 @@ class LoadParallelFlux(LoadParallelModel):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """As all loaders."""
+        """Load Diffusion Model's inputs and a plan, for these files."""
         files = "A FLUX.1 model (dev, schnell, Krea, Kontext, Fill, Canny or Depth) or a FLUX.2 model (dev or klein)."
         return cls.schema("FLUX", files, ["multi gpu flux", "load flux"])

@@ -14,6 +14,6 @@ class LoadParallelPixArt(LoadParallelModel):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """As all loaders."""
+        """Load Diffusion Model's inputs and a plan, for these files."""
         files = "A PixArt-alpha or PixArt-Sigma file in models/diffusion_models."
         return cls.schema("PixArt", files, ["multi gpu pixart", "load pixart"])

@@ -23,12 +23,18 @@ class PatchForward(NamedTuple):
 class Inputs:
     """All but the latent.
 
-    `key` tells forwards apart whose caches are kept; `shape` is the latent's `[batch, channels, ...]`; `timestep` is
-    `[batch]` in fp32 (None: the conditioning has several) and the conditioning in the compute dtype. `residuals` are a
-    ControlNet's output for this rank's tokens of the picture, by the block of this stage that they are added after.
-    `values` are what the conditioning holds besides tensors; `processed` says that ComfyUI's model class has made of the
-    timestep what it makes of it. `behind` is the patch's forward that comes behind this one, if it is known to come.
-    `sigmas` are those of the call, of which one is enough, and of all steps, 1-D in fp32.
+    Attributes:
+        key: tells forwards apart whose prompts differ, and so what is kept of them.
+        shape: the latent's, `[batch, channels, ...]`.
+        dtype: the compute dtype.
+        device: where the rank computes.
+        timestep: `[batch]` in fp32; None where the conditioning has several.
+        conditioning: tensors by the model's names, in the compute dtype.
+        residuals: a ControlNet's output for this rank's tokens of the picture, by the block of this stage that it is added after.
+        values: what the conditioning holds besides tensors.
+        processed: whether ComfyUI's model class has made of the timestep what it makes of it.
+        behind: the patch's forward that comes behind this one, if it is known to come.
+        sigmas: those of the call, of which one is enough, and of all steps; 1-D in fp32.
     """
 
     key: Hashable

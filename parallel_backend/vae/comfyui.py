@@ -44,7 +44,7 @@ class ComfyFamily:
         return detect(checkpoint)
 
     def kind(self, config: Detected) -> str:
-        """As declared."""
+        """What ComfyUI calls the decoder that was found."""
         return config.kind
 
     def dims(self, config: Detected) -> int:

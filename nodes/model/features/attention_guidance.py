@@ -47,5 +47,5 @@ def refuse_split(wish: ParallelPlan, guides: list[GuideFunction]) -> None:
 
 
 def name_of(guide: GuideFunction) -> str:
-    """The node's."""
+    """The name of the node that made the function."""
     return guide.function.partition(".")[0]

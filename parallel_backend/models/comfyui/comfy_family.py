@@ -45,9 +45,27 @@ MODULATION = ("mod", "adaLN", "adaln", "norm")
 class ComfyConfig:
     """A model as ComfyUI detects it.
 
-    `kind` is the name of its class in comfy.supported_models, `described` an instance of it, `tensors` the file's tensors
-    on the meta device. `part` are the model's own tensors in the file, `marks` the layers that are quantised in it. `keys` are
-    of what ranks hold, `names` of the whole weights that adapters change. `two_of_each` drops all other blocks: for timing.
+    Attributes:
+        kind: the name of its class in comfy.supported_models.
+        described: an instance of that class.
+        declaration: where its tokens are.
+        tensors: the file's, on the meta device.
+        shape: what plans go by.
+        patch_size: latent values that are one token, (frames,) height and width.
+        latent_channels: those of the latent to sample.
+        concat_channels: those that ComfyUI's class lays beside it.
+        text_widths: the widths that text may have.
+        pooled_width: the least width of pooled text.
+        sound: the shape of the sound beside a video; see Declaration.
+        part: the model's own tensors in the file.
+        marks: the layers that are quantised in it.
+        keys: of what ranks hold.
+        names: of the whole weights that adapters change.
+        exact: the parameters that ComfyUI's class makes fp32 whatever type is chosen.
+        control: after which blocks each of a ControlNet's lists is added.
+        methods: the ways to lay out references that it takes; all if empty.
+        sigmas: whether it reads the sigmas of the call and of the run.
+        two_of_each: drops all blocks but two of each kind, for timing.
     """
 
     kind: str
@@ -154,7 +172,7 @@ class ComfyFamily:
         return Picture(tuple(latent_shape), config.patch_size).most_patches
 
     def image_tokens(self, config: ComfyConfig, latent_shape: Sequence[int]) -> int:
-        """As many as the model makes of it."""
+        """Tokens of one batch item's latent, by the patch size."""
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
     def two_of_each(self, config: ComfyConfig) -> tuple[ComfyConfig, tuple[int, ...]]:
@@ -253,7 +271,7 @@ class ComfyFamily:
         return config.exact
 
     def control_blocks(self, config: ComfyConfig) -> Mapping[str, range]:
-        """As declared."""
+        """After which blocks the declaration has a ControlNet's tensors added."""
         return config.control
 
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:

@@ -56,7 +56,7 @@ class DiffusersFamily(ABC, Generic[C]):
         """Which rows of the file make each parameter, in ComfyUI's names."""
 
     def comfyui_keys(self, config: C) -> KeyMap:
-        """The same."""
+        """As `keys`: no file has other names."""
         return self.keys(config)
 
     def token_rows(self, config: C, latent_shape: Sequence[int]) -> int:
@@ -68,7 +68,7 @@ class DiffusersFamily(ABC, Generic[C]):
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
     def beside_tokens(self, config: C, conditioning: Conditioning) -> int:
-        """Text."""
+        """Tokens of the text."""
         return conditioning["context"].shape[1]
 
     def exact(self, config: C) -> frozenset[str]:

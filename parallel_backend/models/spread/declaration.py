@@ -215,11 +215,17 @@ Attention: TypeAlias = Spread | Local | Merged
 class Group:
     """Blocks of one kind: a ModuleList, or a single module such as a head.
 
-    `streams` and `arguments` name every argument of the block's forward; one that is not named must be None. `tuples` gives
-    the names of what is given to a block together, as a tuple. `attentions` are the block's calls of attention, in order;
-    a function of the block where they depend on it. `modulations` are submodules of a block that make something of one
-    argument alone that is the same for all tokens and patches. `returns` names, for each value returned, the stream whose
-    places it has. `attends_in` is the module of ComfyUI's that calls attention, where it passes no transformer_options on.
+    `streams` and `arguments` together name every argument of the block's forward; one that is not named must be None.
+
+    Attributes:
+        path: the module's, in the model.
+        streams: the arguments that are tokens, and where theirs are.
+        returns: for each value returned the stream whose places it has.
+        arguments: the others, and what goes with which tokens.
+        tuples: the names of what is given to a block together, as a tuple.
+        attentions: the block's calls of attention, in order; a function of the block where they depend on it.
+        modulations: submodules of a block that make something of one argument alone that is the same for all tokens and patches.
+        attends_in: the module of ComfyUI's that calls attention, where it passes no transformer_options on.
     """
 
     path: str
@@ -234,28 +240,42 @@ class Group:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One of ComfyUI's diffusion models.
+    """One of ComfyUI's diffusion models: where its tokens are, and what it takes.
 
-    `groups` come in the order in which blocks run; with `units`, those whose names it gives for a model run as one, and no
-    stage begins between them. `heads` are what turns the last tokens into the output token by token. `heads_of` gives the
-    attention heads and their width, `text_width` that of the text, or several that it may have, `pooled_width` the least of
-    pooled text; `joint_text` says whether text is in the sequence. `patch_size` gives the latent values that are one token,
-    `refused` the conditioning that has no place in it and how to get rid of that; `masked` says that the text may have an
-    attention_mask, which must then be as long, and `sigmas` says whether a model reads
-    the sigmas of the call and of the whole run. `embeddings` make tokens of the picture on every stage: behind them a model
-    may lay text before the picture. `between` are modules that add something to tokens between blocks, each on the stage
-    that has them then; their attentions are to keys that every rank has. `compute` makes what no file has and the class
-    computes on the device where it is built. `control` names, for each of ComfyUI's lists of a ControlNet's output, the
-    group whose blocks it goes with: each tensor is added, after its block, to the picture's tokens, behind which references
-    may lie. `methods` are the ways to lay out references that a model takes; all if empty. `sound` gives the shape of the
-    sound that may be packed with a video, less the batch (None: any length), `channels` those of the video where the latent
-    format has others; `silent` says that a video may come without, `one_at_a_time` that batches are not taken. `positions`
-    are modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run, `references`
-    latents that become tokens in this model alone. `beside` is a latent of the same height that the model lays to the right
-    of the picture, so that each row of tokens has its tokens behind. A latent must divide into tokens where the
-    model pads none (`divides`); conditioning that is `sized` goes with every token, with so many values for one of the
-    latent's, that of `frames` with whole frames. With `whole_picture` what comes behind the blocks is no head: it needs all
-    tokens and the latent, and each rank computes it for all.
+    What is a function is asked of the model.
+
+    Attributes:
+        groups: its blocks, in the order in which they run.
+        heads: what turns the last tokens into the output token by token.
+        heads_of: the attention heads and their width.
+        text_width: the width of the text, or several that it may have.
+        pooled_width: the least width of pooled text.
+        joint_text: whether text is in the sequence.
+        units: the names of blocks that run as one, so that no stage begins between them.
+        patch_size: the latent values that are one token.
+        refused: the conditioning that has no place in it, and how to get rid of that.
+        masked: whether the text may have an attention_mask, which must then be as long.
+        embeddings: what makes tokens of the picture, on every stage; behind them a model may lay text before the picture.
+        between: modules that add something to tokens between blocks, each on the stage that has them then; their attentions are
+            to keys that every rank has.
+        positions: modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run.
+        references: latents that become tokens in this model alone.
+        beside: a latent of the same height that the model lays to the right of the picture, so that each row of tokens has its
+            tokens behind.
+        divides: whether a latent must divide into tokens, because the model pads none.
+        sized: conditioning that goes with every token, with so many values for one of the latent's.
+        frames: of that, what goes with whole frames.
+        whole_picture: what comes behind the blocks is no head: it needs all tokens and the latent, and each rank computes it
+            for all.
+        sigmas: whether the model reads the sigmas of the call and of the whole run.
+        compute: makes what no file has and the class computes on the device where it is built.
+        control: for each of ComfyUI's lists of a ControlNet's output the group whose blocks it goes with: each tensor is added,
+            after its block, to the picture's tokens, behind which references may lie.
+        methods: the ways to lay out references that the model takes; all if empty.
+        sound: the shape of the sound that may be packed with a video, less the batch (None: any length).
+        silent: whether a video may come without sound.
+        channels: those of the video where the latent format has others.
+        one_at_a_time: whether batches are not taken.
     """
 
     groups: tuple[Group, ...]

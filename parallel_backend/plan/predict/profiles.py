@@ -13,16 +13,28 @@ from .operations import MIDDLING
 class ModelShape:
     """A transformer's shape.
 
-    `double_weights` and `single_weights` are the parameters of one block, `other_weights` those outside the blocks;
-    `token_weights` those that multiply each token in a block. A token covers `pixels` x `pixels` pixels and, in models of
-    videos, `latent_frames` frames of a latent that has one every 4 video frames (0: the model makes pictures). `channels`
-    are the latent's, per token. `joint_text` is false where text tokens are only attended to (cross-attention) and take
-    no part in the sequence. `guided`: usually sampled with a negative branch. `embeds_whole`: every rank embeds the whole
-    picture before it takes its tokens. `copies` are the features that a block holds at its peak for each token, in units
-    of `hidden`; `attentions` how often tokens of all ranks attend to each other in a block, on average. `whole_picture`:
-    what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring together.
-    `double_operations` and `single_operations` are what one block starts on one rank's device, as its code is. `kv_heads` are
-    the heads of keys and values; 0 where there are as many as `heads`.
+    Attributes:
+        name: the model's, as users know it.
+        hidden: the width of a token.
+        heads: of queries.
+        double_blocks, single_blocks: how many of each kind; a model with one kind has single ones.
+        double_weights, single_weights: parameters of one block.
+        other_weights: those outside the blocks.
+        token_weights: those that multiply each token in a block.
+        channels: the latent's, per token.
+        pixels: a token covers so many pixels, squared.
+        latent_frames: in models of videos, the frames that a token covers of a latent that has one every 4 video frames; 0
+            where the model makes pictures.
+        text: tokens of a usual prompt.
+        joint_text: false where text is only attended to (cross-attention) and takes no part in the sequence.
+        guided: usually sampled with a negative branch.
+        embeds_whole: every rank embeds the whole picture before it takes its tokens.
+        copies: the features that a block holds at its peak for each token, in units of `hidden`.
+        attentions: how often tokens of all ranks attend to each other in a block, on average.
+        whole_picture: what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring
+            together.
+        double_operations, single_operations: what one block starts on one rank's device, as its code is.
+        kv_heads: heads of keys and values; 0 where there are as many as `heads`.
     """
 
     name: str

@@ -74,12 +74,12 @@ class Sharded(Store, Holding):
         self._shards = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
 
     def leave(self, here: bool) -> None:
-        """The same."""
+        """Take the shares off the device, into host memory."""
         if here:
             self._move(HOST)
 
     def come_back(self) -> None:
-        """The same."""
+        """Bring the shares back."""
         self._move(self._everyone.device)
 
     def _move(self, device: torch.device) -> None:

@@ -88,7 +88,7 @@ class Whole(Store):
         return Run(self._module.get_parameter(name).data.view(-1))
 
     def full(self, name: str) -> Tensor:
-        """As it is."""
+        """The parameter itself, which every rank has whole."""
         return self._module.get_parameter(name).data
 
     def _now(self) -> int:
