@@ -1,0 +1,123 @@
+"""How the code's rooms hang together, by its imports: no circle anywhere, and no arrow from a floor to one above it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+
+import pytest
+
+from scripts.comfyui import REPO
+
+ENGINE = "parallel_backend"
+FLOORS = (
+    ("errors", "diffusion", "gpus", "identity", "layout", "transfers", "distributed_tensor"),
+    ("comfyui_folder", "conditioning", "comm"),
+    ("plan",),
+    ("mesh", "weights", "wire"),
+    ("attention",),
+    ("models",),
+    ("denoise", "vae"),
+    ("worker",),
+    ("host",),
+    ("doctor",),
+    ("nodes",),
+)
+"""From the ground up: what a room imports lies on a floor below its own."""
+
+Arrows = Mapping[str, Set[str]]
+
+LATER = {("nodes.model", "features", "own_code")}
+"""Arrows that close a circle and are to go: what is ComfyUI's own code is told apart in the file that lists what is known."""
+
+
+def name_of(path: Path) -> str:
+    """A file's module, by its place in the repository."""
+    return ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
+
+
+@functools.cache
+def modules() -> Mapping[str, Path]:
+    """All of the code that runs in ComfyUI and in the workers."""
+    return {name_of(path): path for folder in ("nodes", ENGINE) for path in sorted((REPO / folder).rglob("*.py"))}
+
+
+def imported(name: str) -> Iterator[str]:
+    """Whatever a module imports of the code, also where it does so late or for types alone."""
+    path = modules()[name]
+    package = path.parent.relative_to(REPO).parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+            for alias in node.names:
+                yield from (each for each in (f"{base}.{alias.name}", base) if each in modules())
+
+
+@functools.cache
+def arrows() -> Arrows:
+    """From each module to those that it imports; a package that is passed through on the way to one of its own is none."""
+    found = {name: set(imported(name)) - {name} for name in modules()}
+    return {name: {t for t in to if not name.startswith(f"{t}.")} for name, to in found.items()}
+
+
+def between(folder: str) -> Arrows:
+    """The arrows among what lies in a folder: files, and folders with all that is in them."""
+
+    def room(name: str) -> str:
+        return name.removeprefix(f"{folder}.").partition(".")[0] if name.startswith(f"{folder}.") else ""
+
+    found: dict[str, set[str]] = {}
+    for name, to in arrows().items():
+        if start := room(name):
+            ends = {room(each) for each in to} - {start, ""}
+            found.setdefault(start, set()).update(end for end in ends if (folder, start, end) not in LATER)
+    return found
+
+
+def circle(graph: Arrows) -> list[str]:
+    """One of the circles; empty if there is none."""
+    done: set[str] = set()
+
+    def walk(place: str, way: list[str]) -> list[str]:
+        if place in way:
+            return [*way[way.index(place) :], place]
+        if place in done:
+            return []
+        for end in sorted(graph.get(place, ())):
+            if found := walk(end, [*way, place]):
+                return found
+        done.add(place)
+        return []
+
+    return next(filter(None, (walk(place, []) for place in sorted(graph))), [])
+
+
+def test_modules_have_no_circle() -> None:
+    assert not circle(arrows())
+
+
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()} - {""}))
+def test_rooms_of_a_folder_have_no_circle(folder: str) -> None:
+    assert not circle(between(folder))
+
+
+def test_every_arrow_goes_down() -> None:
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+    def room(name: str) -> str:
+        return "nodes" if name.partition(".")[0] == "nodes" else name.split(".")[1]
+
+    inside = {name: {each for each in to if each != ENGINE} for name, to in arrows().items() if name != ENGINE}
+    assert {*map(room, inside)} == {*floor}, "each room has its floor"
+    back = {(name, end) for name, to in inside.items() for end in to if floor[room(end)] >= floor[room(name)]}
+    assert not {(name, end) for name, end in back if room(name) != room(end)}
+
+
+def test_a_features_halves_have_one_name() -> None:
+    here, there = (
+        {path.name for path in (REPO / folder).glob("*.py")}
+        for folder in ("nodes/model/features", f"{ENGINE}/models/comfyui/features")
+    )
+    assert there <= here
