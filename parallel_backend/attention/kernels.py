@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanRefused
-from ..plan.plan import APPROXIMATE_ATTENTION
 from .packages import (
     FLASH_ATTN,
     FLASH_ATTN_3,
@@ -32,14 +31,14 @@ OF_PACKAGES: Mapping[str, tuple[Package, ...]] = {
     "auto": (FLASH_ATTN_3, FLASH_ATTN),
     "sdpa": (),
     "flash": (FLASH_ATTN_3, FLASH_ATTN),
-    APPROXIMATE_ATTENTION: (SAGE_ATTENTION,),
+    "sage": (SAGE_ATTENTION,),
 }
 """The packages that each choice takes the first of that works; it is torch's own kernels that are left."""
 
 CHOICES = tuple(OF_PACKAGES)
 """What a plan may ask for."""
 
-INSIST = "flash", APPROXIMATE_ATTENTION
+INSIST = "flash", "sage"
 """Choices that take no other kernel."""
 
 FLASH_HEAD_DIM = 256
@@ -88,13 +87,18 @@ def choose_kernel(
         obstacle = package.obstacle(device, dtype, head_dim)
         reason = faults.get(package.name) or obstacle or ""
         if not reason:
-            why = "approximate" if choice == APPROXIMATE_ATTENTION else "; ".join(broken) or "installed"
+            why = "approximate" if package.approximate else "; ".join(broken) or "installed"
             return Kernel(package.name, why, package.attend)
         broken += [faults[package.name]] if package.name in faults else []
     reason = "; ".join(broken) or reason
     if choice in INSIST:
         raise PlanRefused(f"attention {choice} cannot be used: {reason}; use auto or sdpa.")
     return Kernel("sdpa", reason, _sdpa(device, dtype, head_dim))
+
+
+def is_approximate(choice: str) -> bool:
+    """Whether a choice changes the picture slightly."""
+    return any(package.approximate for package in OF_PACKAGES.get(choice, ()))
 
 
 @functools.cache

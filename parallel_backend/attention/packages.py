@@ -39,6 +39,7 @@ class Package:
         module: what is imported.
         head_dim: of the widest heads that it takes.
         majors: CUDA compute capabilities that it runs on, before the dot.
+        approximate: whether it changes the picture slightly.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Package:
     head_dim: int
     majors: range
     attend: Attend
+    approximate: bool = False
 
     def obstacle(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
         """Why it cannot serve, or None if it can."""
@@ -124,8 +126,8 @@ FLASH_ATTN = Package("flash-attn", "flash_attn", 256, range(8, 100), _flash_attn
 
 FLASH_ATTN_3 = Package("flash-attn 3", "flash_attn_interface", 256, range(9, 10), _flash_attn_3)
 
-SAGE_ATTENTION = Package("SageAttention", "sageattention", 128, range(8, 100), _sage_attention)
-"""Approximate: it multiplies in int8 and fp8."""
+SAGE_ATTENTION = Package("SageAttention", "sageattention", 128, range(8, 100), _sage_attention, approximate=True)
+"""It multiplies in int8 and fp8."""
 
 PACKAGES = FLASH_ATTN_3, FLASH_ATTN, SAGE_ATTENTION
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.attention import kernels
-from parallel_backend.attention.kernels import choose_kernel, kernel_refusals
+from parallel_backend.attention.kernels import CHOICES, choose_kernel, is_approximate, kernel_refusals
 from parallel_backend.attention.packages import (
     FLASH_ATTN,
     FLASH_ATTN_3,
@@ -21,6 +21,7 @@ from parallel_backend.attention.packages import (
     package_faults,
 )
 from parallel_backend.errors import Refused
+from parallel_backend.plan.plan import APPROXIMATE_ATTENTION
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 SYMBOL = "flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
@@ -187,3 +188,7 @@ def test_the_installed_wheel_is_chosen_if_and_only_if_it_works():
     assert kernel.name.startswith("flash-attn") == (
         works and choose_kernel("sdpa", GPU, torch.bfloat16, 64).name != "cudnn"
     )
+
+
+def test_a_plan_says_of_the_same_choice_that_it_is_approximate() -> None:
+    assert [choice for choice in CHOICES if is_approximate(choice)] == [APPROXIMATE_ATTENTION]

@@ -10,11 +10,12 @@ import pytest
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
-from parallel_backend.plan.predict.cost import Job, needs, ring_bytes, ulysses_bytes
+from parallel_backend.plan.predict.cost import Job, needs
 from tests.models.test_spread import CASES, Rank, plan_for
 from tests.models.tiny_classes import HEADS, WIDTH, Case
 from tests.ranks import run_ranks
 from tests.selection import thorough
+from tests.sent_bytes import ring_bytes, ulysses_bytes
 
 ELEMENT = 4
 

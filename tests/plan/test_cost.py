@@ -14,10 +14,11 @@ import pytest
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from parallel_backend.plan.choose import best, is_approximate, rank, table
-from parallel_backend.plan.predict.cost import Job, cost, ring_bytes, transfer_seconds, ulysses_bytes
+from parallel_backend.plan.predict.cost import Job, cost, transfer_seconds
 from parallel_backend.plan.predict.known_machines import profile, profile_names
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from parallel_backend.plan.predict.profiles import Level, Profile
+from tests.sent_bytes import ring_bytes, ulysses_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 FLUX = known_model("flux-dev").shape

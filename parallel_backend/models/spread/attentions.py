@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...attention.kernels import choose_kernel
+from ...attention.kernels import choose_kernel, is_approximate
 from ...attention.packages import Attend, package_faults
 from ...attention.parallel import KVCache, PatchAttention, WholeAttention, replicated_queries
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
-from ...plan.plan import APPROXIMATE_ATTENTION
 from .call import Call
 from .declaration import Attention, Local, Merged, Spread
 from .placement import Placement, slots_of
@@ -57,7 +56,7 @@ def attention_refused(names: Sequence[str]) -> Refused:
 
 def attends_alone(mesh: Mesh, patches: int, choice: str) -> bool:
     """Whether ComfyUI's own kernels compute all attention: tokens are not spread, and none are kept from call to call."""
-    return mesh.sequence.size == 1 and patches == 1 and choice != APPROXIMATE_ATTENTION
+    return mesh.sequence.size == 1 and patches == 1 and not is_approximate(choice)
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ class Attentions:
 
         An approximate one is not for calls that must be `exact`.
         """
-        choice = EXACT_ATTENTION if exact and self._choice == APPROXIMATE_ATTENTION else self._choice
+        choice = EXACT_ATTENTION if exact and is_approximate(self._choice) else self._choice
 
         def choose() -> Attend:
             return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend

@@ -114,24 +114,6 @@ class Cost:
         return self.ulysses + self.ring + self.pipeline + self.cfg + self.gather
 
 
-def ulysses_bytes(
-    tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int, group: float = 1
-) -> float:
-    """Bytes a rank sends in one forward for Ulysses; `tokens` is batch x (text + image). Even cuts, of whole groups.
-
-    Args:
-        group: how many of the queries' heads share one of keys and values.
-    """
-    return (2 + 2 / group) * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
-
-
-def ring_bytes(
-    tokens: float, hidden: int, blocks: int, element: int, ring: int, ulysses: int, group: float = 1
-) -> float:
-    """Bytes a rank sends in one forward for Ring; arguments as of `ulysses_bytes`."""
-    return 2 / group * (ring - 1) * tokens * hidden / (ring * ulysses) * blocks * element
-
-
 def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages: int = 1) -> float:
     """Seconds until all flows, sent at once in so many messages, have passed every port; 0 if nothing is sent."""
     load: dict[tuple[int, int, bool], float] = {}
