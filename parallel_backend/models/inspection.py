@@ -46,7 +46,7 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int) -> No
         Refused: with the tensor's name.
     """
     name = part.path.name
-    for piece in (piece for pieces in keys.values() for piece in pieces):
+    for piece in keys.values():
         entry = part.entries.get(piece.name)
         if entry is None:
             raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete {model} file.")

@@ -95,7 +95,7 @@ def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpo
                 f"{file} holds {source} with the shape {list(entry.shape)} where {list(shape)} is needed: choose a "
                 "complete VAE file."
             )
-        keys[name] = (Piece(source, 0, entry.rows, entry.shape[1:]),)
+        keys[name] = Piece(source, 0, entry.rows, entry.shape[1:])
     return keys
 
 

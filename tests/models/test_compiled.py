@@ -90,7 +90,7 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     """Puts a LoRA into a block of each kind with a strength, in place of the one before."""
     names = ("double_blocks.0.img_attn.qkv.weight", "single_blocks.1.linear1.weight")
     shapes = {name: module.get_parameter(name).shape for name in names}
-    keys = {name: (Piece(name, 0, shape[0], (shape[1],)),) for name, shape in shapes.items()}
+    keys = {name: Piece(name, 0, shape[0], (shape[1],)) for name, shape in shapes.items()}
     tensors = {name + "u": 0.2 * draw(shape[0], 4, seed=4) for name, shape in shapes.items()}
     tensors |= {name + "d": 0.2 * draw(4, shape[1], seed=5) for name, shape in shapes.items()}
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)

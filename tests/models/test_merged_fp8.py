@@ -221,7 +221,7 @@ def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
         rows = weight[4 * number : 4 * number + 4].view(torch.uint8).clone()
         layer.weight = nn.Parameter(rows, requires_grad=False)
         ours.add_module(name, layer)
-        keys[f"{name}.weight"] = (Piece("qkv.weight", 4 * number, 4 * number + 4, (32,)),)
+        keys[f"{name}.weight"] = Piece("qkv.weight", 4 * number, 4 * number + 4, (32,))
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)
     merging = Merging(dtype, (), merging_dtype, rounded)
     patching = Patching(ours, Whole(ours), CPU, keys, lambda _: None, keep, merging)

@@ -101,7 +101,7 @@ def load_with(
 ) -> tuple[nn.Module, S]:
     """The model as a rank loads it, and where that has it."""
     model, part = build(path)
-    keys = {key: (Piece(key, 0, entry.shape[0], ()),) for key, entry in part.entries.items()}
+    keys = {key: Piece(key, 0, entry.shape[0], ()) for key, entry in part.entries.items()}
     compute_in(model, compute)
     shape_parameters(model, part, keys, compute)
     assert held_bytes(part, compute) == sum(parameter.nbytes for parameter in model.parameters())
@@ -150,7 +150,7 @@ def test_lora(file: Callable[[str], Path], form: str, monkeypatch: pytest.Monkey
     whole.blocks = nn.ModuleList([ours])
     before = {name: parameter.clone() for name, parameter in whole.named_parameters()}
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)
-    keys = {NAME: (Piece(NAME, 0, ROWS, (COLUMNS,)),)}
+    keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
     patching = Patching(whole, Whole(whole), CPU, keys, _never_again, keep, MERGING)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
     patching.merge(AdapterSet({NAME: [lora]}, {"u": up, "d": down}))
@@ -176,7 +176,7 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
         {NAME: [Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)]},
         {"u": draw(ROWS, 4, seed=4), "d": draw(4, COLUMNS, seed=5)},
     )
-    keys = {NAME: (Piece(NAME, 0, ROWS, (COLUMNS,)),)}
+    keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
     keep = Keep(room=lambda _: True, agree=lambda fits: fits)
 
     def outputs(

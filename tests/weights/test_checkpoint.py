@@ -136,7 +136,7 @@ def test_the_flux_key_map_uses_every_row_of_the_file_once_and_fills_every_parame
     family = ComfyFamily()
     part, config = family.inspect(read_header(path))
     keys = family.keys(config)
-    used = sorted((piece.name, piece.start, piece.stop) for pieces in keys.values() for piece in pieces)
+    used = sorted((piece.name, piece.start, piece.stop) for piece in keys.values())
     for name, entry in part.entries.items():
         rows = [(start, stop) for used_name, start, stop in used if used_name == name]
         assert rows[0][0] == 0, name

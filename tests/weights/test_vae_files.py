@@ -56,7 +56,7 @@ def test_diffusers_names(tmp_path: Path, older: bool) -> None:
 
     theirs = comfy.sd.VAE(sd=dict(tensors)).first_stage_model.state_dict()
     assert set(keys) == set(theirs)
-    for key, (piece,) in keys.items():
+    for key, piece in keys.items():
         assert torch.equal(theirs[key].float().flatten(), tensors[piece.name].flatten()), key
 
 

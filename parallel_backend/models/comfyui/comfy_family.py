@@ -388,8 +388,8 @@ def _as_tuple(given: int | tuple[int, ...]) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else given
 
 
-def _whole(name: str, parameter: Tensor) -> tuple[Piece, ...]:
-    return (Piece(name, 0, parameter.shape[0], tuple(parameter.shape[1:])),)
+def _whole(name: str, parameter: Tensor) -> Piece:
+    return Piece(name, 0, parameter.shape[0], tuple(parameter.shape[1:]))
 
 
 def plan_shape(

@@ -218,6 +218,6 @@ def _entry(entry: Entry, dtype: torch.dtype) -> Entry:
     return replace(entry, storage=storage, shape=(math.prod(entry.shape),), kept=True)
 
 
-def pieces_of(entries: Mapping[str, Entry]) -> dict[str, tuple[Piece, ...]]:
+def pieces_of(entries: Mapping[str, Entry]) -> dict[str, Piece]:
     """Each part is a tensor of its own name."""
-    return {name: (Piece(name, 0, entry.shape[0], ()),) for name, entry in entries.items()}
+    return {name: Piece(name, 0, entry.shape[0], ()) for name, entry in entries.items()}

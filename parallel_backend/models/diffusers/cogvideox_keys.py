@@ -57,7 +57,7 @@ def cogvideox_keys(
     for index in range(layers):
         for name, shape in _block(hidden, head_dim, time_width):
             shapes[f"transformer_blocks.{index}.{name}"] = shape
-    return {name: (Piece(comfy_name(name), 0, shape[0], shape[1:]),) for name, shape in shapes.items()}
+    return {name: Piece(comfy_name(name), 0, shape[0], shape[1:]) for name, shape in shapes.items()}
 
 
 def comfy_name(name: str) -> str:

@@ -91,10 +91,7 @@ class DiffusersFamily(ABC, Generic[C]):
         return DiffusersModel(module, self.declaration, stage, self.call(config))
 
     def _check_parameters(self, module: nn.Module, config: C) -> None:
-        known = {
-            name: (sum(piece.stop - piece.start for piece in pieces), *pieces[0].row_shape)
-            for name, pieces in self.keys(config).items()
-        }
+        known = {name: (piece.rows, *piece.row_shape) for name, piece in self.keys(config).items()}
         found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         if other := sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name)):
             raise Refused(

@@ -39,12 +39,12 @@ def pixart_keys(
             (f"{block}.{name}", (f"{source}.{theirs[0]}", *theirs[1:]), row) for name, theirs, row in _block(hidden)
         ]
         tables.append((f"{block}.scale_shift_table", f"{source}.scale_shift_table", 6))
-    names: dict[str, tuple[Piece, ...]] = {}
+    names: dict[str, Piece] = {}
     for module, (source, start, stop), row_shape in linears:
-        names[f"{module}.weight"] = (Piece(f"{source}.weight", start, stop, row_shape),)
-        names[f"{module}.bias"] = (Piece(f"{source}.bias", start, stop, ()),)
+        names[f"{module}.weight"] = Piece(f"{source}.weight", start, stop, row_shape)
+        names[f"{module}.bias"] = Piece(f"{source}.bias", start, stop, ())
     for name, source, rows in tables:
-        names[name] = (Piece(source, 0, rows, (hidden,)),)
+        names[name] = Piece(source, 0, rows, (hidden,))
     return names
 
 

@@ -16,12 +16,11 @@ from .lora import Adapter, Values, apply
 
 @dataclass(frozen=True)
 class AdapterRows:
-    """Adapters of a file's tensor of `size`, of which a weight has `rows` from its row `offset` on.
+    """Adapters of a file's tensor of `size`, of which a weight has `rows`.
 
     `column_norms` as in `apply`.
     """
 
-    offset: int
     rows: slice
     size: Sequence[int]
     adapters: Sequence[Adapter]
@@ -37,23 +36,20 @@ class ExpandedAdapters(nn.Module):
         held: the type to which ComfyUI rounds the sum.
     """
 
-    def __init__(self, runs: Sequence[AdapterRows], values: Values, adds_in: torch.dtype, held: torch.dtype) -> None:
+    def __init__(self, rows: AdapterRows, values: Values, adds_in: torch.dtype, held: torch.dtype) -> None:
         super().__init__()
-        self._runs = runs
+        self._rows = rows
         self._adds_in = adds_in
         self._held = held
-        for name in {name for run in runs for adapter in run.adapters for name in adapter.tensors.values()}:
+        for name in {name for adapter in rows.adapters for name in adapter.tensors.values()}:
             self.register_buffer(name, values[name], persistent=False)
-        for number, run in enumerate(runs):
-            for place, norms in run.column_norms.items():
-                self.register_buffer(f"norms {number} {place}", norms, persistent=False)
+        for place, norms in rows.column_norms.items():
+            self.register_buffer(f"norms {place}", norms, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight changed, perhaps in place."""
-        weight = weight.to(self._adds_in)
-        buffers = dict(self.named_buffers(remove_duplicate=False))  # runs may share norms
-        for number, run in enumerate(self._runs):
-            norms = {place: buffers[f"norms {number} {place}"] for place in run.column_norms}
-            part = weight[run.offset : run.offset + run.rows.stop - run.rows.start]
-            apply(run.adapters, buffers, part, run.rows, run.size, norms)
+        weight, rows = weight.to(self._adds_in), self._rows
+        buffers = dict(self.named_buffers(remove_duplicate=False))  # places may share norms
+        norms = {place: buffers[f"norms {place}"] for place in rows.column_norms}
+        apply(rows.adapters, buffers, weight, rows.rows, rows.size, norms)
         return weight.to(self._held)

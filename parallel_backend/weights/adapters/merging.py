@@ -28,15 +28,6 @@ CHUNK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
-class PlacedPiece:
-    """A piece of a file's tensor inside a parameter, which has it from row `offset` on."""
-
-    parameter: str
-    offset: int
-    piece: Piece
-
-
-@dataclass(frozen=True)
 class Keep:
     """Where the weights as they were are kept.
 
@@ -90,7 +81,8 @@ class Patching:
         self._where = keep
         self._originals: dict[str, Tensor] = {}
         self._merged = NONE
-        self._placed: dict[str, list[PlacedPiece]] = {}
+        self._placed: dict[str, list[tuple[str, Piece]]] = {}
+        """Of each tensor of the file the parameters that have its rows, and which."""
         self._sizes = tensor_sizes(keys)
         self._packed = {
             f"{name}.weight": child for name, child in module.named_modules() if isinstance(child, PackedLinear)
@@ -106,12 +98,9 @@ class Patching:
             parts = {part: f"{name}.{PARTS}.{part}" for part, _ in layer.parts.named_parameters()}
             self._layers[f"{name}.weight"] = layer, parts
         held = {name for name, _ in module.named_parameters()}
-        for name, pieces in keys.items():
-            offset = 0
-            for piece in pieces:
-                if name in held:
-                    self._placed.setdefault(piece.name, []).append(PlacedPiece(name, offset, piece))
-                offset += piece.stop - piece.start
+        for name, piece in keys.items():
+            if name in held:
+                self._placed.setdefault(piece.name, []).append((name, piece))
 
     @torch.no_grad()
     def merge(self, adapters: AdapterSet) -> None:
@@ -120,32 +109,28 @@ class Patching:
             return
         before, after = self._merged.recipe, adapters.recipe
         known = [*self._placed, *self._layers]
-        names = self._closed({name for name in known if before.get(name) != after.get(name)})
+        changed = {name for name in known if before.get(name) != after.get(name)}
+        names = [name for name in self._sizes if name in changed]
         self._restore(self._parameters_of(name for name in names if name in before))
         now = [name for name in names if name in after]
         for parameter in self._parameters_of(now):
             self._keep(parameter)
-        expanding: dict[str, list[AdapterRows]] = {}
-        values: dict[str, Tensor] = {}
         for name in now:
             ids = {id for adapter in after[name] for id in adapter.tensors.values()}
             mine = {id: adapters.tensors[id].to(self._device) for id in ids}
             if name in self._layers:
                 self._quantise_anew(name, after[name], mine)
-            elif self._placed[name][0].parameter in self._expanding:
-                values |= mine
-                adds_in, _ = self._types(self._packed[self._placed[name][0].parameter])
+            elif self._placed[name][0][0] in self._expanding:
+                adds_in, _ = self._types(self._packed[self._placed[name][0][0]])
                 norms = self._column_norms(name, after[name], mine, adds_in)
-                for placed in self._placed[name]:
-                    rows = slice(placed.piece.start, placed.piece.stop)
-                    run = AdapterRows(placed.offset, rows, self._sizes[name], after[name], norms)
-                    expanding.setdefault(placed.parameter, []).append(run)
+                for parameter, piece in self._placed[name]:
+                    layer, rows = self._packed[parameter], slice(piece.start, piece.stop)
+                    run = AdapterRows(rows, self._sizes[name], after[name], norms)
+                    layer.change = ExpandedAdapters(run, mine, *self._types(layer))
             elif self._is_rounded(name):
                 self._round_anew(name, after[name], mine)
             else:
                 self._change(name, after[name], mine)
-        for parameter, runs in expanding.items():
-            self._packed[parameter].change = ExpandedAdapters(runs, values, *self._types(self._packed[parameter]))
         self._merged = adapters
 
     def _types(self, layer: PackedLinear) -> tuple[torch.dtype, torch.dtype]:
@@ -160,18 +145,9 @@ class Patching:
     def _parameters_of(self, names: Iterable[str]) -> list[str]:
         found: dict[str, None] = {}
         for name in names:
-            placed = [placed.parameter for placed in self._placed.get(name, ())]
+            placed = [parameter for parameter, _ in self._placed.get(name, ())]
             found |= dict.fromkeys(self._layers[name][1].values() if name in self._layers else placed)
         return list(found)
-
-    def _closed(self, names: set[str]) -> list[str]:
-        """The tensors that share a parameter, directly or not, with one of these; in the key map's order."""
-        while True:
-            touched = set(self._parameters_of(names))
-            more = {name for name in self._sizes if not touched.isdisjoint(self._parameters_of([name]))}
-            if more == names:
-                return [name for name in self._sizes if name in names]
-            names = more
 
     def _restore(self, names: Sequence[str]) -> None:
         lost = [name for name in names if name not in self._originals and name not in self._expanding]
@@ -190,17 +166,17 @@ class Patching:
 
     def _change(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
         size, adds_in = self._sizes[name], self._merging.adds_in(self._device)
-        places = [(placed, self._store.run(placed.parameter)) for placed in self._placed[name]]
         whole = None
         torn = self._store.shared and any(map(needs_whole_rows, recipe))
         if torn or any(needs_all_rows(adapter, values, size) for adapter in recipe):
             whole = self._whole(name).to(adds_in)
             apply(recipe, values, whole, slice(0, size[0]), size)
-        for placed, run in places:
-            for first, last in _chunks(placed, run):
-                rows = slice(placed.piece.start + first - placed.offset, placed.piece.start + last - placed.offset)
+        for parameter, piece in self._placed[name]:
+            run = self._store.run(parameter)
+            for first, last in _chunks(piece, run):
+                rows = slice(piece.start + first, piece.start + last)
                 if whole is None:
-                    part = _rows(run, first, last, placed.piece.row_shape, self._device).to(adds_in)
+                    part = _rows(run, first, last, piece.row_shape, self._device).to(adds_in)
                     apply(recipe, values, part, rows, size)
                 else:
                     part = whole[rows]
@@ -208,7 +184,7 @@ class Patching:
 
     def _is_rounded(self, name: str) -> bool:
         """Whether ComfyUI holds it in fp8: a matrix, or what is held in a wider type and rounded."""
-        parameter = self._placed[name][0].parameter
+        parameter, _ = self._placed[name][0]
         return self._merging.dtype in FLOAT8 and parameter not in self._merging.exact
 
     def _round_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
@@ -217,10 +193,10 @@ class Patching:
         size = self._sizes[name]
         apply(recipe, values, weight, slice(0, size[0]), size)
         rounded = self._merging.rounded(weight, self._merging.dtype, name)
-        for placed in self._placed[name]:
-            rows = rounded[placed.piece.start : placed.piece.stop]
-            packed = placed.parameter in self._packed
-            _put_rows(rows.view(torch.uint8) if packed else rows, self._store.run(placed.parameter), placed.offset)
+        for parameter, piece in self._placed[name]:
+            rows = rounded[piece.start : piece.stop]
+            packed = parameter in self._packed
+            _put_rows(rows.view(torch.uint8) if packed else rows, self._store.run(parameter), 0)
 
     def _quantise_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
         """Expand a whole weight, change it and quantise it as ComfyUI does. A collective where ranks share the weights."""
@@ -246,19 +222,17 @@ class Patching:
     def _whole(self, name: str) -> Tensor:
         """All rows of a file's tensor, fp32. A collective where ranks share the weights."""
         places = self._placed[name]
-        assert sum(placed.piece.stop - placed.piece.start for placed in places) == self._sizes[name][0], (
-            f"{name} is in pieces"
-        )
+        assert sum(piece.rows for _, piece in places) == self._sizes[name][0], f"{name} is in pieces"
         rows = {}
-        for placed in places:
-            full = self._store.full(placed.parameter).to(self._device)
-            packed = self._packed.get(placed.parameter)
+        for parameter, piece in places:
+            full = self._store.full(parameter).to(self._device)
+            packed = self._packed.get(parameter)
             if packed is not None:
                 scale = None
                 if packed.weight_scale is not None:
-                    scale = self._store.full(f"{placed.parameter}_scale").to(self._device)
+                    scale = self._store.full(f"{parameter}_scale").to(self._device)
                 full = packed.expand(full, scale, torch.float32)
-            rows[placed.piece.start] = full[placed.offset :][: placed.piece.stop - placed.piece.start].float()
+            rows[piece.start] = full.float()
         return torch.cat([rows[start] for start in sorted(rows)])
 
 
@@ -266,11 +240,11 @@ def _width(shape: Sequence[int]) -> int:
     return max(1, math.prod(shape))
 
 
-def _chunks(placed: PlacedPiece, run: Run) -> Iterator[tuple[int, int]]:
-    """The parameter's rows of a placed piece of which the run has values, some at a time."""
-    width = _width(placed.piece.row_shape)
-    begin = max(placed.offset, run.start // width)
-    end = min(placed.offset + placed.piece.stop - placed.piece.start, -(-run.stop // width))
+def _chunks(piece: Piece, run: Run) -> Iterator[tuple[int, int]]:
+    """The parameter's rows, of which it has a piece's, of which the run has values, some at a time."""
+    width = _width(piece.row_shape)
+    begin = run.start // width
+    end = min(piece.rows, -(-run.stop // width))
     step = max(1, CHUNK_VALUES // width)
     for first in range(begin, end, step):
         yield first, min(first + step, end)

@@ -19,39 +19,38 @@ class Piece:
     stop: int
     row_shape: tuple[int, ...]
 
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+        return self.stop - self.start
 
-KeyMap = Mapping[str, tuple[Piece, ...]]
-"""Parameter name -> the pieces that, joined along dim 0, are its value."""
+
+KeyMap = Mapping[str, Piece]
+"""Parameter name -> the piece that is its value."""
 
 
 def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
     """A checkpoint that names its tensors as the module its parameters, under the names of the key map's tensors.
 
     Raises:
-        Refused: a parameter is missing, or does not fit to those it is joined with.
+        Refused: a parameter is missing, or does not have the rows that are needed.
     """
-    pieces: dict[str, list[tuple[int, str, int]]] = defaultdict(list)
-    rows: dict[str, int] = {}
-    for parameter, parts in keys.items():
+    pieces: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for parameter, piece in keys.items():
         if parameter not in checkpoint.entries:
             raise Refused(f"{checkpoint.path.name} lacks the tensor {parameter}: choose a complete checkpoint.")
-        offset = 0
-        for piece in parts:
-            pieces[piece.name].append((piece.start, parameter, offset))
-            offset += piece.stop - piece.start
-        rows[parameter] = offset
-    sizes = {(piece.name, piece.start): piece.stop - piece.start for parts in keys.values() for piece in parts}
+        pieces[piece.name].append((piece.start, parameter))
     entries = {}
     for name, found in pieces.items():
         runs: list[Run] = []
-        for start, parameter, offset in sorted(found):
-            entry = checkpoint.entries[parameter]
-            if entry.shape[:1] != (rows[parameter],):
+        for _, parameter in sorted(found):
+            entry, rows = checkpoint.entries[parameter], keys[parameter].rows
+            if entry.shape[:1] != (rows,):
                 raise Refused(
-                    f"{checkpoint.path.name} holds {parameter} with the shape {list(entry.shape)} and {rows[parameter]} "
+                    f"{checkpoint.path.name} holds {parameter} with the shape {list(entry.shape)} and {rows} "
                     "rows are needed: choose a complete checkpoint."
                 )
-            runs.append((entry, offset, offset + sizes[name, start]))
+            runs.append((entry, 0, rows))
         try:
             entries[name] = join(tuple(runs))
         except ValueError as error:
@@ -62,8 +61,7 @@ def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
 def tensor_sizes(keys: KeyMap) -> dict[str, tuple[int, ...]]:
     """The sizes of the file's tensors, as far as the map uses them."""
     sizes: dict[str, tuple[int, ...]] = {}
-    for pieces in keys.values():
-        for piece in pieces:
-            rows = max(piece.stop, sizes.get(piece.name, (0,))[0])
-            sizes[piece.name] = (rows, *piece.row_shape)
+    for piece in keys.values():
+        rows = max(piece.stop, sizes.get(piece.name, (0,))[0])
+        sizes[piece.name] = (rows, *piece.row_shape)
     return sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -102,11 +102,11 @@ def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, name
     """At which rows the layers begin as which a matrix is held that adapters are not merged into, by its name in `names`, which
     has the keys of `keys`."""
     starts: dict[str, list[int]] = {}
-    for parameter, pieces in keys.items():
-        entry = _first_entry(checkpoint, pieces)
+    for parameter, piece in keys.items():
+        entry = _first_entry(checkpoint, piece)
         if len(entry.shape) == 2 and not is_merged(held_as(entry, dtype), entry.scale is not None, dtype):
-            for piece in names[parameter]:
-                starts.setdefault(piece.name, []).append(piece.start)
+            named = names[parameter]
+            starts.setdefault(named.name, []).append(named.start)
     return starts
 
 
@@ -134,22 +134,22 @@ def shape_parameters(
             if full_name in exact:
                 child.register_parameter(key, nn.Parameter(parameter.to(exact[full_name]), requires_grad=False))
                 continue
-            pieces = keys[full_name]
-            entry = _first_entry(checkpoint, pieces)
+            piece = keys[full_name]
+            entry = _first_entry(checkpoint, piece)
             storage = held_as(entry, dtype)
             if storage.quantised and isinstance(child, nn.Linear) and key == "weight":
                 pack(child, storage, entry.scale is not None)
                 continue
             if storage.dtype is None:
                 raise Refused(
-                    f"{checkpoint.path.name} holds {pieces[0].name} as {storage.name}, which is "
+                    f"{checkpoint.path.name} holds {piece.name} as {storage.name}, which is "
                     "supported for matrices only: choose another file."
                 )
             held = widened(dtype) if storage.quantised else storage.dtype
             child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))
 
 
-def _first_entry(checkpoint: Checkpoint, pieces: Sequence[Piece]) -> Entry:
+def _first_entry(checkpoint: Checkpoint, piece: Piece) -> Entry:
     """The file's tensor that a parameter begins with."""
-    entry, _, _ = next(checkpoint.entries[pieces[0].name].runs(pieces[0].start, pieces[0].stop))
+    entry, _, _ = next(checkpoint.entries[piece.name].runs(piece.start, piece.stop))
     return entry

@@ -67,7 +67,7 @@ def load_weights(
             through = dtype if rounded else None
             if isinstance(child, PackedLinear) and key == "weight":
                 run, through = Run(run.values.view(child.storage.dtype or torch.uint8), run.start), None
-            for entry, first, into in _pieces(checkpoint, source.keys[mapped], run, width):
+            for entry, first, into in _runs(checkpoint, source.keys[mapped], run, width):
                 if scale:
                     assert entry.scale is not None
                     wants.append(_scale(entry.scale, first, into, files))
@@ -76,19 +76,16 @@ def load_weights(
     read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 
-def _pieces(
-    checkpoint: Checkpoint, pieces: tuple[Piece, ...], run: Run, width: int
-) -> Iterator[tuple[Entry, int, Tensor]]:
+def _runs(checkpoint: Checkpoint, piece: Piece, run: Run, width: int) -> Iterator[tuple[Entry, int, Tensor]]:
     """Of a run of a parameter with rows of `width`: from which element of which of the file's tensors on it comes, and where
     it goes."""
     offset = 0
-    for piece in pieces:
-        for entry, start, stop in checkpoint.entries[piece.name].runs(piece.start, piece.stop):
-            end = offset + (stop - start) * width
-            first, last = max(offset, run.start), min(end, run.stop)
-            if first < last:
-                yield entry, start * width + first - offset, run.values[first - run.start : last - run.start]
-            offset = end
+    for entry, start, stop in checkpoint.entries[piece.name].runs(piece.start, piece.stop):
+        end = offset + (stop - start) * width
+        first, last = max(offset, run.start), min(end, run.stop)
+        if first < last:
+            yield entry, start * width + first - offset, run.values[first - run.start : last - run.start]
+        offset = end
 
 
 def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]) -> Want:
