@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
@@ -121,3 +122,15 @@ def test_a_features_halves_have_one_name() -> None:
         for folder in ("nodes/model/features", f"{ENGINE}/models/comfyui/features")
     )
     assert there <= here
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/develop/tricks.md"])
+def test_a_page_names_files_that_are_there(page: str) -> None:
+    files = {
+        f"/{path.relative_to(REPO)}"
+        for folder in ("nodes", ENGINE, "tests", "scripts")
+        for path in (REPO / folder).rglob("*.*")
+    }
+    named = re.findall(r"`([\w/]+/[\w/]+\.(?:py|sh))`", (REPO / page).read_text(encoding="utf-8"))
+    assert named
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
