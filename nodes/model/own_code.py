@@ -1,7 +1,7 @@
 """What of a MODEL, and of a run of it, is known to be ComfyUI's own; the workers' loop stands in for nothing else.
 
 All is decided by what is allowed: what is not known here keeps a run out of the workers' loop, and ComfyUI's loop does it,
-one forward at a time. What is inside the diffusion model is looked at in `within.py`.
+one forward at a time. What is inside the diffusion model is looked at in `unchanged.py`.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/denoise/samplers/__init__.py": ("The sampler … is made for CogVideoX:",),
     },
     "saved prompts": {
-        "nodes/conditioning.py": (
+        "nodes/model/conditioning_files.py": (
             "Save Conditioning writes one prompt",
             "Save Conditioning keeps the text, …;",
             "… has no tensor named cond: pick a file",

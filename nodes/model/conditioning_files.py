@@ -1,0 +1,84 @@
+"""Prompts as safetensors files in ComfyUI's input folder: the text, what belongs to it, and FluxGuidance."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.weights.files.checkpoint import read_header
+
+TENSORS = ("pooled_output", "attention_mask")
+SUFFIX = ".safetensors"
+
+
+def read(name: str) -> list[Any]:
+    """A file as a CONDITIONING of one entry. Raises Refused for what is no such file."""
+    path = folder_paths.get_annotated_filepath(name)
+    read_header(path)  # says in one sentence what is wrong with a file that is none
+    tensors = safetensors.torch.load_file(path, device="cpu")
+    if "cond" not in tensors:
+        raise Refused(f"{name} has no tensor named cond: pick a file that Save Conditioning wrote.")
+    options: dict[str, Any] = {name: tensors[name] for name in TENSORS if name in tensors}
+    if "guidance" in tensors:
+        options["guidance"] = float(tensors["guidance"].flatten()[0])
+    return [[tensors["cond"], options]]
+
+
+def write(conditioning: list[Any], prefix: str) -> tuple[str, str]:
+    """Write a new file, whole or not at all; returns its name and subfolder.
+
+    Raises:
+        Refused: something of the prompt would be lost, or it cannot be written.
+    """
+    tensors = _tensors(conditioning)
+    try:
+        return _write(tensors, prefix)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise Refused(
+            f"{prefix} could not be written to ComfyUI's input folder ({error}): make room there or choose another name."
+        ) from error
+
+
+def _write(tensors: Mapping[str, Tensor], prefix: str) -> tuple[str, str]:
+    """Write a new file in the input folder; returns its name and subfolder."""
+    directory = folder_paths.get_input_directory()
+    folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, directory)
+    while (file := Path(folder, f"{name}_{counter:05}_{SUFFIX}")).exists():  # the counter is wrong for "name/"
+        counter += 1
+    partial = file.with_name(f".{file.name}.part")
+    try:
+        safetensors.torch.save_file(dict(tensors), partial)
+        partial.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return file.name, subfolder
+
+
+def _tensors(conditioning: list[Any]) -> dict[str, Tensor]:
+    if len(conditioning) != 1:
+        raise Refused(
+            f"Save Conditioning writes one prompt and was given {len(conditioning)} combined ones: save each before "
+            "combining them."
+        )
+    cond, options = conditioning[0]
+    known = (*TENSORS, "guidance")
+    lost = sorted(name for name, value in options.items() if name not in known and value is not None)
+    if lost:
+        raise Refused(
+            f"Save Conditioning keeps the text, {', '.join(known)}; this prompt also has {', '.join(lost)}: save it "
+            "before the nodes that add those."
+        )
+    tensors = {"cond": cond.contiguous()}
+    tensors |= {name: options[name].contiguous() for name in TENSORS if options.get(name) is not None}
+    if options.get("guidance") is not None:
+        tensors["guidance"] = torch.tensor([float(options["guidance"])])
+    return tensors
