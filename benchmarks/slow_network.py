@@ -28,6 +28,7 @@ from torch import Tensor
 
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.host import Backend
+from parallel_backend.host.workers.exchange import Caller
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
@@ -215,8 +216,7 @@ class Job:
         answer = backend.sample(
             self._tensors,
             lambda *_: ends.append(time.perf_counter()),
-            lambda done, total: None,
-            lambda: False,
+            Caller(),
             model=ModelSpec("comfyui", str(self.path), status.st_mtime_ns, status.st_size, "float32"),
             plan=plan,
             compute_dtype="float32",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from parallel_backend.conditioning import Conditioning
 from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.split.tokens import paces_by, share_by
@@ -63,7 +64,9 @@ def main() -> None:
             example = {"x": job.noise, "timestep": torch.ones(1)} | dict(
                 zip(("context", "y"), job.prompts[0], strict=True)
             )
-            times = backend._measurements.blocks(spec_of("comfyui", path), even, "float32", example, {}, lambda: False)
+            times = backend._measurements.blocks(
+                spec_of("comfyui", path), even, "float32", Conditioning(example), lambda: False
+            )
             shared = share_by(paces_by(times), even)
             error = relative_error(run(job, shared), expected)
             print(f"paces {paces_by(times)}, {shared.describe()}, off by {error:.1e}", flush=True)

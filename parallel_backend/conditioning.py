@@ -6,6 +6,7 @@ Both processes use it: one takes a tree apart, the other puts it together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +48,14 @@ SIGMAS = ("sigmas", "sample_sigmas")
 
 SHAPES = "latent_shapes"
 """ComfyUI's name of the shapes of the latents that are packed in one."""
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Tensors and values by the model's own names; those of a whole call have `x` and `timestep` too."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Value] = field(default_factory=dict)
 
 
 def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str, Value], depth: int = 0) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ import comfy.conds
 import torch
 from torch import Tensor
 
-from ...parallel_backend.conditioning import OPTIONS, SIDES, SIGMAS, flatten, in_dict
+from ...parallel_backend.conditioning import OPTIONS, SIDES, SIGMAS, Conditioning, flatten, in_dict
 from ...parallel_backend.diffusion import Value
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
@@ -52,14 +51,6 @@ class NotSupported(Exception):
     def __init__(self, what: str, instead: str = "a graph without it") -> None:
         super().__init__(what)
         self.instead = instead
-
-
-@dataclass(frozen=True)
-class Conditioning:
-    """Tensors and values by the model's own names; those of a whole call have `x` and `timestep` too."""
-
-    tensors: dict[str, Tensor]
-    values: dict[str, Value] = field(default_factory=dict)
 
 
 def by_mask(call: Conditioning) -> list[Conditioning]:

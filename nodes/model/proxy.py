@@ -13,10 +13,10 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
-from ...parallel_backend.conditioning import SHAPES, flatten
+from ...parallel_backend.conditioning import SHAPES, Conditioning, flatten
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
-from .conditioning import CONCAT, NAMES, Conditioning, of_call, options_of, sigmas_of
+from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED

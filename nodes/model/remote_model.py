@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.attention.kernels import choose_kernel
-from ...parallel_backend.conditioning import OPTIONS, packed_shapes, picture_shape
+from ...parallel_backend.conditioning import OPTIONS, Conditioning, packed_shapes, picture_shape
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import Question
+from ...parallel_backend.host.workers.exchange import Caller
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.predict.cost import Job, needs
@@ -27,7 +28,7 @@ from ...parallel_backend.wire.frames import Frame
 from ..memory.devices import free_devices, reclaimable_bytes
 from ..memory.loaded_models import device_name
 from ..progress import loading
-from .conditioning import Conditioning, by_mask
+from .conditioning import by_mask
 from .features.controlnet import Control, residuals_of
 from .features.lora import AdapterReader
 
@@ -94,10 +95,9 @@ class RemoteModel:
             return self.backend.plan(
                 question,
                 dtype_name(dtype),
-                forward.tensors,
+                forward,
                 reclaimable_bytes,
                 comfy.model_management.processing_interrupted,
-                forward.values,
             )
         except Cancelled:
             raise interruption() from None
@@ -154,8 +154,7 @@ class RemoteModel:
             answer = self.backend.sample(
                 tensors,
                 on_progress,
-                loading(),
-                comfy.model_management.processing_interrupted,
+                caller(),
                 adapters,
                 model=self.spec,
                 **fields,
@@ -196,20 +195,17 @@ class RemoteModel:
         shape = picture_shape(calls[0].tensors["x"].shape, calls[0].values)
         size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
         residuals = residuals_of(control, self.family.control_blocks(self.config), size) if control else None
-        is_cancelled = comfy.model_management.processing_interrupted
         parts = [part for call in calls for part in by_mask(call)]
         try:
             answer = self.backend.forward(
                 self.spec,
                 plan,
                 dtype_name(dtype),
-                [part.tensors for part in parts],
-                loading(),
-                is_cancelled,
+                parts,
+                caller(),
                 adapters,
                 residuals,
                 working,
-                [part.values for part in parts],
             )
         except Cancelled:
             raise interruption() from None
@@ -220,6 +216,11 @@ class RemoteModel:
 def dtype_name(dtype: torch.dtype) -> str:
     """Its name in messages, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def caller() -> Caller:
+    """The node that is executed: ComfyUI's Cancel, and a line that says how loading gets on."""
+    return Caller(comfy.model_management.processing_interrupted, loading())
 
 
 def interruption() -> BaseException:

@@ -17,9 +17,9 @@ from comfy.patcher_extension import (
 )
 from torch import Tensor
 
+from ...parallel_backend.conditioning import Conditioning
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
-from .conditioning import Conditioning
 from .features.controlnet import Control
 from .own_code import changed_model
 from .remote_model import RemoteModel

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import comfy.model_management
 import torch
 from torch import Tensor
 
@@ -18,8 +18,7 @@ from ...parallel_backend.vae import AutoencoderFamily
 from ...parallel_backend.worker.memory.rank_memory import available_on_host
 from ..memory.devices import free_devices
 from ..memory.loaded_models import device_name
-from ..model.remote_model import interruption
-from ..progress import loading
+from ..model.remote_model import caller, interruption
 
 GIGABYTE = 10**9
 
@@ -91,27 +90,21 @@ class RemoteVAE:
         Args:
             working: bytes that a worker needs beside the weights.
         """
-        self._run(
-            lambda is_cancelled: self.backend.decode(
-                self.spec, self.wish, self.schedule, latent, on_pixels, loading(), is_cancelled, working
-            ),
-            working,
-        )
+        with self._asking(working):
+            self.backend.decode(self.spec, self.wish, self.schedule, latent, on_pixels, caller(), working)
 
     def encode(self, pixels: Tensor, working: int) -> Tensor:
         """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype."""
-        answer = self._run(
-            lambda is_cancelled: self.backend.encode(
-                self.spec, self.wish, self.schedule, pixels, loading(), is_cancelled, working
-            ),
-            working,
-        )
+        with self._asking(working):
+            answer = self.backend.encode(self.spec, self.wish, self.schedule, pixels, caller(), working)
         latent: Tensor = answer.frame.tensors["latent"]
         return latent
 
-    def _run(self, request: Callable[[Callable[[], bool]], Any], working: int) -> Any:
+    @contextmanager
+    def _asking(self, working: int) -> Iterator[None]:
+        """Make room for work that needs so much beside the weights; Cancel ends it as ComfyUI expects."""
         free_devices(self.backend, self.spec, self.devices, self.weight_bytes + working)
         try:
-            return request(comfy.model_management.processing_interrupted)
+            yield
         except Cancelled:
             raise interruption() from None

@@ -11,13 +11,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..diffusion import ModelSpec, Value
+from ..conditioning import Conditioning
+from ..diffusion import ModelSpec
 from ..errors import Cancelled, Refused, WorkerFailed
 from ..models import FAMILIES
 from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
@@ -46,7 +46,7 @@ from .runs.finite import check_finite, check_sampled
 from .runs.journal import Journal, RunRecord
 from .runs.report import released, restored, table
 from .workers import diagnosis
-from .workers.exchange import Answer, Exchange, IsCancelled, OnLoading, Request
+from .workers.exchange import Answer, Caller, Exchange, IsCancelled, Request
 from .workers.group import Deadlines, WorkerGroup
 from .workers.launcher import wants_kernels_early, worker_environment
 from .workers.processes import ForkServer
@@ -97,8 +97,7 @@ class Backend:
         self,
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
-        on_loading: OnLoading,
-        is_cancelled: IsCancelled,
+        caller: Caller,
         adapters: AdapterSet = NONE,
         **fields: Any,
     ) -> Answer:
@@ -108,7 +107,7 @@ class Backend:
 
         Raises:
             Refused: an input cannot work.
-            Cancelled: `is_cancelled` returned True.
+            Cancelled: the caller has cancelled.
             NotFinite: the model's output holds NaN or infinity.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
@@ -122,7 +121,7 @@ class Backend:
             on_progress(step, denoised, x)
 
         message = Sample(request=self._number(), adapters=adapters.id, **fields)
-        answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading, on_message))
+        answer = self._request(Exchange(message, tensors, adapters, caller, on_message))
         check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
         return answer
 
@@ -131,22 +130,19 @@ class Backend:
         model: ModelSpec,
         plan: ResolvedPlan,
         compute_dtype: str,
-        calls: Sequence[Mapping[str, Tensor]],
-        on_loading: OnLoading,
-        is_cancelled: IsCancelled,
+        calls: Sequence[Conditioning],
+        caller: Caller,
         adapters: AdapterSet = NONE,
         residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
         working: int = 0,
-        values: Sequence[Mapping[str, Value]] = (),
     ) -> Answer:
-        """Run the model once for each call's tensors, with adapters in the weights; raises as `sample` does.
+        """Run the model once for each call, with adapters in the weights; raises as `sample` does.
 
         The answer's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
 
         Args:
             residuals: what a ControlNet adds, and its tensors, for the calls' batches one behind the other.
             working: as in the message.
-            values: what each call's conditioning holds besides tensors; nothing by default.
         """
         added, added_tensors = residuals or (None, {})
         message = Forward(
@@ -156,13 +152,15 @@ class Backend:
             compute_dtype=compute_dtype,
             adapters=adapters.id,
             calls=len(calls),
-            values=[dict(each) for each in values] or [{} for _ in calls],
+            values=[dict(call.values) for call in calls],
             residuals=added,
             working=working,
         )
-        tensors = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.items()}
+        tensors = {
+            f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()
+        }
         tensors |= added_tensors
-        answer = self._request(Exchange(message, tensors, adapters, is_cancelled, on_loading))
+        answer = self._request(Exchange(message, tensors, adapters, caller))
         check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
         return answer
 
@@ -173,8 +171,7 @@ class Backend:
         schedule: str,
         latent: Tensor,
         on_pixels: OnPixels,
-        on_loading: OnLoading,
-        is_cancelled: IsCancelled,
+        caller: Caller,
         working: int = 0,
     ) -> Answer:
         """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
@@ -190,7 +187,7 @@ class Backend:
             plan = self._in_rows(wish)
             shared = not is_remote(plan.devices[0])
             message = Decode(self._number(), vae, plan, schedule, shared, working)
-            return self._request(Exchange(message, {"latent": latent}, NONE, is_cancelled, on_loading, on_message))
+            return self._request(Exchange(message, {"latent": latent}, NONE, caller, on_message))
 
     def encode(
         self,
@@ -198,14 +195,13 @@ class Backend:
         wish: ParallelPlan,
         schedule: str,
         pixels: Tensor,
-        on_loading: OnLoading,
-        is_cancelled: IsCancelled,
+        caller: Caller,
         working: int = 0,
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
             message = Encode(self._number(), vae, self._in_rows(wish), schedule, working)
-            return self._request(Exchange(message, {"pixels": pixels}, NONE, is_cancelled, on_loading))
+            return self._request(Exchange(message, {"pixels": pixels}, NONE, caller))
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
         """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
@@ -218,15 +214,14 @@ class Backend:
         self,
         question: Question,
         compute_dtype: str,
-        example: Mapping[str, Tensor],
+        example: Conditioning,
         reclaimable: Callable[[str], int],
         is_cancelled: IsCancelled,
-        values: Mapping[str, Value] = MappingProxyType({}),
     ) -> ResolvedPlan:
         """The plan for a job and the memory that is free now, which the workers are asked for, so they may be started.
 
         Args:
-            example, values: the tensors of one forward of the job, and what its conditioning holds besides.
+            example: one forward of the job.
             reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
 
         Raises:
@@ -239,7 +234,7 @@ class Backend:
             measure_memory=lambda plan: self._measurements.memory(plan, reclaimable, is_cancelled),
             measure_machine=lambda plan: self._measurements.machine(plan, is_cancelled),
             measure_blocks=lambda plan: self._measurements.blocks(
-                question.spec, plan, compute_dtype, example, values, is_cancelled
+                question.spec, plan, compute_dtype, example, is_cancelled
             ),
         )
         self._tell(Planned(question, answer.choice, answer.memory))
@@ -407,7 +402,7 @@ class Backend:
         """Have a request carried out by the workers of its plan."""
 
         def is_cancelled() -> bool:
-            return self._closing.is_set() or exchange.is_cancelled()
+            return self._closing.is_set() or exchange.caller.is_cancelled()
 
         message = exchange.message
         assert not isinstance(message, Release), "a plan says which workers"
@@ -423,7 +418,9 @@ class Backend:
                 if for_diffusers:
                     check_members_diffusers(group.members)
                 try:
-                    return group.carry_out(replace(exchange, is_cancelled=is_cancelled))
+                    return group.carry_out(
+                        replace(exchange, caller=replace(exchange.caller, is_cancelled=is_cancelled))
+                    )
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
                         self._journal.failed(str(failure))

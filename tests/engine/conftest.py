@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from parallel_backend.comfyui_folder import FOLDER
-from parallel_backend.conditioning import flatten
+from parallel_backend.conditioning import Conditioning, flatten
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt, Value
 from parallel_backend.host import Backend
 from parallel_backend.host.backend import OnPixels
-from parallel_backend.host.workers.exchange import Answer
+from parallel_backend.host.workers.exchange import Answer, Caller
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.files.digest import file_digest
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
@@ -103,8 +103,7 @@ class Runner:
         self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
-            lambda done, total: None,
-            is_cancelled,
+            Caller(is_cancelled),
             model=spec_of(family, path),
             plan=plan,
             **settings,
@@ -114,7 +113,7 @@ class Runner:
     def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
         """One forward of any model for each call, in fp32; the outputs joined along the batch."""
         spec = spec_of(family, path)
-        self.answer = self.backend.forward(spec, plan, "float32", calls, lambda *_: None, lambda: False)
+        self.answer = self.backend.forward(spec, plan, "float32", [*map(Conditioning, calls)], Caller())
         return self.answer.frame.tensors["result"]
 
     def decode(
@@ -122,9 +121,7 @@ class Runner:
     ) -> None:
         """Decode clips with one of ComfyUI's VAEs."""
         spec = spec_of("comfyui vae", path)
-        self.answer = self.backend.decode(
-            spec, wish, "", latent, on_pixels, lambda done, total: None, lambda: False, working
-        )
+        self.answer = self.backend.decode(spec, wish, "", latent, on_pixels, Caller(), working)
 
     def __call__(
         self,
@@ -168,8 +165,7 @@ class Runner:
         self.answer = self.backend.sample(
             tensors,
             step_done,
-            on_loading,
-            lambda: cancel_at in seen or is_cancelled(),
+            Caller(lambda: cancel_at in seen or is_cancelled(), on_loading),
             model=spec_of("comfyui", job.path),
             plan=plan,
             compute_dtype="float32",

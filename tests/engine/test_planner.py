@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from parallel_backend.conditioning import Conditioning
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
@@ -46,7 +46,7 @@ def question(path: Path, tokens: int = 64, text: int = 21, two_sided: bool = Tru
     return Question(ParallelPlan(**wish), 0, spec, shape, Workload(1, two_sided, 8), job)  # type: ignore[arg-type]
 
 
-def example() -> Mapping[str, Tensor]:
+def example() -> dict[str, Tensor]:
     return {
         "x": torch.zeros(1, 16, 16, 16),
         "timestep": torch.ones(1),
@@ -56,7 +56,7 @@ def example() -> Mapping[str, Tensor]:
 
 
 def choose(backend: Backend, asked: Question) -> ResolvedPlan:
-    return backend.plan(asked, "float32", example(), lambda device: 0, lambda: False)
+    return backend.plan(asked, "float32", Conditioning(example()), lambda device: 0, lambda: False)
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import comfy.samplers
 import torch
 from torch import Tensor
 
-from ....parallel_backend.conditioning import in_dict
+from ....parallel_backend.conditioning import Conditioning, in_dict
 from ....parallel_backend.denoise.samplers import SAMPLERS
 from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ....parallel_backend.errors import Refused
-from ..conditioning import CROSS_ATTENTION, Conditioning, NotSupported, check_prompt, of_prompt, options_of
+from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of
 from ..features.compile import compiler_of
 from ..features.guidance import guides_of
 from ..features.networks import PATCHES

@@ -14,7 +14,7 @@ from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes
 from ...plan.choose import single_device
 from ...wire.messages import Sample
-from ..workers.exchange import Answer, Exchange, IsCancelled
+from ..workers.exchange import Answer, Caller, Exchange, IsCancelled
 from .planner import Chosen
 
 STEPS = 6
@@ -93,7 +93,7 @@ def compare(
             message = msgspec.structs.replace(
                 denoise.message, request=number(), plan=plan, adapters="", working=working
             )
-            answer = ask(Exchange(message, tensors, is_cancelled=is_cancelled))
+            answer = ask(Exchange(message, tensors, caller=Caller(is_cancelled)))
             taken = max(report.seconds for report in answer.reports) / count
         return taken
 

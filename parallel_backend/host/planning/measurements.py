@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
-from torch import Tensor
 
-from ...diffusion import ModelSpec, Value
+from ...conditioning import Conditioning
+from ...diffusion import ModelSpec
 from ...plan import AXES, ResolvedPlan
 from ...plan.predict.measure import BlockTimes, Machine, cached, machine_key
 from ...wire.messages import (
@@ -18,7 +18,7 @@ from ...wire.messages import (
     MeasureMemory,
     MemoryMeasured,
 )
-from ..workers.exchange import Answer, Exchange, IsCancelled
+from ..workers.exchange import Answer, Caller, Exchange, IsCancelled
 from ..workers.remote import is_remote
 from .events import Measuring, OnEvent
 
@@ -41,7 +41,7 @@ class Measurements:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
         self._tell(Measuring("this machine"))
         request = MeasureMachine(self._number(), _side_by_side(plan))
-        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
+        message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
         assert isinstance(message, MachineMeasured)
         return message.machine
 
@@ -59,7 +59,7 @@ class Measurements:
             reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
         """
         request = MeasureMemory(self._number(), plan)
-        message = self._ask(Exchange(request, is_cancelled=is_cancelled)).frame.message
+        message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
         assert isinstance(message, MemoryMeasured)
         devices = plan.devices
         return tuple(
@@ -72,20 +72,19 @@ class Measurements:
         model: ModelSpec,
         plan: ResolvedPlan,
         compute_dtype: str,
-        tensors: Mapping[str, Tensor],
-        values: Mapping[str, Value],
+        example: Conditioning,
         is_cancelled: IsCancelled,
     ) -> BlockTimes:
-        """How long a model's blocks take on a plan's devices, for tensors of these shapes."""
+        """How long a model's blocks take on a plan's devices, for tensors of an example's shapes."""
 
         def measure() -> BlockTimes:
             self._tell(Measuring("the model's blocks"))
-            request = MeasureBlocks(self._number(), model, _side_by_side(plan), compute_dtype, dict(values))
-            message = self._ask(Exchange(request, tensors, is_cancelled=is_cancelled)).frame.message
+            request = MeasureBlocks(self._number(), model, _side_by_side(plan), compute_dtype, dict(example.values))
+            message = self._ask(Exchange(request, example.tensors, caller=Caller(is_cancelled))).frame.message
             assert isinstance(message, BlocksMeasured)
             return message.times
 
-        shapes = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
+        shapes = {name: tuple(tensor.shape) for name, tensor in sorted(example.tensors.items())}
         key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes}"
         return cached(key, BlockTimes, measure)
 

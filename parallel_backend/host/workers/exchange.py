@@ -38,18 +38,34 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """A request with its tensors, the adapters that it names, and who looks on.
+class Caller:
+    """Who asks the workers for something.
 
-    `is_cancelled` is asked often; True cancels the request. `on_loading` is told the bytes of weights that are there and
-    those there will be, `on_message` the frames of Progress and Pixels messages; what they raise cancels the request.
+    Attributes:
+        is_cancelled: asked often; True cancels the request.
+        on_loading: told the bytes of weights that are there and those there will be; what it raises cancels the request.
+    """
+
+    is_cancelled: IsCancelled = _never
+    on_loading: OnLoading = _ignore
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and who looks on.
+
+    Attributes:
+        message: the request.
+        tensors: what goes with it.
+        adapters: those that it names.
+        caller: may cancel it, and hears how loading gets on.
+        on_message: told the frames of Progress and Pixels messages; what it raises cancels the request.
     """
 
     message: Request
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     adapters: AdapterSet = NONE
-    is_cancelled: IsCancelled = _never
-    on_loading: OnLoading = _ignore
+    caller: Caller = Caller()
     on_message: OnMessage = _ignore
 
 

@@ -269,7 +269,7 @@ class WorkerGroup:
                 case Progress() | Pixels() if cancelled_by is None and frame is not None:
                     cancelled_by = _raised_by(exchange.on_message, frame)
                 case Loading(done=done, total=total) if cancelled_by is None:
-                    cancelled_by = _raised_by(exchange.on_loading, done, total)
+                    cancelled_by = _raised_by(exchange.caller.on_loading, done, total)
                 case Report() as report:
                     reports.append(report)
                     self._latest[report.rank] = report
@@ -279,7 +279,7 @@ class WorkerGroup:
                     cancelled_by, over = cancelled_by or Cancelled(), True
                 case Declined(reason=reason):
                     raise Refused(reason)
-            if cancelled_by is None and exchange.is_cancelled():
+            if cancelled_by is None and exchange.caller.is_cancelled():
                 cancelled_by = Cancelled()
             if cancelled_by is not None and cancelled_at is None:
                 cancelled_at = time.monotonic()
