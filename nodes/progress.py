@@ -79,17 +79,17 @@ class Progress:
         self._alone: dict[object, float] = {}
         """Measured seconds a step on one device, by the job."""
 
-    def hear(self, news: Event) -> None:
+    def hear(self, event: Event) -> None:
         """Listen to the Backend."""
-        match news:
+        match event:
             case Starting(workers=workers, seconds=seconds):
                 self._starting(workers, int(seconds))
             case Measuring(what=what):
                 say(f"Measuring {what}")
             case Planned() if self._run is not None:
-                self._run.planned = news
+                self._run.planned = event
             case Ran() if self._run is not None:
-                self._run.ran.append(news)
+                self._run.ran.append(event)
 
     def _starting(self, workers: int, seconds: int) -> None:
         if (workers, seconds) != self._told_of:  # it is told more often than its text changes

@@ -75,8 +75,8 @@ some = st.integers(0, 50)
 def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
     text: int, rows: int, references: int, patches: int, ring: int, ulysses: int
 ) -> None:
-    places = TokenLayout((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
-    words, picture = places.of(text, Beside()), places.of(rows + references, Pictured())
+    layout = TokenLayout((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
+    words, picture = layout.of(text, Beside()), layout.of(rows + references, Pictured())
     assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(rows + references))
     first = torch.cat(picture.only(0).ranks)
     assert set(range(rows, rows + references)) <= set(first.tolist())  # references go with the first patch

@@ -225,7 +225,7 @@ class WorkerGroup:
         self.state = State.RUNNING
         self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
         try:
-            for message, tensors in self._known.news(exchange.adapters):
+            for message, tensors in self._known.missing(exchange.adapters):
                 self._send(message, tensors)
             return self._converse(exchange)
         except WorkerFailed:

@@ -24,7 +24,7 @@ class KnownAdapters:
         self._sizes: dict[str, int] = {}  # from the least to the most recently used
         self._recipe = ""
 
-    def news(self, adapters: AdapterSet) -> Iterator[tuple[Adapters, dict[str, Tensor]]]:
+    def missing(self, adapters: AdapterSet) -> Iterator[tuple[Adapters, dict[str, Tensor]]]:
         """What the workers must be told before a request that names these adapters."""
         if not adapters.id or adapters.id == self._recipe:
             return

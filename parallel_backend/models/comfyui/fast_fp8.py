@@ -23,7 +23,7 @@ class _Seen:
 class FastLinear(PackedLinear):
     """Rounds its input to fp8 and multiplies with its weight as it is; with adapters it expands the weight."""
 
-    opaque = True
+    runs_as_operator = True
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` times the weight, in `x`'s dtype."""

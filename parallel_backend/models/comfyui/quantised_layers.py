@@ -48,7 +48,7 @@ class OfParts(nn.Module):
     weight_class: Any
     inside: dict[str, str]
     frame: dict[str, Any]
-    opaque = True
+    runs_as_operator = True
 
     def take_apart(self) -> None:
         """Make parts of the weight that ComfyUI's loader has made on the meta device, and of the input's scales."""

@@ -75,7 +75,7 @@ class _Answered(TorchFunctionMode):
         return self._answer(query, key, value, attn_mask)
 
 
-def _run_opaque(module: nn.Module, _: None, taken: list[None], args: Any, named: dict[str, Any]) -> Any:
+def _run_answered(module: nn.Module, _: None, taken: list[None], args: Any, named: dict[str, Any]) -> Any:
     """With torch's scaled dot products answered in the block."""
 
     def answer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -87,5 +87,5 @@ def _run_opaque(module: nn.Module, _: None, taken: list[None], args: Any, named:
         return module.forward(*args, **named)
 
 
-ENTRY = Entry(_run_opaque, options="")
+ENTRY = Entry(_run_answered, options="")
 """Of diffusers' blocks."""

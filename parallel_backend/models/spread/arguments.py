@@ -236,8 +236,8 @@ class Arguments:
         positions = positions_of(placement, call.rank)
         if positions.numel() == placement.length:
             return value  # type: ignore[no-any-return]
-        part, run = call.places.part_of(kind)
-        given, expected = value.shape[1] // each, (placement.length if whole else call.places.tokens) // part
+        part, run = call.layout.part_of(kind)
+        given, expected = value.shape[1] // each, (placement.length if whole else call.layout.tokens) // part
         if given != expected:  # the block would share them out among the tokens, wherever a part of a frame ends
             raise self._refused(name, f"has {given} parts for {expected} of the latent, which is not supported")
 
@@ -245,7 +245,7 @@ class Arguments:
             own = positions[positions < given * part]
             return sent_to(torch.div(own[::run], part, rounding_mode="floor"), value.device)
 
-        chosen = call.places.once(("parts", placement, kind, given), parts)
+        chosen = call.layout.once(("parts", placement, kind, given), parts)
         return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)
 
     def _refused(self, name: str, reason: str) -> Refused:
@@ -309,4 +309,4 @@ def _by_frame(value: Tensor, placement: Placement, call: Call) -> Tensor:
         each_frame = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")
         return sent_to(each_frame, value.device)
 
-    return value.index_select(1, call.places.once(("frames", placement, frames), rows))
+    return value.index_select(1, call.layout.once(("frames", placement, frames), rows))

@@ -240,7 +240,7 @@ class Attentions:
             counts = once.k.shape[1], once.v.shape[1]
             return counts == (kv_heads, kv_heads) and _repeats(given.k, once.k) and _repeats(given.v, once.v)
 
-        if not self._call.places.once(("repeated", block.number, block.turn, block.done), repeated):
+        if not self._call.layout.once(("repeated", block.number, block.turn, block.done), repeated):
             raise Refused(
                 f"the model's {block.name} shares keys and values among heads otherwise than this pack knows: update the pack, "
                 "or use Load Diffusion Model."
@@ -272,7 +272,7 @@ class Attentions:
         split = self._split(placements, q.shape[2], k.shape[2])
         attend = self.kernel(q, given.exact)
         key = block.number, block.turn, block.done - 1
-        patch = self._call.places.patch
+        patch = self._call.layout.patch
         if patch is None:
             cache = None if self._caches is None else self._caches.new(key, self._slots(placements))
             out = WholeAttention(self._mesh, split, attend, cache)(key, q, k, v)
@@ -285,9 +285,9 @@ class Attentions:
         def find() -> SequenceSplit:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
             sizes = self._mesh.ring.size, self._mesh.ulysses.size
-            return SequenceSplit(tokens, heads, *sizes, self._call.places.shares, kv_heads)
+            return SequenceSplit(tokens, heads, *sizes, self._call.layout.shares, kv_heads)
 
-        return self._call.places.once(("split", heads, kv_heads, *placements), find)
+        return self._call.layout.once(("split", heads, kv_heads, *placements), find)
 
     def kernel(self, q: Tensor, exact: bool = False) -> Attend:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.
@@ -299,7 +299,7 @@ class Attentions:
         def choose() -> Attend:
             return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
 
-        return self._call.places.once(("kernel", choice, q.dtype, q.shape[3]), choose)
+        return self._call.layout.once(("kernel", choice, q.dtype, q.shape[3]), choose)
 
     def _product(self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, **_: Any) -> Tensor:
         """Of operands that are all here, `[batch, heads, tokens, head_dim]`: by the plan's kernel, which takes no mask."""
@@ -312,9 +312,9 @@ class Attentions:
 
         def find() -> list[Tensor]:
             first = self._mesh.ring.rank * self._mesh.ulysses.size
-            return slots_of(placements, range(first, first + self._mesh.ulysses.size), self._call.places.patches)
+            return slots_of(placements, range(first, first + self._mesh.ulysses.size), self._call.layout.patches)
 
-        return self._call.places.once(("slots", *placements), find)
+        return self._call.layout.once(("slots", *placements), find)
 
 
 def _repeats(x: Tensor, once: Tensor) -> bool:

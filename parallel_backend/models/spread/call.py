@@ -26,14 +26,14 @@ class Call:
 
     Args:
         sequence: the ranks over which tokens are spread.
-        places: of the call's latent and patch.
+        layout: of the call's latent and patch.
         device: where tensors live.
     """
 
-    def __init__(self, sequence: Communicator, places: TokenLayout, device: torch.device) -> None:
+    def __init__(self, sequence: Communicator, layout: TokenLayout, device: torch.device) -> None:
         self.rank = sequence.rank
         self.device = device
-        self.places = places
+        self.layout = layout
         self.gathers = 0
         self.blocks_done = False
         self.given: Mapping[str, Any] = {}
@@ -55,7 +55,7 @@ class Call:
         if isinstance(kind, Pictured) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
         behind = kind.behind(self.given) if isinstance(kind, Pictured) else 0
-        placement = self.places.of(tensor.shape[dim], kind, kept, behind)
+        placement = self.layout.of(tensor.shape[dim], kind, kept, behind)
         chosen = self._own(placement)
         local = chosen(tensor, dim)
         if local is not tensor and chosen.index is None:  # so that the whole can be freed
@@ -74,8 +74,8 @@ class Call:
         return self.selection(("own", placement), lambda: placement.ranks[self.rank])
 
     def selection(self, key: Hashable, positions: Callable[[], Tensor]) -> Selection:
-        """Of positions that follow from places, under a key."""
-        return self.places.once(key, lambda: Selection.of(positions(), self.device))
+        """Of positions that follow from the layout, under a key."""
+        return self.layout.once(key, lambda: Selection.of(positions(), self.device))
 
     def whole(self, stream: Stream) -> Tensor:
         """All tokens of a stream; those of other patches are zero. A collective.
@@ -85,7 +85,7 @@ class Call:
         """
         if stream.side != HERE:
             raise StageOver
-        assert self.places.patch is None or self.blocks_done, "a patch's tokens were gathered between blocks"
+        assert self.layout.patch is None or self.blocks_done, "a patch's tokens were gathered between blocks"
         placement, dim = stream.placement, stream.along
         if placement.everywhere:
             return stream.shown(stream.local)

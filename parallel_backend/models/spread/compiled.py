@@ -1,7 +1,7 @@
 """Blocks compiled by torch.compile, each kind once for all sizes.
 
 What the compiler sees is the block's own code with this rank's tokens, which are plain tensors. Attention, with the exchanges
-between ranks in it, is one operator that it does not look into, and so is a quantised layer (opaque.py). A kind
+between ranks in it, is one operator that it does not look into, and so is a quantised layer (layer_operator.py). A kind
 of block that it cannot take whole runs as it is.
 """
 
@@ -93,7 +93,7 @@ def _shape_of_attention(
 
 @dataclass(frozen=True)
 class Entry:
-    """How a block is run with its attention opaque.
+    """How a block is run with its attention as an operator.
 
     Attributes:
         run: the block's forward, given the block, its options, an empty list that has one more element for each attention, and

@@ -7,8 +7,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-MARK = "opaque"
-"""The attribute of a layer that says so: it multiplies by code that a compiler cannot take, or that changes with adapters."""
+ATTRIBUTE = "runs_as_operator"
+"""Of a layer that does: it multiplies by code that a compiler cannot take, or that changes with adapters."""
 
 RUNNING: ContextVar[nn.Module] = ContextVar("running")
 """The block that runs: an operator can be given tensors and plain values only."""
@@ -41,6 +41,6 @@ class LayerOperator(nn.Module):
 
 
 def layer_operators(block: nn.Module) -> dict[str, LayerOperator]:
-    """What stands for a block's layers that say that they are opaque, by their names in it."""
-    found = {name: child for name, child in block.named_modules() if getattr(child, MARK, False)}
+    """What stands for a block's layers that run as operators, by their names in it."""
+    found = {name: child for name, child in block.named_modules() if getattr(child, ATTRIBUTE, False)}
     return {name: LayerOperator(name, child.out_features) for name, child in found.items()}

@@ -40,7 +40,7 @@ class SpreadForward:
         self._holding = execution.holding
         self._mark = execution.mark
         self._caches: dict[Hashable, Caches] = {}
-        self._places: dict[tuple[Picture, int | None], TokenLayout] = {}
+        self._layouts: dict[tuple[Picture, int | None], TokenLayout] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
         self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
@@ -71,7 +71,7 @@ class SpreadForward:
             Refused: the model's output is of another size than the latent.
         """
         key, count = inputs.key, self._plan.patches
-        call = Call(self._mesh.sequence, self._places_of(picture, patch), inputs.device)
+        call = Call(self._mesh.sequence, self._layout_of(picture, patch), inputs.device)
         caches = None
         if count > 1:
             if patch is None:
@@ -103,7 +103,7 @@ class SpreadForward:
 
     def tokens_of(self, picture: Picture, references: int) -> Placement:
         """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
-        whole = self._places_of(picture, None).of(picture.tokens + references, Pictured())
+        whole = self._layout_of(picture, None).of(picture.tokens + references, Pictured())
         return whole.part(0, picture.tokens)
 
     def _modulations_of(self, key: Hashable, patch: int | None) -> dict[Hashable, Any] | None:
@@ -114,7 +114,7 @@ class SpreadForward:
             self._modulations[key] = {}
         return self._modulations[key]
 
-    def _places_of(self, picture: Picture, patch: int | None) -> TokenLayout:
-        if (picture, patch) not in self._places:
-            self._places[picture, patch] = TokenLayout(self._plan.shares, picture, self._plan.patches, patch)
-        return self._places[picture, patch]
+    def _layout_of(self, picture: Picture, patch: int | None) -> TokenLayout:
+        if (picture, patch) not in self._layouts:
+            self._layouts[picture, patch] = TokenLayout(self._plan.shares, picture, self._plan.patches, patch)
+        return self._layouts[picture, patch]

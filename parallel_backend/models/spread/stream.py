@@ -28,7 +28,7 @@ class Ranks(Protocol):
 
     rank: int
     device: torch.device
-    places: TokenLayout
+    layout: TokenLayout
 
     def whole(self, stream: Stream) -> Tensor:
         """All tokens of a stream. A collective."""
@@ -120,7 +120,7 @@ def _join(_func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     side = _side(parts)
     found = [part.local if side == HERE else part.local.to("meta") for part in parts]
     return first.like(
-        torch.cat(found, dim=first.along), first.call.places.joined([part.placement for part in parts]), side
+        torch.cat(found, dim=first.along), first.call.layout.joined([part.placement for part in parts]), side
     )
 
 
@@ -136,16 +136,16 @@ def _slice(
         return stream.like(func(stream.local, dim, first, last, step), side=stream.side)
     if step != 1:
         return NotImplemented
-    part = stream.call.places.part(stream.placement, first, last)
+    part = stream.call.layout.part(stream.placement, first, last)
     begin = stream.placement.before(stream.call.rank, first)
     return stream.like(stream.local.narrow(dim, begin, part.counts[stream.call.rank]), part, stream.side)
 
 
 def _side(streams: Sequence[Stream]) -> int:
     """Where a result of streams is: as far from this stage as any of them."""
-    places = {stream.side for stream in streams}
-    assert not {LEFT, RIGHT} <= places, "what an earlier and a later stage compute meets on this one"
-    return RIGHT if RIGHT in places else LEFT if LEFT in places else HERE
+    sides = {stream.side for stream in streams}
+    assert not {LEFT, RIGHT} <= sides, "what an earlier and a later stage compute meets on this one"
+    return RIGHT if RIGHT in sides else LEFT if LEFT in sides else HERE
 
 
 def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:

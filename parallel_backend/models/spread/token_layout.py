@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class TokenLayout:
-    """Found once for each kind and length of stream, and kept from step to step, with all that follows from places alone.
+    """Found once for each kind and length of stream, and kept from step to step, with all that follows from that alone.
 
     Args:
         shares: the sequence ranks' parts of the tokens, as in the plan.
@@ -36,7 +36,7 @@ class TokenLayout:
         self._known: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What follows from places; placements in the key are compared as objects."""
+        """What follows from the layout; placements in the key are compared as objects."""
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]  # type: ignore[no-any-return]

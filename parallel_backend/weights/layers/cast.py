@@ -48,7 +48,7 @@ class PackedLinear(CastLinear):
     """Adapters: from the weight's values in fp32 to others."""
 
     @property
-    def opaque(self) -> bool:
+    def runs_as_operator(self) -> bool:
         """Whether torch.compile does not look into it: adapters come and go, and their strengths are no tensors."""
         return self.change is not None
 

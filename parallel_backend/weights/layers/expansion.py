@@ -99,7 +99,7 @@ class ExpandedLinear(PackedLinear):
     """A linear layer whose weight is stored in blocks, which an Expansion expands and may keep."""
 
     expansion: Expansion
-    opaque = True
+    runs_as_operator = True
 
     def expands_to(self, dtype: torch.dtype) -> torch.dtype:
         """The type that blocks are expanded to where `dtype` is asked for: adapters change values in fp32."""

@@ -218,7 +218,7 @@ class InfiniteTalk:
         def tell_apart(args: Any) -> Any:
             options = args["transformer_options"]
             frames, height, width = options["grid_sizes"]
-            first = call.places.part(_placement(call, options), 0, height * width)
+            first = call.layout.part(_placement(call, options), 0, height * width)
             keys = args["k"][:, : first.counts[call.rank]].flatten(2)
             whole = call.whole(Stream(keys, first, 1, call)).unflatten(2, args["k"].shape[2:])
             options[SPEAKERS] = self._talk.get_attn_map_with_target(
@@ -259,7 +259,7 @@ class InfiniteTalk:
 def _placement(call: Call, options: Any) -> Placement:
     """Where a video's tokens are."""
     frames, height, width = options["grid_sizes"]
-    return call.places.of(frames * height * width, Pictured())
+    return call.layout.of(frames * height * width, Pictured())
 
 
 def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
@@ -271,11 +271,11 @@ def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
         frames, counts = torch.unique_consecutive(of_each, return_counts=True)
         return frames.tolist(), counts.tolist()
 
-    return call.places.once(("frames", placement), find)
+    return call.layout.once(("frames", placement), find)
 
 
 def _in_block(tensor: Tensor, call: Call) -> Tensor:
     """Of a row for each of the picture's tokens, `[batch, tokens, features]`, those of the tokens that blocks have here."""
-    placement = call.places.of(tensor.shape[1], Pictured())
+    placement = call.layout.of(tensor.shape[1], Pictured())
     chosen = call.selection(("in a block", placement), lambda: positions_of(placement, call.rank))
     return chosen(tensor, 1)
