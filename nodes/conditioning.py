@@ -18,7 +18,7 @@ class LoadConditioning(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """One file."""
+        """A file to choose."""
         directory = Path(folder_paths.get_input_directory())
         files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}"))
         return io.Schema(

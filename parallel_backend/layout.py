@@ -72,7 +72,7 @@ class SequenceSplit:
         return [least + length(run) for run in cut_by(self.heads - least * self.ulysses, shares)]
 
     def head_runs(self) -> list[slice]:
-        """Which these are."""
+        """The heads of queries that each Ulysses rank has."""
         return [slice(*ends) for ends in pairwise((0, *accumulate(self.head_counts())))]
 
     def kv_runs(self) -> list[slice]:

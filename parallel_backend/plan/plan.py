@@ -76,7 +76,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world_size(self) -> int:
-        """Workers."""
+        """How many workers there are."""
         return len(self.devices)
 
     @property

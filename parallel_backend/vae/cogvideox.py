@@ -79,7 +79,7 @@ class CogVideoXFamily:
         return "a CogVideoX VAE"
 
     def dims(self, _config: CogVideoXConfig) -> int:
-        """A video's."""
+        """Dimensions of a latent, which is a video's."""
         return 5
 
     def channels(self, config: CogVideoXConfig) -> int:

@@ -40,7 +40,7 @@ class ComfyFamily:
         return any(name.startswith("decoder.") for name in checkpoint.entries)
 
     def configure(self, checkpoint: Checkpoint) -> Detected:
-        """By ComfyUI's detection."""
+        """What ComfyUI finds in the file."""
         return detect(checkpoint)
 
     def kind(self, config: Detected) -> str:

@@ -66,7 +66,7 @@ class Process:
             self.kill()
 
     def ended(self, code: int) -> None:
-        """It is gone."""
+        """Note that the process is gone."""
         self.returncode = code
         if self._pidfd is not None:
             os.close(self._pidfd)

@@ -76,7 +76,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """How many ranks there are."""
 
     def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
         """Send the k-th piece of a flat tensor to rank k; the pieces received, in rank order."""

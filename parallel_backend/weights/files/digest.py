@@ -43,7 +43,7 @@ class Digests:
         self._known: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def of(self, path: str | os.PathLike[str]) -> str:
-        """As `file_digest`."""
+        """A file's digest, computed once while the file stays as it is."""
         path = Path(path)
         status = path.stat()
         stamp = status.st_mtime_ns, status.st_size

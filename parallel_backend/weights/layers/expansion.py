@@ -90,7 +90,7 @@ class Expansion:
         return values
 
     def expand(self, storage: Storage, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """What `storage.expand` gives."""
+        """The values of stored rows, by the kernel where there is one."""
         kernel = self._kernels.get((storage.name, dtype))
         return storage.expand(rows, dtype) if kernel is None else _run(kernel, storage, rows)
 

@@ -66,7 +66,7 @@ class Whole(Store):
         return -(-self._now() // self._sharing.size) if self._writers else 0
 
     def leave(self, here: bool) -> None:
-        """All of them."""
+        """Take all weights off the device, into the machine's copy."""
         if self._copy is None and self._writers and not (self._sharing.size == 1 and self._device == HOST):
             self._copy = HostCopy(tensors_of(self._module), self._sharing, self._writers, self._device)
         if here and self._copy is not None:
@@ -74,17 +74,17 @@ class Whole(Store):
             self._is_off = True
 
     def come_back(self) -> None:
-        """All of them."""
+        """Bring all weights back to the device."""
         if self._is_off:
             bring_back(self._module, self._device)
             self._is_off = False
 
     def stay(self) -> None:
-        """The copy."""
+        """Keep the weights on the device and give up the copy."""
         self._copy, self._sharing = None, self._sharers
 
     def run(self, name: str) -> Run:
-        """All of it."""
+        """All of the parameter's elements, which are this rank's own."""
         return Run(self._module.get_parameter(name).data.view(-1))
 
     def full(self, name: str) -> Tensor:

@@ -15,7 +15,7 @@ from ...wire.messages import Facts
 
 
 def own_facts(device: torch.device) -> Facts:
-    """This process's."""
+    """What this process tells of itself."""
     version_of_torch = str(torch.__version__)
     return Facts(
         host=socket.gethostname(),
