@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -27,19 +28,29 @@ from .packages import (
     package_faults,
 )
 
-OF_PACKAGES: Mapping[str, tuple[Package, ...]] = {
-    "auto": (FLASH_ATTN_3, FLASH_ATTN),
-    "sdpa": (),
-    "flash": (FLASH_ATTN_3, FLASH_ATTN),
-    "sage": (SAGE_ATTENTION,),
-}
-"""The packages that each choice takes the first of that works; it is torch's own kernels that are left."""
 
-CHOICES = tuple(OF_PACKAGES)
-"""What a plan may ask for."""
+@dataclass(frozen=True)
+class Choice:
+    """What a plan may ask for.
 
-INSIST = "flash", "sage"
-"""Choices that take no other kernel."""
+    Attributes:
+        packages: the first of these that works is taken; if none does, one of torch's own kernels.
+        insists: takes no other kernel.
+    """
+
+    packages: tuple[Package, ...]
+    insists: bool = False
+
+
+CHOICES: Mapping[str, Choice] = MappingProxyType(
+    {
+        "auto": Choice((FLASH_ATTN_3, FLASH_ATTN)),
+        "sdpa": Choice(()),
+        "flash": Choice((FLASH_ATTN_3, FLASH_ATTN), insists=True),
+        "sage": Choice((SAGE_ATTENTION,), insists=True),
+    }
+)
+"""By the name that the plan has for it."""
 
 FLASH_HEAD_DIM = 256
 """The widest head that torch's own flash attention takes."""
@@ -76,14 +87,15 @@ def choose_kernel(
     """
     if choice not in CHOICES:
         raise PlanRefused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
+    asked = CHOICES[choice]
     broken = []
-    if choice not in INSIST and _cudnn_fits(device, dtype, head_dim):
+    if not asked.insists and _cudnn_fits(device, dtype, head_dim):
         fault = cudnn_fault(device)
         if not fault:
             return Kernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
         broken.append(fault)
     reason = "asked for"
-    for package in OF_PACKAGES[choice]:
+    for package in asked.packages:
         obstacle = package.obstacle(device, dtype, head_dim)
         reason = faults.get(package.name) or obstacle or ""
         if not reason:
@@ -91,21 +103,21 @@ def choose_kernel(
             return Kernel(package.name, why, package.attend)
         broken += [faults[package.name]] if package.name in faults else []
     reason = "; ".join(broken) or reason
-    if choice in INSIST:
+    if asked.insists:
         raise PlanRefused(f"attention {choice} cannot be used: {reason}; use auto or sdpa.")
     return Kernel("sdpa", reason, _sdpa(device, dtype, head_dim))
 
 
 def is_approximate(choice: str) -> bool:
     """Whether a choice changes the picture slightly."""
-    return any(package.approximate for package in OF_PACKAGES.get(choice, ()))
+    return choice in CHOICES and any(package.approximate for package in CHOICES[choice].packages)
 
 
 @functools.cache
 def kernel_refusals(device: torch.device) -> Mapping[str, str]:
     """What can be asked for and does not run on this worker's device, each with the sentence that says why."""
     refused = {}
-    for choice in INSIST:
+    for choice in (name for name, asked in CHOICES.items() if asked.insists):
         try:
             choose_kernel(choice, device, HALVES[0], TRIAL[-1], package_faults(device))
         except PlanRefused as refusal:
