@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_backend.attention.kernels import CHOICES, choose_kernel
+from parallel_backend.attention.kernels import CHOICES, choose_kernel, is_approximate
 from parallel_backend.attention.packages import package_faults
 from parallel_backend.attention.parallel import PartialAttention
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.plan.plan import APPROXIMATE_ATTENTION
 from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
 from parallel_backend.weights.stores.host_memory import pin
 from parallel_backend.weights.stores.streamed import Streamed
@@ -68,7 +67,7 @@ class One(Bench):
                     merged.add(*kernel.attend(q, k[:, half], v[:, half]))
                 errors = [error_of(found, expected) for found in (out, merged.result())]
                 errors.append(float((lse.double() - scores.logsumexp(-1)).abs().max()))
-                good = None if choice == APPROXIMATE_ATTENTION else max(errors) < TOLERANCE
+                good = None if is_approximate(choice) else max(errors) < TOLERANCE
                 self.say(f"kernel {kernel.name} {dtype} {width}", good, [f"{error:.1e}" for error in errors])
 
     def speeds(self) -> None:

@@ -4,8 +4,8 @@
 /** @import { Api, App } from "../comfyui" */
 /** @import { Words } from "../words" */
 
+import { fitText, textOf } from "./height.js";
 import { nodeOf } from "./marks.js";
-import { makeRoom, textOf } from "./room.js";
 
 /** Of panel/panel.css; ComfyUI's own style breaks lines within words. */
 const STYLE = "pp-on-node";
@@ -28,7 +28,7 @@ export function showTexts(app, api, words) {
       if (!widget) return;
       widget.props = { ...widget.props, class: STYLE };
       widget.value = told;
-      makeRoom(node);
+      fitText(node);
     });
   });
 }

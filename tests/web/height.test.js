@@ -1,7 +1,7 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { heightOf } from "../../web/run/room.js";
+import { heightOf } from "../../web/run/height.js";
 
 test("a text is as high as its lines, long ones broken at the node's width", () => {
   const one = heightOf("6.8 s", 400);

@@ -1,5 +1,5 @@
 // @ts-check
-/** Room on a node for all lines of what its run came to; ComfyUI's text shows two and scrolls. */
+/** The height of a node that shows all lines of what its run came to; ComfyUI's text shows two and scrolls. */
 
 /** @import { GraphNode, Widget } from "../comfyui" */
 
@@ -39,7 +39,7 @@ export function textOf(node) {
  *
  * @param {GraphNode} node
  */
-export function makeRoom(node) {
+export function fitText(node) {
   const widget = textOf(node);
   if (!widget?.options) return;
   const height = heightOf(String(widget.value), node.size[0]);
