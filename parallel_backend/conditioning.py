@@ -28,10 +28,10 @@ KINDS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({"tuple": tup
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
-SKIPPED = "skipped_blocks"
+SKIPPED_BLOCKS = "skipped_blocks"
 """Blocks that are left out of a call, as [kind, number], go under this name among these options."""
 
-GUIDED = "attention_guides"
+ATTENTION_GUIDANCE = "attention_guides"
 """Functions that change what attentions give (diffusion.GuideFunction) go under this name among these options."""
 
 TEXT_PREPARATION = "text_preparation"

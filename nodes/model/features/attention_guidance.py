@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ....parallel_backend.conditioning import GUIDED, OPTIONS, SIDES, flatten
+from ....parallel_backend.conditioning import ATTENTION_GUIDANCE, OPTIONS, SIDES, flatten
 from ....parallel_backend.diffusion import GuideFunction, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ParallelPlan
@@ -31,7 +31,7 @@ def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     given: dict[str, Value] = {}
     if guides := attention_guides(transformer_options):
         told = [{"module": guide.module, "function": guide.function, "values": guide.values} for guide in guides]
-        flatten(f"{OPTIONS}.{GUIDED}", told, {}, given)
+        flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", told, {}, given)
         flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, given)
     return given
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ....parallel_backend.conditioning import OPTIONS, SKIPPED, flatten
+from ....parallel_backend.conditioning import OPTIONS, SKIPPED_BLOCKS, flatten
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
@@ -19,10 +19,10 @@ NODES = ("SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple")
 KNOWN = MappingProxyType({"nodes_slg": tuple(f"{node}.execute.<locals>.skip" for node in NODES)})
 """By module: functions that give a block's arguments back."""
 
-Places = list[tuple[str, int]]
+Blocks = list[tuple[str, int]]
 
 
-def skipped_in(transformer_options: Mapping[str, Any]) -> Places:
+def skipped_in(transformer_options: Mapping[str, Any]) -> Blocks:
     """The blocks, as (kind, number), if all that stands in for something is such a function; else none."""
     replaced = transformer_options.get(OPTION) or {}
     functions = replaced.get("dit", {})
@@ -31,15 +31,15 @@ def skipped_in(transformer_options: Mapping[str, Any]) -> Places:
     return list(functions)
 
 
-def values_of(skipped: Places) -> dict[str, Value]:
+def values_of(skipped: Blocks) -> dict[str, Value]:
     """They as values that go with a call."""
     given: dict[str, Value] = {}
     if skipped:
-        flatten(f"{OPTIONS}.{SKIPPED}", skipped, {}, given)
+        flatten(f"{OPTIONS}.{SKIPPED_BLOCKS}", skipped, {}, given)
     return given
 
 
-def check_stages(skipped: Places, plan: ResolvedPlan) -> None:
+def check_stages(skipped: Blocks, plan: ResolvedPlan) -> None:
     """Raise Refused where a PipeFusion stage might have no block left: it would have nothing to hand on."""
     if plan.pipefusion > 1 and len(skipped) >= min(plan.stages):
         raise Refused(

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...conditioning import GUIDED, OPTIONS, SHAPES, SIGMAS, SKIPPED, TEXT_PREPARATION, arguments, picture_shape
+from ...conditioning import (
+    ATTENTION_GUIDANCE,
+    OPTIONS,
+    SHAPES,
+    SIGMAS,
+    SKIPPED_BLOCKS,
+    TEXT_PREPARATION,
+    arguments,
+    picture_shape,
+)
 from ...diffusion import Value
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
@@ -94,13 +103,13 @@ class ComfyModel:
         given = arguments(inputs.conditioning, inputs.values)
         concat, context = given.pop("concat", None), given.pop("context", None)
         more = given.pop(OPTIONS, {})
-        if SKIPPED in more:
-            more[REPLACED] = replacements(more.pop(SKIPPED))
+        if SKIPPED_BLOCKS in more:
+            more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
         if self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
         patches = patches_of(networks, self._spread.now.call)
-        if GUIDED in more:
-            patches |= guided(more.pop(GUIDED), self._spread.now)
+        if ATTENTION_GUIDANCE in more:
+            patches |= guided(more.pop(ATTENTION_GUIDANCE), self._spread.now)
         if patches:
             more["patches"] = patches
         asked = given.pop(TEXT_PREPARATION, None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...conditioning import GUIDED, OPTIONS, in_dict
+from ...conditioning import ATTENTION_GUIDANCE, OPTIONS, in_dict
 from ...diffusion import Value
 from ...errors import Cancelled
 from ...layout import cut
@@ -104,7 +104,7 @@ def _pieces(
         for call in range(calls)
     ]
     batch = found[0]["x"].shape[0]
-    compared = any(name.startswith(f"{OPTIONS}.{GUIDED}.") for name in values[0])
+    compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
     if calls > 1 or batch < groups or compared:
         return found
     return [
