@@ -58,7 +58,7 @@ from .journal import Journal, RunRecord
 from .launcher import wants_kernels_early, worker_environment
 from .news import Measuring, OnNews, Planned, Ran, Starting, ignore
 from .numbers import check_finite, check_sampled
-from .planner import Planner, Question
+from .planner import Chosen, Planner, Question
 from .processes import ForkServer
 from .report import released, restored, table
 from .status import BackendStatus, starting
@@ -251,14 +251,21 @@ class Backend:
             Cancelled, WorkerFailed: as `sample` does.
         """
         self._journal.begins()
-        answer = self._planner.choose(
-            question,
-            measure_memory=lambda plan: self._memory(plan, yielding, is_cancelled),
-            measure_machine=lambda plan: self._machine(plan, is_cancelled),
-            measure_blocks=lambda plan: self._block_times(
-                question.spec, plan, compute_dtype, example, values, is_cancelled
-            ),
-        )
+
+        def choose() -> Chosen:
+            return self._planner.choose(
+                question,
+                measure_memory=lambda plan: self._memory(plan, yielding, is_cancelled),
+                measure_machine=lambda plan: self._machine(plan, is_cancelled),
+                measure_blocks=lambda plan: self._block_times(
+                    question.spec, plan, compute_dtype, example, values, is_cancelled
+                ),
+            )
+
+        answer = choose()
+        if self._loads_kernels_late(answer.choice.plan):
+            self._memory(answer.choice.plan, yielding, is_cancelled)  # starts the plan's workers
+            answer = choose()  # by what all kernels have left
         self._tell(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
@@ -526,8 +533,7 @@ class Backend:
         """
         group = self._groups.get(plan.devices)
         elsewhere = is_elsewhere(plan.devices[0])
-        early = wants_kernels_early(plan) and not elsewhere
-        if group is not None and group.alive() and group.kernels_early >= early:
+        if group is not None and group.alive() and not self._loads_kernels_late(plan):
             installed_since = for_diffusers and not elsewhere and not in_range(group.members[0].diffusers)
             if not installed_since:
                 return group
@@ -554,7 +560,7 @@ class Backend:
                 next(self._generations),
                 self.deadlines,
                 looked_on,
-                early,
+                wants_kernels_early(plan) and not elsewhere,
                 imports,
             )
         except WorkerFailed as failure:
@@ -567,6 +573,12 @@ class Backend:
         if elsewhere:
             self._elsewhere[address_of(plan.devices[0])] = plan.devices
         return group
+
+    def _loads_kernels_late(self, plan: ResolvedPlan) -> bool:
+        """Whether the workers that run on a plan's devices load kernels as they use them, and the plan wants them early."""
+        group = self._groups.get(plan.devices)
+        wants = wants_kernels_early(plan) and not is_elsewhere(plan.devices[0])
+        return wants and group is not None and not group.kernels_early
 
     def _imports(self, message: Request) -> list[str]:
         """What takes seconds to import of the models in use, and of the one that a request is for."""
