@@ -13,7 +13,8 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 
-from .bench import SMALL, Work
+from .bench import SMALL
+from .report import Work
 from .together import Together
 
 ONE_CARD = {

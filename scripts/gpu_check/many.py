@@ -24,7 +24,8 @@ from parallel_backend.weights.rounds import CHUNK_BYTES
 from parallel_backend.weights.sharded import Sharded
 from tests.dry.dry_rank import inspected
 
-from .bench import TYPE, Work, nothing
+from .bench import TYPE, nothing
+from .report import Work
 from .together import Together
 
 

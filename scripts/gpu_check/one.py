@@ -21,7 +21,8 @@ from parallel_backend.weights.host_memory import pin
 from parallel_backend.weights.streamed import Streamed
 from tests.dry.dry_rank import inspected
 
-from .bench import FLUX, FP32_TOLERANCE, LONG, SHORT, TOLERANCE, TYPE, Bench, Run, Work, error_of, nothing
+from .bench import FLUX, FP32_TOLERANCE, LONG, SHORT, TOLERANCE, TYPE, Bench, Run, error_of, nothing
+from .report import Work
 
 ROOM_FOR_FLUX = 60e9
 """Bytes of a GPU that take all of FLUX.1-dev twice: ours and ComfyUI's own."""
