@@ -162,10 +162,12 @@ class Bench(Report):
         devices = tuple(f"cuda:{rank % self.gpus}" if self.cuda else "cpu" for rank in range(plan.world_size))
         return msgspec.structs.replace(plan, devices=devices)
 
-    def tensors(self, name: str, steps: int) -> dict[str, Tensor]:
+    def tensors(self, name: str, steps: int, sides: int = 1) -> dict[str, Tensor]:
         """Of a request, the same on every rank."""
         generator = torch.Generator().manual_seed(2)
-        return tensors_of(JOBS[name], 1, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device))
+        return tensors_of(
+            JOBS[name], sides, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device)
+        )
 
     def tokens(self) -> int:
         """Of the picture and its text."""
@@ -189,5 +191,7 @@ class Bench(Report):
         """The line of a plan."""
         run(SHORT, nothing)
         peak, formula = self.peak(lambda: run(SHORT, nothing)), by_formula(self.name, plan).working
-        good = peak <= formula if self.cuda else None
-        self.say(f"memory, {name}", good, f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula")
+        text = f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula"
+        if self.cuda:
+            text += f"; torch has reserved {torch.cuda.max_memory_reserved() / 1e6:.0f} MB with them"
+        self.say(f"memory, {name}", peak <= formula if self.cuda else None, text)

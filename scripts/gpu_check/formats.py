@@ -64,6 +64,8 @@ class Formats(Bench):
     def blocks(self) -> None:
         """Each of GGUF's types, by one kernel, against what the gguf package makes of it."""
         expansion = Expansion(fused=self.cuda)
+        if not self.cuda:
+            self.say("GGUF's kernels", None, "are for GPUs: eager operations expand here")
         for kind, storage in BLOCK_TYPES.items():
             stored = random_blocks(kind, self.rows // 4, self.columns, seed=1)
             layer = nn.Linear(self.columns, len(stored), bias=False, device="meta")

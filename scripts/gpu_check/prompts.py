@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import re
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -58,7 +61,8 @@ class Prompts(Report):
         if lacking := missing((folder / "requirements.txt").read_text()):
             self.say("prompts through ComfyUI", None, f"not run: {', '.join(lacking)} are not installed")
             return
-        self.each(lambda: self.with_comfyui(folder))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))  # so that ComfyUI ends too
+        self.each(functools.partial(self.with_comfyui, folder))
 
     def with_comfyui(self, folder: Path) -> None:
         """All prompts, and what the end of it leaves."""
@@ -76,7 +80,7 @@ class Prompts(Report):
             with self.server:
                 self.new = 0
                 self.own = self.latent(self.graph())
-                self.each(self.pictures, self.lora, self.vae, self.unload, self.cancel, self.kill, self.memory)
+                self.each(self.pictures, self.lora, self.unload, self.vae, self.cancel, self.kill, self.memory)
                 workers = self.workers()
             gone = not any(process.is_running() and process.status() != "zombie" for process in workers)
             left = [*temporary.glob("comfyui-parallel-*"), *(set(os.listdir("/dev/shm")) - shared)]
@@ -188,8 +192,15 @@ class Prompts(Report):
         self.say("a parallel VAE", most <= 1, f"the largest difference is {most} of 255")
 
     def unload(self) -> None:
-        """Unload, and the same again."""
+        """Unload, which the workers follow, and the same again."""
+        before = len(self.server.log)
         self.server.free()
+        deadline = time.monotonic() + SECONDS
+        while not (said := re.findall(rf"{MODEL} released; (.*)", self.server.log[before:])):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        self.say("Unload", bool(said), said)
         self.same("after Unload")
 
     def begin(self, on_step: Callable[[], object]) -> Any:

@@ -25,7 +25,7 @@ class Report(ABC):
     def say(self, name: str, passed: bool | None, text: object = "") -> None:
         """A line; None is for information."""
         verdict = "INFO" if passed is None else "PASS" if passed else "FAIL"
-        print(f"[{self.rank}] {verdict} {name}: {text}", flush=True)
+        print(f"[{self.rank}] {verdict} {name}: {text}\n", end="", flush=True)  # in one piece: other ranks write too
 
     def each(self, *checks: Work) -> None:
         """One after another; one that raises is a failure, and the next one runs."""
