@@ -27,15 +27,15 @@ check() { # what the report is called, what its end in the middle is, the second
 RANKS=$((GPUS > 1 ? GPUS : 2)) # on one card two ranks, through host memory
 SEVERAL=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node="$RANKS" -m scripts.gpu_check)
 export NCCL_DEBUG=WARN
-check connections FAIL 35 "${SEVERAL[@]}" connections # NCCL's too where ranks share a card
-check many FAIL 85 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
-check pipeline FAIL 45 env CUDA_MODULE_LOADING=EAGER "${SEVERAL[@]}" pipeline    # as the launcher has stages load kernels
+check connections FAIL 30 "${SEVERAL[@]}" connections # NCCL's too where ranks share a card
+check many FAIL 75 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
+check pipeline FAIL 40 env CUDA_MODULE_LOADING=EAGER "${SEVERAL[@]}" pipeline    # as the launcher has stages load kernels
 check pipeline-lazy INFO 25 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" pipeline # whether it has to
-check doctor FAIL 40 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
-check one FAIL 95 "$PYTHON" -m scripts.gpu_check one
+check doctor FAIL 35 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
+check one FAIL 85 "$PYTHON" -m scripts.gpu_check one
 check formats FAIL 50 "$PYTHON" -m scripts.gpu_check formats
 check races FAIL 30 "$PYTHON" -m scripts.gpu_check races
-check prompts FAIL 70 "$PYTHON" -m scripts.gpu_check prompts
+check prompts FAIL 105 "$PYTHON" -m scripts.gpu_check prompts
 check compiled INFO 60 "$PYTHON" -m scripts.gpu_check compiled # as long as a compiler takes
 tar -czf "$OUT.tar.gz" -- "$OUT" && echo "The report to send: $OUT.tar.gz"
 ! grep -h FAIL "$OUT"/*.txt

@@ -41,6 +41,9 @@ LONG = 1000
 SECONDS = 60
 """That a prompt, or what ends with it, may take."""
 
+SHORT_OF = re.compile(r"memory|GB free")
+"""How a job says that it has run out of memory, or that its plan would."""
+
 ROOM = 1 << 26
 """Bytes of a card that are left to a job which is to run out of them."""
 
@@ -233,10 +236,10 @@ class Prompts(Report):
         else:
             self.fault.arm("rank=1,phase=sampling,kind=oom")
         graph = self.graph(2)
-        graph["latent"]["inputs"] |= {"width": 1024, "height": 1024}
+        graph["latent"]["inputs"] |= {"width": 2048, "height": 2048}
         run = self.server.queue(graph, timeout=SECONDS)
         ballast.clear()
         torch.cuda.empty_cache()
         message = run.error.exception_message if run.error else ""
-        self.say("out of memory", run.status == "error" and "memory" in message, message[:120])
+        self.say("out of memory", run.status == "error" and SHORT_OF.search(message) is not None, message[:120])
         self.same("after out of memory")

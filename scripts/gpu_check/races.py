@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,14 +25,14 @@ SLACK = 1 << 28
 @contextmanager
 def crowded(bench: Bench, run: Run) -> Iterator[float]:
     """Have the device full but for what a run takes; the bytes that are taken away."""
+    run(SHORT, nothing)  # what comes to stay has come
     peak = bench.peak(lambda: run(SHORT, nothing))
     if not bench.cuda:
         yield 0
         return
+    gc.collect()  # models are in circles
     torch.cuda.empty_cache()
     taken = max(0, torch.cuda.mem_get_info()[0] - peak - peak // 8 - SLACK)
-    if not bench.apart:
-        taken //= bench.ranks  # the others do the same
     ballast = torch.empty(taken, dtype=torch.uint8, device=bench.device)
     try:
         yield ballast.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -35,5 +36,6 @@ class Report(ABC):
             except Exception as error:
                 name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
                 self.say(name, False, f"{type(error).__name__}: {str(error)[:300]}")
+            gc.collect()  # models are in circles
             if self.cuda:
                 torch.cuda.empty_cache()
