@@ -51,7 +51,7 @@ class Store(ABC):
         return 0
 
     @property
-    def spare(self) -> int:
+    def idle(self) -> int:
         """Bytes of host memory that this rank answers for and nobody reads, kept for the next time that they leave devices."""
         return 0
 
@@ -66,7 +66,7 @@ class Store(ABC):
     def leaving(self, here: bool) -> int:
         """Bytes of host memory that this rank answers for if they leave devices now, this rank's where `here` says so.
 
-        Those of `spare` that they take are among them, and are spare no more. A collective of the ranks that have one copy
+        Those of `idle` that they take are among them, and are idle no more. A collective of the ranks that have one copy
         there, as `leave` is, which comes next.
         """
         return self.moving if here else 0
@@ -80,10 +80,10 @@ class Store(ABC):
         """Move them back to the device that they left."""
 
     def stay(self) -> None:  # noqa: B027 - most have nothing to give up
-        """What is kept for ranks that they left is spare, or given up: they are on the devices of all."""
+        """What is kept for ranks that they left is idle, or given up: they are on the devices of all."""
 
     def give_up(self) -> None:  # noqa: B027 - most have nothing to give up
-        """Free what is spare."""
+        """Free what is idle."""
 
     @abstractmethod
     def run(self, name: str) -> Run:

@@ -37,7 +37,7 @@ class Whole(Store):
         self._sharers = self._sharing = sharers
         self._writers: tuple[int, ...] = ()
         self._copy: HostCopy | None = None
-        self._spare: HostCopy | None = None
+        self._idle: HostCopy | None = None
         self._is_off = False
         self._nbytes = self._now()  # once: a rank asks for those of all models that it holds at every request
 
@@ -60,9 +60,9 @@ class Whole(Store):
             part._buffers[name] = buffer
 
     @property
-    def spare(self) -> int:
+    def idle(self) -> int:
         """Of the copy's memory, which nobody reads now."""
-        return 0 if self._spare is None else self._spare.part()
+        return 0 if self._idle is None else self._idle.part()
 
     def leaving(self, here: bool) -> int:
         """All of them, or this rank's part of the machine's copy; nothing more where there is one."""
@@ -71,15 +71,16 @@ class Whole(Store):
         self._writers = tuple(rank for rank, (leaves,) in enumerate(self._told(int(here))) if leaves)
         if self._writers and not self._hold_the_same():
             self._sharing, self._writers = ALONE, (0,) if here else ()
-        if self._writers and self._spare is not None and self._spare.fits(self._tensors(), self._sharing):
-            self._copy, self._spare = self._spare, None
+        if self._writers and self._idle is not None and self._idle.fits(self._tensors(), self._sharing):
+            self._copy, self._idle = self._idle, None
         return -(-self._now() // self._sharing.size) if self._writers else 0
 
     def leave(self, here: bool) -> None:
         """All of them."""
+        if self._idle is not None and not self._idle.fits(self._tensors(), self._sharing):
+            self.give_up()  # all that share it do, whoever of them leaves
         if self._writers and not (self._sharing.size == 1 and self._device == HOST):
             if self._copy is None:
-                self.give_up()  # of another form
                 self._copy = HostCopy(self._tensors(), self._sharing, self._device)
             self._copy.write(self._tensors(), self._writers)
         self._writers = ()
@@ -96,12 +97,12 @@ class Whole(Store):
     def stay(self) -> None:
         """The copy; its memory where a GPU's rank has it pinned."""
         if self._copy is not None and self._device.type == "cuda":
-            self._spare = self._copy
+            self._idle = self._copy
         self._copy, self._sharing = None, self._sharers
 
     def give_up(self) -> None:
         """The copy's memory."""
-        self._spare = None
+        self._idle = None
 
     def run(self, name: str) -> Run:
         """All of it."""

@@ -58,6 +58,6 @@ def test_host_memory_is_pinned_once_for_all_times_that_weights_leave() -> None:
             whole.stay()
             assert module.weight.device == DEVICE
     assert gpu.asked == [64 * 64 * 4]
-    assert whole.spare == 64 * 64 * 4
+    assert whole.idle == 64 * 64 * 4
     whole.give_up()
-    assert whole.spare == 0
+    assert whole.idle == 0

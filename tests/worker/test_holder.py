@@ -200,7 +200,7 @@ class Keeping(Whole):
     """Keeps the memory of its copy, as where it is pinned for a GPU."""
 
     def stay(self) -> None:
-        self._spare = self._copy or self._spare
+        self._idle = self._copy or self._idle
         super().stay()
 
 

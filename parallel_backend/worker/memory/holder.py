@@ -51,7 +51,7 @@ class _Held:
     @property
     def on_host(self) -> int:
         """Bytes of host memory that it takes now."""
-        return self.store.kept + self.aside + self.store.spare
+        return self.store.kept + self.aside + self.store.idle
 
 
 class Holder:
@@ -122,7 +122,7 @@ class Holder:
             held.aside = 0
         held.on_device = held.somewhere = True
         self._held[model] = held
-        self._keep_what_is_spare()
+        self._keep_what_is_idle()
         self.spare = held.store.fit(self._spare(held, allowance))
         return held.part  # type: ignore[no-any-return]
 
@@ -160,7 +160,7 @@ class Holder:
             Refused: it does not even so.
         """
         while kept and not self._agree(self._memory.has_host_room(kept)):
-            if self._give_up_what_is_spare():
+            if self._give_up_what_is_idle():
                 continue
             oldest = next((spec for spec, held in self._held.items() if not held.somewhere), None)
             if oldest is None:
@@ -195,11 +195,11 @@ class Holder:
         """
         held = self._held[model]
         leaves = here and held.on_device
-        spare = held.store.spare
+        idle = held.store.idle
         needed = held.store.leaving(leaves)
-        more = needed - (spare - held.store.spare)
+        more = needed - (idle - held.store.idle)
         while not self._agree(more <= 0 or self._memory.has_host_room(more)):
-            if self._give_up_what_is_spare():
+            if self._give_up_what_is_idle():
                 continue
             oldest = next((spec for spec, other in self._held.items() if not other.somewhere), model)
             del self._held[oldest]
@@ -211,16 +211,16 @@ class Holder:
         held.on_device = held.on_device and not leaves
         held.somewhere = not self._agree(not held.on_device)
 
-    def _keep_what_is_spare(self) -> None:
+    def _keep_what_is_idle(self) -> None:
         """Of host memory, as long as as much is free beside it: others on the machine may need that. A collective."""
         for held in self._held.values():
-            spare = held.store.spare
-            if not self._agree(not spare or self._memory.has_host_room(spare)):
+            idle = held.store.idle
+            if not self._agree(not idle or self._memory.has_host_room(idle)):
                 held.store.give_up()
 
-    def _give_up_what_is_spare(self) -> bool:
+    def _give_up_what_is_idle(self) -> bool:
         """Whether any rank had host memory that was. A collective."""
-        if self._agree(not any(held.store.spare for held in self._held.values())):
+        if self._agree(not any(held.store.idle for held in self._held.values())):
             return False
         for held in self._held.values():
             held.store.give_up()
