@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import json
 import os
 import re
@@ -69,8 +70,7 @@ class Prompts(Report):
 
     def with_comfyui(self, folder: Path) -> None:
         """All prompts, and what the end of it leaves."""
-        from scripts.comfyui import ComfyUI
-
+        comfyui = importlib.import_module("scripts.comfyui")  # which imports what may not have been there
         shared = set(os.listdir("/dev/shm"))
         with tempfile.TemporaryDirectory() as base:
             temporary = Path(base, "temporary")
@@ -78,7 +78,7 @@ class Prompts(Report):
             self.fault = FaultFile(Path(base))
             environment = {"TMPDIR": str(temporary), FAULT_FILE: str(self.fault.path)}
             arguments = ("--fp32-vae",) if self.cuda else ("--cpu",)
-            self.server: Any = ComfyUI(folder, base, args=arguments, env=environment)
+            self.server: Any = comfyui.ComfyUI(folder, base, args=arguments, env=environment)
             self.fill()
             with self.server:
                 self.new = 0
