@@ -8,7 +8,7 @@ source scripts/setup.sh
 PYTHON=${PYTHON:-python3} OUT=${OUT:-gpu-report}
 mkdir -p -- "$OUT" "$CACHE"
 find_comfyui
-export PYTHONPATH=. PARALLEL_COMFYUI=$COMFYUI_PATH PARALLEL_COMFYUI_ARGUMENTS='[]'
+export OUT COMFYUI_PATH PYTHONPATH=. PARALLEL_COMFYUI=$COMFYUI_PATH PARALLEL_COMFYUI_ARGUMENTS='[]'
 PYTHONPATH=.:$COMFYUI_PATH "$PYTHON" -c 'import msgspec, comfy.sd, comfy_extras.nodes_torch_compile' 2>"$OUT/imports.txt" ||
   "$PYTHON" -m pip install --quiet -r requirements.txt -r "$COMFYUI_PATH/requirements.txt" ||
   fail "packages are missing and could not be installed: see $OUT/imports.txt, and set PIP_FIND_LINKS to a folder of wheels."
@@ -27,10 +27,15 @@ check() { # what the report is called, what its end in the middle is, the second
 RANKS=$((GPUS > 1 ? GPUS : 2)) # on one card two ranks, through host memory
 SEVERAL=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node="$RANKS" -m scripts.gpu_check)
 export NCCL_DEBUG=WARN
-check connections FAIL 40 "${SEVERAL[@]}" connections # NCCL's too where ranks share a card
-check many FAIL 110 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
-check pipeline FAIL 60 env CUDA_MODULE_LOADING=EAGER "${SEVERAL[@]}" pipeline    # as the launcher has stages load kernels
-check pipeline-lazy INFO 30 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" pipeline # whether it has to
-check doctor FAIL 50 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
-check one FAIL 240 "$PYTHON" -m scripts.gpu_check one
+check connections FAIL 30 "${SEVERAL[@]}" connections # NCCL's too where ranks share a card
+check many FAIL 75 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" many
+check pipeline FAIL 40 env CUDA_MODULE_LOADING=EAGER "${SEVERAL[@]}" pipeline    # as the launcher has stages load kernels
+check pipeline-lazy INFO 25 env CUDA_MODULE_LOADING=LAZY "${SEVERAL[@]}" pipeline # whether it has to
+check doctor FAIL 35 "$PYTHON" -m parallel_backend.doctor                            # workers, CUDA after fork, communicators
+check one FAIL 85 "$PYTHON" -m scripts.gpu_check one
+check formats FAIL 50 "$PYTHON" -m scripts.gpu_check formats
+check races FAIL 30 "$PYTHON" -m scripts.gpu_check races
+check prompts FAIL 105 "$PYTHON" -m scripts.gpu_check prompts
+check compiled INFO 60 "$PYTHON" -m scripts.gpu_check compiled # as long as a compiler takes
+tar -czf "$OUT.tar.gz" -- "$OUT" && echo "The report to send: $OUT.tar.gz"
 ! grep -h FAIL "$OUT"/*.txt

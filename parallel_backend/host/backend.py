@@ -41,7 +41,7 @@ from .planning.comparison import Comparison, MakeRoom, compare
 from .planning.devices import Devices
 from .planning.events import OnEvent, Planned, Ran, Starting, ignore
 from .planning.measurements import Measurements
-from .planning.planner import Planner, Question
+from .planning.planner import Chosen, Planner, Question
 from .runs.finite import check_finite, check_sampled
 from .runs.journal import Journal, RunRecord
 from .runs.report import released, restored, table
@@ -229,14 +229,21 @@ class Backend:
             Cancelled, WorkerFailed: as `sample` does.
         """
         self._journal.begins()
-        answer = self._planner.choose(
-            question,
-            measure_memory=lambda plan: self._measurements.memory(plan, reclaimable, is_cancelled),
-            measure_machine=lambda plan: self._measurements.machine(plan, is_cancelled),
-            measure_blocks=lambda plan: self._measurements.blocks(
-                question.spec, plan, compute_dtype, example, is_cancelled
-            ),
-        )
+
+        def choose() -> Chosen:
+            return self._planner.choose(
+                question,
+                measure_memory=lambda plan: self._measurements.memory(plan, reclaimable, is_cancelled),
+                measure_machine=lambda plan: self._measurements.machine(plan, is_cancelled),
+                measure_blocks=lambda plan: self._measurements.blocks(
+                    question.spec, plan, compute_dtype, example, is_cancelled
+                ),
+            )
+
+        answer = choose()
+        if self._loads_kernels_late(answer.choice.plan):
+            self._measurements.memory(answer.choice.plan, reclaimable, is_cancelled)  # starts the plan's workers
+            answer = choose()  # by what all kernels have left
         self._tell(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
@@ -441,8 +448,7 @@ class Backend:
         """
         group = self._groups.get(plan.devices)
         elsewhere = is_remote(plan.devices[0])
-        early = wants_kernels_early(plan) and not elsewhere
-        if group is not None and group.alive() and group.kernels_early >= early:
+        if group is not None and group.alive() and not self._loads_kernels_late(plan):
             installed_since = for_diffusers and not elsewhere and not in_range(group.members[0].diffusers)
             if not installed_since:
                 return group
@@ -469,7 +475,7 @@ class Backend:
                 next(self._generations),
                 self.deadlines,
                 looked_on,
-                early,
+                wants_kernels_early(plan) and not elsewhere,
                 imports,
             )
         except WorkerFailed as failure:
@@ -482,6 +488,12 @@ class Backend:
         if elsewhere:
             self._devices.learn(plan.devices)
         return group
+
+    def _loads_kernels_late(self, plan: ResolvedPlan) -> bool:
+        """Whether the workers that run on a plan's devices load kernels as they use them, and the plan wants them early."""
+        group = self._groups.get(plan.devices)
+        wants = wants_kernels_early(plan) and not is_remote(plan.devices[0])
+        return wants and group is not None and not group.kernels_early
 
     def _imports(self, message: Request) -> list[str]:
         """What takes seconds to import of the models in use, and of the one that a request is for."""

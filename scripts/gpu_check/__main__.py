@@ -1,9 +1,13 @@
 """What is assumed of GPUs, checked on them (see gpu.sh, which runs all of it).
 
     python -m scripts.gpu_check one                                          # one GPU
+    python -m scripts.gpu_check compiled                                     # its blocks compiled
+    python -m scripts.gpu_check formats                                      # a layer in each format
+    python -m scripts.gpu_check races                                        # weights that come and go
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check connections  # what they carry; ranks may share a GPU
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check pipeline  # PipeFusion
+    python -m scripts.gpu_check prompts                                      # a real ComfyUI
 
 Each line is PASS, FAIL or INFO. The worker's own code denoises with random weights. --device cpu takes a small model through
 the same code; what only a GPU can answer is INFO there.
@@ -17,13 +21,25 @@ import torch
 
 from parallel_backend.models.comfyui.importing import import_comfyui
 
-from .bench import Bench
 from .connections import Connections
+from .formats import Formats
 from .many import Many
-from .one import One
+from .one import Compiled, One
 from .pipeline import Pipeline
+from .prompts import Prompts
+from .races import Races
+from .report import Report
 
-LISTS: dict[str, type[Bench]] = {"one": One, "connections": Connections, "many": Many, "pipeline": Pipeline}
+LISTS: dict[str, type[Report]] = {
+    "one": One,
+    "compiled": Compiled,
+    "formats": Formats,
+    "races": Races,
+    "connections": Connections,
+    "many": Many,
+    "pipeline": Pipeline,
+    "prompts": Prompts,
+}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One rank on its device: what it says, how it measures, and the worker's own denoise with random weights."""
+"""One rank on its device: how it measures, and the worker's own denoise with random weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +25,8 @@ from tests.dry.dry_rank import by_formula, model_of
 from tests.dry.full_size import JOBS
 from tests.dry.lone_rank import LoneRank, plan_of, request, tensors_of
 
+from .report import Report, Work
+
 FLUX, FOUR_BLOCKS, SMALL = "FLUX.1-dev", "FLUX.1-dev, four blocks", "FLUX.1, small"
 
 TYPE = torch.bfloat16
@@ -42,8 +43,6 @@ NUMBERS = (1 << 22) + 3
 
 ACTIVE = "active_bytes.all.{}"
 """Of torch's figures: what is freed while a stream still uses it counts as allocated no more, and is not to be had."""
-
-Work = Callable[[], object]
 
 Run = Callable[[int, Work], Tensor | None]
 """A denoise of so many steps, which tells when a step begins; its result, on the rank that has it."""
@@ -74,13 +73,12 @@ class HostClock:
         self._begun = time.perf_counter()
 
 
-class Bench(ABC):
+class Bench(Report):
     """What one rank measures on its device, and the denoises that it measures."""
 
     def __init__(self, kind: str) -> None:
-        self.rank = int(os.environ.get("LOCAL_RANK", 0))
+        super().__init__(kind)
         self.ranks = int(os.environ.get("WORLD_SIZE", 1))
-        self.cuda = kind == "cuda"
         self.gpus = torch.cuda.device_count() if self.cuda else 0
         self.apart = self.gpus >= self.ranks
         """Whether each rank has a GPU of its own."""
@@ -92,26 +90,6 @@ class Bench(ABC):
         self.tolerance = TOLERANCE if self.cuda else FP32_TOLERANCE
         self.compiler = "inductor" if self.cuda else "aot_eager"
         self._numbers = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(1)).to(self.device)
-
-    @abstractmethod
-    def run(self) -> None:
-        """All checks of the list."""
-
-    def say(self, name: str, passed: bool | None, text: object = "") -> None:
-        """A line; None is for information."""
-        verdict = "INFO" if passed is None else "PASS" if passed else "FAIL"
-        print(f"[{self.rank}] {verdict} {name}: {text}", flush=True)
-
-    def each(self, *checks: Work) -> None:
-        """One after another; one that raises is a failure, and the next one runs."""
-        for check in checks:
-            try:
-                check()
-            except Exception as error:
-                name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
-                self.say(name, False, f"{type(error).__name__}: {str(error)[:300]}")
-            if self.cuda:
-                torch.cuda.empty_cache()
 
     def wait(self) -> None:
         """Until the device has done all that it was given."""
@@ -184,10 +162,12 @@ class Bench(ABC):
         devices = tuple(f"cuda:{rank % self.gpus}" if self.cuda else "cpu" for rank in range(plan.world_size))
         return msgspec.structs.replace(plan, devices=devices)
 
-    def tensors(self, name: str, steps: int) -> dict[str, Tensor]:
+    def tensors(self, name: str, steps: int, sides: int = 1) -> dict[str, Tensor]:
         """Of a request, the same on every rank."""
         generator = torch.Generator().manual_seed(2)
-        return tensors_of(JOBS[name], 1, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device))
+        return tensors_of(
+            JOBS[name], sides, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device)
+        )
 
     def tokens(self) -> int:
         """Of the picture and its text."""
@@ -211,5 +191,7 @@ class Bench(ABC):
         """The line of a plan."""
         run(SHORT, nothing)
         peak, formula = self.peak(lambda: run(SHORT, nothing)), by_formula(self.name, plan).working
-        good = peak <= formula if self.cuda else None
-        self.say(f"memory, {name}", good, f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula")
+        text = f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula"
+        if self.cuda:
+            text += f"; torch has reserved {torch.cuda.max_memory_reserved() / 1e6:.0f} MB with them"
+        self.say(f"memory, {name}", peak <= formula if self.cuda else None, text)

@@ -6,8 +6,9 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -19,13 +20,23 @@ from parallel_backend.attention.packages import package_faults
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES
 from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.wire.messages import Sample
+from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import inspected
+from tests.dry.full_size import JOBS
+from tests.dry.lone_rank import LoneRank, request
 
-from .bench import TYPE, Work, nothing
+from .bench import SHORT, TYPE, error_of, nothing
+from .races import SIXTEEN, SMALL_SIXTEEN, five_times
+from .report import Work
 from .together import Together
+
+UNEQUAL = 5
+"""Tokens by which one side's text is shorter."""
 
 
 class Many(Together):
@@ -33,7 +44,7 @@ class Many(Together):
 
     def checks(self) -> Sequence[Work]:
         """Every split against one rank, and whether messages hide behind work."""
-        return self.noise, self.splits, self.ring, self.sharded, self.loading
+        return self.noise, self.splits, self.unequal, self.ring, self.sharded, self.races, self.loading
 
     def noise(self) -> None:
         """Whether all GPUs draw the same."""
@@ -59,6 +70,31 @@ class Many(Together):
             word = self.milliseconds(lambda mesh=mesh: mesh.stage.gather(torch.zeros(1, 1, 1), [1] * self.ranks), 50)  # type: ignore[misc]
             self.say(f"the word of Cancel, {plan.degrees}", None, f"{word:.2f} ms")
             mesh.close()
+
+    def unequal(self) -> None:
+        """Sides whose texts differ in length, for two pictures: the sides apart, and the pictures apart."""
+        if self.ranks % 2:
+            self.say("prompts of two lengths", None, "are for an even number of ranks")
+            return
+        model, _ = self.model(self.name)
+        sides = request(JOBS[self.name], self.plan(self.name, {"cfg": 2}), self.computes_in)
+        given = self.tensors(self.name, SHORT, sides=2)
+        given["prompt.1.context"] = given["prompt.1.context"][:, :-UNEQUAL]
+        given["x"] = torch.cat([given["x"], given["x"].flip(-1)])
+        expected = self.once(sides, self.plan(self.name), model, given)
+        for axis in ("cfg", "data"):
+            plan = self.plan(self.name, {axis: 2, "ulysses": self.ranks // 2})
+            found = self.once(sides, plan, model, given)
+            if found is not None:
+                assert expected is not None
+                error = error_of(found, expected)
+                self.say(f"prompts of two lengths, {plan.degrees}", error < self.tolerance, f"error {error:.1e}")
+
+    def once(self, sides: Sample, plan: ResolvedPlan, model: Any, given: Mapping[str, Tensor]) -> Tensor | None:
+        """What a plan makes of a request, on the rank that has it."""
+        rank = LoneRank(self.device, Meter(device=self.device), model)
+        sample(rank, msgspec.structs.replace(sides, plan=plan), dict(given))  # type: ignore[arg-type]
+        return rank.answer.get("result")
 
     def free(self) -> int:
         """Bytes of the device."""
@@ -96,6 +132,20 @@ class Many(Together):
         self.compare(
             f"sharded weights, {plan.degrees}", plan, run, self.ours(self.name, self.plan(self.name), whole)[1]
         )
+
+    def races(self) -> None:
+        """Sixteen blocks, each gathered while the one before it computes, on cards that are nearly full."""
+        if self.cuda and not self.apart:
+            self.say("sharded, sixteen blocks", None, "are gathered by NCCL, which needs a GPU for each rank")
+            return
+        name = SIXTEEN if self.cuda else SMALL_SIXTEEN
+        everyone = Communicator("weights", dist.group.WORLD, self.device, False, Meter(device=self.device))
+        plan = msgspec.structs.replace(self.plan(name, {"ulysses": self.ranks}), weights="sharded")
+        whole, _ = self.model(name)
+        right = self.ours(name, self.plan(name, {"ulysses": self.ranks}), whole)[1](SHORT, nothing)
+        del whole
+        model, store = self.model(name, lambda module, blocks: Sharded(module, blocks, everyone))
+        five_times(self, "sharded, sixteen blocks", lambda *_: right, self.ours(name, plan, model, holding=store)[1])
 
     def loading(self) -> None:
         """Each way in which ranks get bytes of a file that all of them want; it is in the page cache."""

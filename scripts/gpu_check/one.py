@@ -20,7 +20,8 @@ from parallel_backend.weights.stores.host_memory import pin
 from parallel_backend.weights.stores.streamed import Streamed
 from tests.dry.dry_rank import inspected
 
-from .bench import FLUX, FP32_TOLERANCE, LONG, SHORT, TOLERANCE, TYPE, Bench, Run, Work, error_of, nothing
+from .bench import FLUX, FP32_TOLERANCE, LONG, SHORT, TOLERANCE, TYPE, Bench, Run, error_of, nothing
+from .report import Work
 
 ROOM_FOR_FLUX = 60e9
 """Bytes of a GPU that take all of FLUX.1-dev twice: ours and ComfyUI's own."""
@@ -47,7 +48,7 @@ class One(Bench):
     def run(self) -> None:
         """What one GPU can answer; last what takes longest."""
         self.each(self.kernels, self.speeds, self.copies, self.pins, self.needs, self.streamed, self.busy, self.context)
-        self.each(self.exact, self.eager, self.compiled)
+        self.each(self.exact, self.eager)
 
     def kernels(self) -> None:
         """Attention and its log-sum-exp against fp64, whole and merged of two halves of the keys."""
@@ -193,10 +194,6 @@ class One(Bench):
         roomy = self.cuda and torch.cuda.mem_get_info()[0] > ROOM_FOR_FLUX
         self.beside_comfyui(FLUX if roomy else self.name, "", EAGER)
 
-    def compiled(self) -> None:
-        """The same by TorchCompileModel on both sides, which takes ComfyUI minutes for the whole model."""
-        self.beside_comfyui(self.name, self.compiler, COMPILED)
-
     def beside_comfyui(self, name: str, compiler: str, aim: float) -> None:
         """How far ours and ComfyUI's own are from the result in fp32, if the model is small, and how long a step takes each."""
         import comfy.model_management
@@ -246,3 +243,15 @@ class One(Bench):
             return patcher.model.process_latent_in(found)  # type: ignore[no-any-return]
 
         return run
+
+
+class Compiled(One):
+    """The same by TorchCompileModel on both sides."""
+
+    def run(self) -> None:
+        """Of few blocks: it takes ComfyUI minutes for the whole model."""
+        self.each(self.compiled)
+
+    def compiled(self) -> None:
+        """One rank's step against ComfyUI's own."""
+        self.beside_comfyui(self.name, self.compiler, COMPILED)

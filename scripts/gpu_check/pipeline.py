@@ -16,7 +16,8 @@ from parallel_backend.worker.memory.stage_part import stages
 from tests.dry.dry_rank import inspected
 from tests.dry.full_size import JOBS
 
-from .bench import SHORT, TYPE, Work, nothing
+from .bench import SHORT, TYPE, nothing
+from .report import Work
 from .together import Together
 
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from parallel_backend.plan import ResolvedPlan
 
-from .bench import SHORT, Bench, Run, Work, error_of, nothing
+from .bench import SHORT, Bench, Run, error_of, nothing
+from .report import Work
 
 
 class Together(Bench):

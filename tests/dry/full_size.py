@@ -164,11 +164,25 @@ JOBS: Mapping[str, Job] = {
         4,
         4,
     ),
+    "FLUX.1-dev, sixteen blocks": Job(
+        functools.partial(_flux, doubles=4, singles=12),
+        (16, 128, 128),
+        {"context": (512, 4096), "y": (768,), "guidance": ()},
+        16,
+        4,
+    ),
+    "FLUX.1, small, sixteen blocks": Job(
+        functools.partial(_flux, doubles=4, singles=12, heads=4, text=64, pooled=32),
+        (16, 18, 22),
+        {"context": (21, 64), "y": (32,), "guidance": ()},
+        16,
+        4,
+    ),
 }
 """Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
 
 MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; CogVideoX 1.5's one of 1360 x 768 and 85
-frames, 44,880 tokens. The last two are for what is computed (scripts/gpu_check), the small one by a CPU.
+frames, 44,880 tokens. The last four are for what is computed (scripts/gpu_check), the small ones by a CPU.
 """
 
 

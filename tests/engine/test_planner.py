@@ -15,6 +15,7 @@ from parallel_backend.conditioning import Conditioning
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
+from parallel_backend.host import backend as host_backend
 from parallel_backend.host.planning.planner import Question
 from parallel_backend.models import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
@@ -137,3 +138,32 @@ def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models,
     asked = question(models[4], devices="cpu:2", memory_limit=2 * 0.9 * gigabytes)  # two workers on one device
     with pytest.raises(Refused, match=r"needs [\d.]+ [GM]B .* each may use .*: use .*(pipefusion 2|weights sharded)"):
         choose(backend, asked)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_free_memory_is_asked_again_of_workers_that_have_loaded_all_kernels(
+    run, backend, models, cache, monkeypatch: pytest.MonkeyPatch, workers
+) -> None:
+    """As on GPUs that are linked: the plans that were compared first need no such workers, and the chosen one does."""
+    monkeypatch.setattr(host_backend, "wants_kernels_early", lambda plan: plan.pipefusion > 1)
+    gigabytes = 4e-9 * question(models[4]).shape.parameters
+    asked = question(models[4], text=29, devices="cpu:2", pipefusion=0, memory_limit=2 * 0.9 * gigabytes)
+    early: list[bool] = []
+
+    def measured(plan: ResolvedPlan, *rest: object) -> tuple[float, ...]:
+        free = memory(plan, *rest)
+        early.append(backend._groups[plan.devices].kernels_early)
+        return free
+
+    memory = backend._memory
+    monkeypatch.setattr(backend, "_memory", measured)
+    run.end_workers()
+    plan = choose(backend, asked)
+    assert plan.pipefusion == 2
+    assert not early[0] and early[-1]
+    asked_of = run.workers()
+    run(Denoise(models[4], sigmas(2), height=17, width=13, text=(21, 8)), plan)
+    assert run.workers() == asked_of
+    early.clear()
+    assert choose(backend, asked) == plan
+    assert early == [True]

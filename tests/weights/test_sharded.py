@@ -174,3 +174,21 @@ def test_two_blocks_cannot_share_a_tensor() -> None:
     model = nn.Sequential(shared, nn.Sequential(shared))
     with pytest.raises(AssertionError, match=r"two blocks share 0\.weight"):
         Sharded(model, list(model), Communicator("weights", None, CPU, False, Meter()))
+
+
+def test_connections_for_gathers_are_opened_when_weights_are_loaded() -> None:
+    def rank(_: int) -> list[int]:
+        meter = Meter()
+        model, sharded, expected = filled(meter)
+        sent = []
+        for _ in range(2):
+            sharded.settle()
+            sent.append(meter.sent["weights"])
+        with sharded.model_call(1), sharded.forward():
+            for index in range(BLOCKS):
+                with sharded.block(index):
+                    check(model, expected, index)
+        return [*sent, meter.sent["weights"]]
+
+    share = -(-HELD // (2 * ALIGNMENT)) * ALIGNMENT
+    assert run_ranks(2, rank) == [[share, share, (1 + BLOCKS) * share]] * 2

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
+from parallel_backend.weights.stores import host_copy
 from parallel_backend.weights.stores.host_copy import WORDS, digest
+from parallel_backend.weights.stores.host_memory import shared_bytes
 from parallel_backend.weights.stores.whole import Whole
 from tests.ranks import run_ranks
 from tests.weights.test_sharded import CPU, bits, tiny
@@ -82,6 +84,46 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
         part = nbytes if unlike else -(-nbytes // 3)
         some, rest = (nbytes * (number == 1), nbytes * (number != 1)) if unlike else (part, 0)
         assert taken == [part, not unlike or number == 1, some, False, rest, False]
+
+
+class Keeping(Whole):
+    """Keeps the memory of its copy, as where it is pinned for a GPU."""
+
+    def stay(self) -> None:
+        self._idle = self._copy or self._idle
+        super().stay()
+
+
+def test_memory_that_is_kept_takes_what_the_weights_are_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(number: int) -> Any:
+        taken: list[int] = []
+
+        def shared(nbytes: int, *rest: Any) -> Tensor:
+            taken.append(nbytes)
+            return shared_bytes(nbytes, *rest)
+
+        monkeypatch.setattr(host_copy, "shared_bytes", shared)
+        module = model()
+        whole = Keeping(module, Communicator("alike", dist.group.WORLD, CPU, False, Meter()))
+        counts = []
+        for unlike in (False, False, True, False):
+            for block in module.blocks:
+                block.weight.data.add_(1)  # as adapters do
+            module.blocks[2].weight.data[0, 0] = number if unlike else 7
+            expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
+            here = number == 0 or not unlike
+            whole.leaving(here)
+            whole.leave(here)
+            expect_the_same(module, expected)
+            whole.come_back()
+            whole.stay()
+            expect_the_same(module, expected)
+            dist.barrier()
+            counts.append(len(taken))
+        whole.give_up()
+        return counts
+
+    assert run_ranks(2, rank) == [[1, 1, 1, 2]] * 2  # those that differ stay where they are: this is host memory
 
 
 def test_a_digest_tells_bits_places_shapes_and_types_apart() -> None:

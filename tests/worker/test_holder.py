@@ -196,6 +196,59 @@ def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
         assert found == ((device, share), share, (True, 1), (True, 0), number, {"b": 2})
 
 
+class Keeping(Whole):
+    """Keeps the memory of its copy, as where it is pinned for a GPU."""
+
+    def stay(self) -> None:
+        self._idle = self._copy or self._idle
+        super().stay()
+
+
+class Room(Memory):
+    """So many bytes of host memory, of which weights that are held take theirs."""
+
+    held: Holder
+    room = 1 << 40
+
+    def has_host_room(self, nbytes: int) -> bool:
+        return nbytes + sum(self.held.on_host().values()) <= self.room
+
+
+def test_memory_that_weights_have_left_is_kept_until_it_is_wanted():
+    def rank(number: int) -> Any:
+        memory = Room(CPU, 1)
+        memory.held = held = Holder(memory, all_agree, Status())
+
+        def build() -> Rows:
+            rows = Rows(2, sharers=all_ranks())
+            rows.store = Keeping(rows.module, all_ranks())
+            return rows
+
+        held.hold(A, "whole", build, PLENTY)
+        held.hold(B, "whole", lambda: Rows(2), PLENTY)
+        held.release(A)
+        away = on_host(held)
+        held.hold(A, "whole", pytest.fail, PLENTY)
+        kept = on_host(held), mappings()
+        held.release(A)
+        again = on_host(held), mappings()
+        held.hold(A, "whole", pytest.fail, PLENTY)
+        memory.room = 2 * ROW
+        held.hold(B, "whole", pytest.fail, PLENTY)
+        enough = on_host(held), mappings()  # as much again is free beside it
+        held.release(B)
+        wanted = on_host(held), mappings()
+        held.hold(B, "whole", pytest.fail, PLENTY)
+        memory.room = 1 << 40
+        held.release(A)
+        memory.room = 2 * ROW - 1
+        held.hold(A, "whole", pytest.fail, PLENTY)
+        return away, kept, again, enough, wanted, (on_host(held), mappings())
+
+    half = ({"a": 1}, 1)  # of the ranks' one copy
+    assert run_ranks(2, rank) == [({"a": 1}, half, half, half, ({"b": 2}, 0), ({}, 0))] * 2
+
+
 def mappings() -> int:
     """How many copies of weights this process sees."""
     return Path("/proc/self/maps").read_text().count("memfd:parallel weights")

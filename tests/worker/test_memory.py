@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from parallel_backend.wire.messages import Shortage
+from parallel_backend.worker.__main__ import _shortage
+from parallel_backend.worker.memory import rank_memory
 from parallel_backend.worker.memory.rank_memory import Memory, OutOfMemory, asked_bytes, is_out_of_memory
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
@@ -94,3 +99,28 @@ def test_what_torch_keeps_is_returned_where_it_is_a_good_part_of_what_is_free(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     Memory(torch.device("cuda", 0), 1).trim()
     assert bool(emptied) is returned
+
+
+class DeadGpu:
+    """A rank whose device answers nothing any more."""
+
+    def shortage(self, error: BaseException) -> Shortage:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_shortage_is_told_of_a_gpu_that_answers_no_more() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB.")
+    dead: Any = DeadGpu()
+    assert _shortage(error, dead) == Shortage(54 << 20, free=0, part=0, held=[])
+
+
+@pytest.mark.parametrize(("windows", "kept"), [(True, 2_000_000_000), (False, 0)])
+def test_what_windows_does_not_give_is_not_counted_as_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, windows: bool, kept: int
+) -> None:
+    (tmp_path / "dxg").touch()
+    monkeypatch.setattr(rank_memory, "WINDOWS", tmp_path / ("dxg" if windows else "none"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20 << 30, 24 << 30))
+    assert Memory(torch.device("cuda", 0), 1).free_on_device() == (21 << 30) - kept

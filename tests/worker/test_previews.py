@@ -72,3 +72,14 @@ def test_a_failure_of_the_run_does_not_wait_for_previews() -> None:
         shown_then(host, RuntimeError("the GPU is gone"))
     assert host.got == []
     host.reads.set()
+
+
+def test_the_thread_sends_from_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by: list[tuple[str, torch.device]] = []
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: set_by.append((threading.current_thread().name, device))
+    )
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    with Previews(torch.device("cuda", 1), lambda *_: None):
+        pass
+    assert set_by == [("previews", torch.device("cuda", 1))]

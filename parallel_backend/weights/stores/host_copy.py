@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 import torch
@@ -21,37 +21,54 @@ ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 class HostCopy:
-    """Where a module's parameters and buffers lie in memory that all `sharers` see; a collective.
+    """Memory that all `sharers` see, with a place for each of a module's parameters and buffers; a collective.
+
+    Who copies from it or to it has it pinned as long as it lives: for many gigabytes that takes seconds.
 
     Args:
-        tensors: each of them once, by its id; of the same shapes on all sharers.
-        writers: the sharers that write it, each its part; none has it before the others have.
+        tensors: each of them once; of the same shapes on all sharers.
         device: of this rank.
     """
 
-    def __init__(
-        self, tensors: Mapping[int, Tensor], sharers: Communicator, writers: Iterable[int], device: torch.device
-    ) -> None:
+    def __init__(self, tensors: Collection[Tensor], sharers: Communicator, device: torch.device) -> None:
+        self._sharers = sharers
         self._device = device
-        self._memory = shared_bytes(copied_bytes(tensors.values()), sharers, HOST)
         self._pinned = False
-        self._views: dict[int, Tensor] = {}
-        writers, end = [*writers], 0
-        if sharers.rank in writers:
-            self._pin()
-        for key, tensor in tensors.items():
+        self._places: list[Tensor] = []
+        self._memory = shared_bytes(copied_bytes(tensors), sharers, HOST)
+        end = 0
+        for tensor in tensors:
             like = torch.empty_like(tensor, device="meta")  # dense, its dimensions in the same order
             data = self._memory[end : end + tensor.nbytes].view(tensor.dtype)
-            self._views[key] = view = data.as_strided(like.shape, like.stride())
-            if writers[end * len(writers) // (self._memory.numel() + 1)] == sharers.rank:
-                view.copy_(tensor.detach())
+            self._places.append(data.as_strided(like.shape, like.stride()))
             end += _aligned(tensor.nbytes)
-        sharers.barrier()
+
+    def part(self) -> int:
+        """Bytes of it that one of the sharers answers for."""
+        return -(-self._memory.numel() // self._sharers.size)
+
+    def fits(self, tensors: Collection[Tensor], sharers: Communicator) -> bool:
+        """Whether it has a place for these, and is of these sharers."""
+        if sharers is not self._sharers or len(tensors) != len(self._places):
+            return False
+        return all(_form(tensor) == _form(place) for tensor, place in zip(tensors, self._places, strict=True))
+
+    def write(self, tensors: Collection[Tensor], writers: Sequence[int]) -> None:
+        """Copy the tensors to it; the `writers` among the sharers do, each its part. A collective."""
+        if self._sharers.rank in writers:
+            self._pin()
+        end = 0
+        for tensor, place in zip(tensors, self._places, strict=True):
+            if writers[end * len(writers) // (self._memory.numel() + 1)] == self._sharers.rank:
+                place.copy_(tensor.detach())
+            end += _aligned(tensor.nbytes)
+        self._sharers.barrier()  # none has it before the others have
 
     def take(self, module: nn.Module) -> None:
         """Let the module, whose tensors they are, have these instead of its own."""
         self._pin()  # also where others have written it: it will be read
-        module._apply(lambda tensor: self._views[id(tensor)])
+        places = dict(zip(tensors_of(module), self._places, strict=True))
+        module._apply(lambda tensor: places[id(tensor)])
 
     def _pin(self) -> None:
         if self._device.type == "cuda" and not self._pinned and self._memory.numel():
@@ -97,6 +114,10 @@ def digest(tensors: Iterable[Tensor], device: torch.device) -> tuple[int, int]:
             words = scratch[: 8 * size].view(torch.int64)
             total.mul_(ODD).add_((words * factors[:size]).sum())
     return form, int(total)
+
+
+def _form(tensor: Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
+    return tensor.dtype, tensor.shape, torch.empty_like(tensor, device="meta").stride()
 
 
 def _aligned(count: int) -> int:

@@ -50,6 +50,11 @@ class Store(ABC):
         """Bytes of host memory that this rank has for them wherever they are."""
         return 0
 
+    @property
+    def idle(self) -> int:
+        """Bytes of host memory that this rank answers for and nobody reads, kept for the next time that they leave devices."""
+        return 0
+
     def fit(self, room: int) -> int:
         """Use at most so many bytes of the device beyond `nbytes`, and as many as are of use; those that are left."""
         return room
@@ -61,7 +66,8 @@ class Store(ABC):
     def leaving(self, here: bool) -> int:
         """Bytes of host memory that this rank answers for if they leave devices now, this rank's where `here` says so.
 
-        A collective of the ranks that have one copy there, as `leave` is, which comes next.
+        Those of `idle` that they take are among them, and are idle no more. A collective of the ranks that have one copy
+        there, as `leave` is, which comes next.
         """
         return self.moving if here else 0
 
@@ -74,7 +80,10 @@ class Store(ABC):
         """Move them back to the device that they left."""
 
     def stay(self) -> None:  # noqa: B027 - most have nothing to give up
-        """Give up what is kept for ranks that they left: they are on the devices of all."""
+        """What is kept for ranks that they left is idle, or given up: they are on the devices of all."""
+
+    def give_up(self) -> None:  # noqa: B027 - most have nothing to give up
+        """Free what is idle."""
 
     @abstractmethod
     def run(self, name: str) -> Run:

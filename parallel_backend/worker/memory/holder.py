@@ -51,7 +51,7 @@ class _Held:
     @property
     def on_host(self) -> int:
         """Bytes of host memory that it takes now."""
-        return self.store.kept + self.aside
+        return self.store.kept + self.aside + self.store.idle
 
 
 class Holder:
@@ -122,6 +122,7 @@ class Holder:
             held.aside = 0
         held.on_device = held.somewhere = True
         self._held[model] = held
+        self._keep_what_is_idle()
         self.spare = held.store.fit(self._spare(held, allowance))
         return held.part  # type: ignore[no-any-return]
 
@@ -159,6 +160,8 @@ class Holder:
             Refused: it does not even so.
         """
         while kept and not self._agree(self._memory.has_host_room(kept)):
+            if self._give_up_what_is_idle():
+                continue
             oldest = next((spec for spec, held in self._held.items() if not held.somewhere), None)
             if oldest is None:
                 raise Refused(
@@ -192,8 +195,12 @@ class Holder:
         """
         held = self._held[model]
         leaves = here and held.on_device
+        idle = held.store.idle
         needed = held.store.leaving(leaves)
-        while not self._agree(not needed or self._memory.has_host_room(needed)):
+        more = needed - (idle - held.store.idle)
+        while not self._agree(more <= 0 or self._memory.has_host_room(more)):
+            if self._give_up_what_is_idle():
+                continue
             oldest = next((spec for spec, other in self._held.items() if not other.somewhere), model)
             del self._held[oldest]
             self._memory.give_back()
@@ -203,3 +210,18 @@ class Holder:
         held.aside += needed
         held.on_device = held.on_device and not leaves
         held.somewhere = not self._agree(not held.on_device)
+
+    def _keep_what_is_idle(self) -> None:
+        """Of host memory, as long as as much is free beside it: others on the machine may need that. A collective."""
+        for held in self._held.values():
+            idle = held.store.idle
+            if not self._agree(not idle or self._memory.has_host_room(idle)):
+                held.store.give_up()
+
+    def _give_up_what_is_idle(self) -> bool:
+        """Whether any rank had host memory that was. A collective."""
+        if self._agree(not any(held.store.idle for held in self._held.values())):
+            return False
+        for held in self._held.values():
+            held.store.give_up()
+        return True

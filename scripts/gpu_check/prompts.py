@@ -1,0 +1,245 @@
+"""Prompts through a real ComfyUI on the device: the pictures of its own loader, and faults that leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parallel_backend.models.comfyui.importing import FOLDER
+from parallel_backend.worker.process.environment import FAULT_FILE
+from tests.faults.fault_file import FaultFile
+
+from .report import Report
+
+REPO = Path(__file__).parents[2]
+SPRITES = REPO / "workflows" / "sprites"
+MODEL = "sprites-flux-schnell.safetensors"
+LAYERS = ("double_blocks.0.img_attn.qkv", "single_blocks.0.linear1")
+"""That the LoRA changes."""
+
+TOLERANCE = 1e-5
+OPTIONAL = "#non essential dependencies:"
+LONG = 1000
+"""Steps of a run that is cancelled or killed in the middle."""
+
+SECONDS = 60
+"""That a prompt, or what ends with it, may take."""
+
+SHORT_OF = re.compile(r"memory|GB free")
+"""How a job says that it has run out of memory, or that its plan would."""
+
+ROOM = 1 << 26
+"""Bytes of a card that are left to a job which is to run out of them."""
+
+
+def missing(requirements: str) -> list[str]:
+    """What is not installed of a requirements.txt of ComfyUI's, but for what it can do without."""
+    needed = re.findall(r"^[\w.-]+", requirements.partition(OPTIONAL)[0], re.MULTILINE)
+    found = {(each.metadata["Name"] or "").lower().replace("_", "-") for each in metadata.distributions()}
+    return [name for name in needed if name.lower().replace("_", "-") not in found]
+
+
+class Prompts(Report):
+    """Checks of the sprites' graph; ComfyUI is started for them where it can be."""
+
+    def run(self) -> None:
+        """Pictures under each plan, and after all that may go wrong; then what is left."""
+        folder = Path(os.environ[FOLDER])
+        if lacking := missing((folder / "requirements.txt").read_text()):
+            self.say("prompts through ComfyUI", None, f"not run: {', '.join(lacking)} are not installed")
+            return
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))  # so that ComfyUI ends too
+        self.each(functools.partial(self.with_comfyui, folder))
+
+    def with_comfyui(self, folder: Path) -> None:
+        """All prompts, and what the end of it leaves."""
+        comfyui = importlib.import_module("scripts.comfyui")  # which imports what may not have been there
+        shared = set(os.listdir("/dev/shm"))
+        with tempfile.TemporaryDirectory() as base:
+            temporary = Path(base, "temporary")
+            temporary.mkdir()
+            self.fault = FaultFile(Path(base))
+            environment = {"TMPDIR": str(temporary), FAULT_FILE: str(self.fault.path)}
+            arguments = ("--fp32-vae",) if self.cuda else ("--cpu",)
+            self.server: Any = comfyui.ComfyUI(folder, base, args=arguments, env=environment)
+            self.fill()
+            with self.server:
+                self.new = 0
+                self.own = self.latent(self.graph())
+                self.each(self.pictures, self.lora, self.unload, self.vae, self.cancel, self.kill, self.memory)
+                workers = self.workers()
+            gone = not any(process.is_running() and process.status() != "zombie" for process in workers)
+            left = [*temporary.glob("comfyui-parallel-*"), *(set(os.listdir("/dev/shm")) - shared)]
+            self.say(
+                "nothing is left", gone and not left, f"{len(workers)} workers ended; {[str(each) for each in left]}"
+            )
+
+    def fill(self) -> None:
+        """Put models, prompts, a LoRA and a latent into ComfyUI's folders."""
+        from tests.vae.comfy_vaes import save_image_vae
+
+        server, models = self.server, self.server.base_dir / "models"
+        server.add_model("diffusion_models", [SPRITES / MODEL])
+        server.add_model("vae_approx", SPRITES.glob("taef1_*.safetensors"))
+        server.add_input(SPRITES.glob("*.safetensors"))
+        save_image_vae(models / "vae" / "flux.safetensors")
+        generator = torch.Generator().manual_seed(4)
+        lora: dict[str, Tensor] = {}
+        with safe_open(SPRITES / MODEL, "pt") as file:
+            for layer in LAYERS:
+                rows, columns = file.get_slice(f"{layer}.weight").get_shape()
+                lora[f"diffusion_model.{layer}.lora_A.weight"] = torch.randn(4, columns, generator=generator) / columns
+                lora[f"diffusion_model.{layer}.lora_B.weight"] = torch.randn(rows, 4, generator=generator)
+        save_file(lora, models / "loras" / "random.safetensors")
+        latent = {
+            "latent_tensor": torch.randn(1, 16, 16, 16, generator=generator),
+            "latent_format_version_0": torch.tensor([]),
+        }
+        save_file(latent, server.input_dir / "random.latent")
+
+    def devices(self, ranks: int) -> str:
+        """Workers that share this machine's first device."""
+        return ",".join(["0"] * ranks) if self.cuda else f"cpu:{ranks}"
+
+    def graph(self, ranks: int = 0, **sampler: int) -> dict[str, Any]:
+        """The sprites' graph, with ComfyUI's own loader or on so many ranks; a run of its own each time."""
+        name = "sprites_parallel_api" if ranks else "sprites_api"
+        graph: dict[str, Any] = json.loads((REPO / "scripts" / f"{name}.json").read_text())
+        graph["sampler"]["inputs"] |= sampler
+        if ranks:
+            self.plan(graph, ranks)
+        return graph
+
+    def plan(self, graph: dict[str, Any], ranks: int) -> None:
+        """Give a graph a plan; what differs makes no difference without PipeFusion, but ComfyUI keeps no result for it."""
+        self.new += 1
+        plan = {"devices": self.devices(ranks), "ulysses": 0, "ring": 0, "attention": "auto", "warmup_steps": self.new}
+        graph["plan"] = {"class_type": "ParallelPlan", "inputs": plan}
+
+    def latent(self, graph: dict[str, Any]) -> Tensor:
+        """What a graph samples."""
+        run = self.server.queue(graph, timeout=SECONDS).check()
+        (file,) = self.server.files(run, "save_latent")
+        return load_file(file)["latent_tensor"].double()
+
+    def error(self, graph: dict[str, Any], own: Tensor) -> float:
+        """Of a graph's latent, relative, L2."""
+        return float((self.latent(graph) - own).norm() / own.norm())
+
+    def same(self, name: str, ranks: int = 2) -> None:
+        """The line of a picture that has to be ComfyUI's own."""
+        started = time.perf_counter()
+        error = self.error(self.graph(ranks), self.own)
+        text = f"error {error:.1e} in fp32 on {self.devices(ranks)}, {time.perf_counter() - started:.1f} s"
+        self.say(name, error <= TOLERANCE, text)
+
+    def pictures(self) -> None:
+        """On one worker, and on two that share the device."""
+        for ranks in (1, 2):
+            self.same(f"a sprite, {ranks} workers", ranks)
+
+    def lora(self) -> None:
+        """A LoRA on both sides, which changes the picture; and without it again."""
+        graphs = self.graph(), self.graph(2)
+        for graph in graphs:
+            graph["lora"] = {
+                "class_type": "LoraLoaderModelOnly",
+                "inputs": {"model": ["model", 0], "lora_name": "random.safetensors", "strength_model": 1.0},
+            }
+            graph["fp32"]["inputs"]["model"] = ["lora", 0]
+        changed = self.latent(graphs[0])
+        far, error = float((changed - self.own).norm() / self.own.norm()), self.error(graphs[1], changed)
+        self.say("a LoRA", error <= TOLERANCE < far, f"error {error:.1e}; it changes the latent by {far:.1e}")
+        self.same("without the LoRA again")
+
+    def vae(self) -> None:
+        """A decode in rows of two workers."""
+        from PIL import Image
+
+        own: dict[str, Any] = {
+            "vae": {"class_type": "VAELoader", "inputs": {"vae_name": "flux.safetensors"}},
+            "latent": {"class_type": "LoadLatent", "inputs": {"latent": "random.latent"}},
+            "image": {"class_type": "VAEDecode", "inputs": {"samples": ["latent", 0], "vae": ["vae", 0]}},
+            "save": {"class_type": "SaveImage", "inputs": {"images": ["image", 0], "filename_prefix": "vae"}},
+        }
+        ours = copy.deepcopy(own)
+        ours["vae"] = {
+            "class_type": "LoadParallelVAE",
+            "inputs": {"vae_name": "flux.safetensors", "frame_batches": "comfyui", "plan": ["plan", 0]},
+        }
+        self.plan(ours, 2)
+        pixels = []
+        for graph in (own, ours):
+            run = self.server.queue(graph, timeout=SECONDS).check()
+            (file,) = self.server.files(run, "save")
+            with Image.open(file) as image:
+                pixels.append(torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).int())
+        most = int((pixels[0] - pixels[1]).abs().max())
+        self.say("a parallel VAE", most <= 1, f"the largest difference is {most} of 255")
+
+    def unload(self) -> None:
+        """Unload, which the workers follow, and the same again."""
+        before = len(self.server.log)
+        self.server.free()
+        deadline = time.monotonic() + SECONDS
+        while not (said := re.findall(rf"{MODEL} released; (.*)", self.server.log[before:])):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        self.say("Unload", bool(said), said)
+        self.same("after Unload")
+
+    def begin(self, on_step: Callable[[], object]) -> Any:
+        """What becomes of a long run in whose third step something is done."""
+        graph = self.graph(2, steps=LONG)
+        return self.server.queue(graph, on_progress=lambda step: step.value == 3 and on_step(), timeout=SECONDS)
+
+    def cancel(self) -> None:
+        """Cancel in the middle of a run."""
+        run = self.begin(self.server.interrupt)
+        self.say("Cancel", run.status == "interrupted", run.status)
+        self.same("after Cancel")
+
+    def workers(self) -> list[Any]:
+        """The workers' processes."""
+        return [process for process in self.server.children() if process.name().startswith("parallel-rank")]
+
+    def kill(self) -> None:
+        """A worker is killed in the middle of a run."""
+        run = self.begin(lambda: self.workers()[0].kill())
+        message = run.error.exception_message if run.error else ""
+        self.say("kill -9", run.status == "error" and "killed" in message, message[:120])
+        self.same("after kill -9")
+
+    def memory(self) -> None:
+        """Memory runs out, of which the next job has enough: a card's is taken away, on the CPU a worker is told to fail so."""
+        ballast: list[Tensor] = []
+        if self.cuda:
+            ballast.append(torch.empty(torch.cuda.mem_get_info()[0] - ROOM, dtype=torch.uint8, device="cuda"))
+        else:
+            self.fault.arm("rank=1,phase=sampling,kind=oom")
+        graph = self.graph(2)
+        graph["latent"]["inputs"] |= {"width": 2048, "height": 2048}
+        run = self.server.queue(graph, timeout=SECONDS)
+        ballast.clear()
+        torch.cuda.empty_cache()
+        message = run.error.exception_message if run.error else ""
+        self.say("out of memory", run.status == "error" and SHORT_OF.search(message) is not None, message[:120])
+        self.same("after out of memory")

@@ -1,0 +1,77 @@
+"""Weights that come and go while a card is nearly full: a copy that is early or late shows in the bits of some run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.weights.stores.streamed import Streamed
+
+from .bench import SHORT, Bench, Run, nothing
+
+SIXTEEN, SMALL_SIXTEEN = "FLUX.1-dev, sixteen blocks", "FLUX.1, small, sixteen blocks"
+
+RUNS = 5
+
+SLACK = 1 << 28
+"""Bytes of the device that are left beside what a run takes: memory has gaps."""
+
+
+@contextmanager
+def crowded(bench: Bench, run: Run) -> Iterator[float]:
+    """Have the device full but for what a run takes; the bytes that are taken away."""
+    run(SHORT, nothing)  # what comes to stay has come
+    peak = bench.peak(lambda: run(SHORT, nothing))
+    if not bench.cuda:
+        yield 0
+        return
+    gc.collect()  # models are in circles
+    torch.cuda.empty_cache()
+    taken = max(0, torch.cuda.mem_get_info()[0] - peak - peak // 8 - SLACK)
+    ballast = torch.empty(taken, dtype=torch.uint8, device=bench.device)
+    try:
+        yield ballast.nbytes
+    finally:
+        del ballast
+
+
+def five_times(bench: Bench, name: str, expected: Run, run: Run) -> None:
+    """The line of what has to have the same bits in every run."""
+    right = expected(SHORT, nothing)
+    with crowded(bench, run) as taken:
+        found = [run(SHORT, nothing) for _ in range(RUNS)]
+    if right is None:
+        return
+    equal = [each is not None and torch.equal(each, right) for each in found]
+    text = f"{sum(equal)} of {RUNS} runs have the bits; {taken / 1e9:.1f} GB of the device were taken away"
+    bench.say(name, all(equal), text)
+
+
+class Races(Bench):
+    """Checks of one GPU."""
+
+    def run(self) -> None:
+        """Blocks that are copied from the host, of which a quarter stays."""
+        self.name = SIXTEEN if self.cuda else SMALL_SIXTEEN
+        self.each(self.streamed)
+
+    def streamed(self) -> None:
+        """Against all blocks on the device."""
+        plan = self.plan(self.name)
+        model, _ = self.model(self.name)
+        right = self.ours(self.name, plan, model)[1](SHORT, nothing)
+        del model
+        alone = Communicator("alike", None, torch.device("cpu"), False, Meter())
+        model, store = self.model(
+            self.name, lambda module, blocks: Streamed(module, blocks, alone, self.device, Meter(device=self.device))
+        )
+        assert isinstance(store, Streamed)
+        store.fit(store.kept // 4)
+        five_times(
+            self, "streamed, sixteen blocks", lambda *_: right, self.ours(self.name, plan, model, holding=store)[1]
+        )
