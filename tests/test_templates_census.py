@@ -34,6 +34,7 @@ from tests.comfyuis import is_listed, tell_new
 from tests.models.test_conformance import NEWER as NEWER_CLASS
 from tests.models.test_conformance import PAGE as MODELS
 from tests.models.test_conformance import ROW as CLASS
+from tests.selection import thorough
 
 PAGE = REPO / "docs" / "templates.md"
 
@@ -135,6 +136,7 @@ def test_a_newer_comfyuis_part_has_what_differs() -> None:
     assert TEMPLATE.findall(part) == [("other", "`Flux`", RUNS, ""), ("new", "`Flux`", RUNS, "")]
 
 
+@thorough
 def test_templates_are_run_as_far_as_the_workers() -> None:
     """One that runs, whose model has layers of another library's, and one whose node is refused."""
     templates = "image_anima_preview", "image_flux2_klein_9b_kv_image_edit"

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from parallel_backend.models.comfyui.importing import FOLDER
+from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.worker.process.environment import FAULT_FILE
 from tests.faults.fault_file import FaultFile
 

@@ -95,6 +95,17 @@ DECODES = {
 """Kernels and collectives of a decode of a picture, or of nine frames, and the GB that tensors take at its peak."""
 
 LATER = (
+    "FLUX.1-dev, ulysses 4",
+    "FLUX.1-dev, pipefusion 4, second stage",
+    "FLUX.2-dev, ulysses 4",
+    "FLUX.2-dev, ulysses 8",
+    "Wan 2.2 14B, ulysses 2",
+    "Qwen-Image, ulysses 4",
+    "Qwen-Image, ulysses 8",
+    "MiniMax-H3, ulysses 4",
+    "MiniMax-H3, ulysses 8",
+    "CogVideoX 1.5, ulysses 2",
+    "CogVideoX 1.5, ring 2 x ulysses 2",
     "FLUX.1-dev, ulysses 2, streamed weights",
     "FLUX.1-dev, ulysses 2, sharded weights",
     "Wan 2.2 14B, pipefusion 2, first stage",

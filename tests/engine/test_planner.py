@@ -155,8 +155,8 @@ def test_free_memory_is_asked_again_of_workers_that_have_loaded_all_kernels(
         early.append(backend._groups[plan.devices].kernels_early)
         return free
 
-    memory = backend._memory
-    monkeypatch.setattr(backend, "_memory", measured)
+    memory = backend._measurements.memory
+    monkeypatch.setattr(backend._measurements, "memory", measured)
     run.end_workers()
     plan = choose(backend, asked)
     assert plan.pipefusion == 2

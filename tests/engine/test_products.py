@@ -233,7 +233,10 @@ def test_cancel_in_the_middle_of_streaming_leaves_the_workers_right(
     assert relative_error(run(job, plan), simulated(job, plan.patches)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan", [cpu_plan(cfg=2, pipefusion=2, patches=3), cpu_plan(cfg=2, ulysses=2, patches=3)])
+@pytest.mark.parametrize(
+    "plan",
+    [cpu_plan(cfg=2, pipefusion=2, patches=3), pytest.param(cpu_plan(cfg=2, ulysses=2, patches=3), marks=thorough)],
+)
 def test_prompts_that_end_early_on_one_side_keep_all_ranks_in_step(
     run: Runner, models: dict[int, Path], plan: ResolvedPlan
 ) -> None:

@@ -384,8 +384,8 @@ STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
     ("graph", "plan"),
     [
         (timestep_ranges(0.5, NARROW_DEV, steps=2), {"cfg": 1, "ulysses": 2}),
-        (timestep_ranges(0.25, NARROW_DEV), STAGES),
-        (timestep_ranges(0.75, NARROW_DEV), {"cfg": 2}),
+        pytest.param(timestep_ranges(0.25, NARROW_DEV), STAGES, marks=thorough),
+        pytest.param(timestep_ranges(0.75, NARROW_DEV), {"cfg": 2}, marks=thorough),
         (timestep_ranges(0.6, steps=5), {"cfg": 2}),
         (late(0.5, NARROW_DEV, cfg=1.0), STAGES),
     ],

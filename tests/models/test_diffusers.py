@@ -208,7 +208,7 @@ def test_streams_are_gathered_once(name: str, case: Any) -> None:
     ("names", "degrees", "graphs"),
     [
         pytest.param(["pixart", "pixart, smaller"], {"ulysses": 2}, 1, id="pixart"),
-        pytest.param(["5b", "5b, higher"], {}, 1, id="5b"),
+        pytest.param(["5b", "5b, higher"], {}, 1, id="5b", marks=thorough),
         pytest.param(["2b"], {"pipefusion": 3, "patches": 2}, 2, id="2b", marks=thorough),
         pytest.param(["1.5, image"], {"ring": 2, "ulysses": 2}, 1, id="1.5, image", marks=thorough),
     ],

@@ -22,6 +22,7 @@ from parallel_backend.weights.stores.holding import Holding
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks
+from tests.selection import thorough
 
 # isort: split
 import comfy.ldm.minimax.model as minimax
@@ -59,7 +60,9 @@ def on_ranks(case: Case, **degrees: int) -> list[list[Tensor]]:
     return run_ranks(plan.world_size, on_rank)
 
 
-@pytest.mark.parametrize("given", [{"low_precision_attention": False}, {"low_precision_attention": True}])
+@pytest.mark.parametrize(
+    "given", [{"low_precision_attention": False}, pytest.param({"low_precision_attention": True}, marks=thorough)]
+)
 def test_an_argument_of_attention_that_changes_nothing_is_taken(
     given: dict[str, Any], case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
