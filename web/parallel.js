@@ -9,12 +9,17 @@ import { showOutcomes } from "./run/outcomes.js";
 import { showRefusals } from "./run/refusals.js";
 import { showTexts } from "./run/texts.js";
 import { offerSprites } from "./sprites.js";
+import { commands, KEYS, menuOf } from "./swap/offered.js";
+import { Swap } from "./swap/swap.js";
 import { Words } from "./words.js";
 
 const words = Words.of(app);
+const swap = new Swap(app, api, words, (type) => type in window.LiteGraph.registered_node_types);
 
 app.registerExtension({
   name: "Parallel",
+  commands: commands(swap),
+  keybindings: KEYS,
   async init() {
     await words.load(api); // before any node is made
   },
@@ -22,11 +27,12 @@ app.registerExtension({
     showTexts(app, api, words);
     showRefusals(app, api, words);
     showOutcomes(app, api, window.LGraphBadge, words);
-    addTab(app, api, words);
+    addTab(app, api, words, swap);
   },
   afterConfigureGraph() {
     void offerSprites(app, api, words); // the graph is open while it asks
   },
+  getNodeMenuItems: (node) => menuOf(swap, node, words),
   nodeCreated(node) {
     if (!isPlan(node)) return;
     offerDevices(node, words);

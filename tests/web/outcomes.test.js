@@ -26,7 +26,7 @@ const its = () => new OneBadge({ text: "#7" });
 /** A graph with a subgraph node 7 that has a node 4, and how to tell of a run of that one. */
 function page() {
   /** @type {GraphNode} */
-  const inner = { id: 4, title: "Sampler", graph: null, badges: [its], size: [300, 200], ...nothing };
+  const inner = { id: 4, type: "KSampler", title: "Sampler", graph: null, badges: [its], size: [300, 200], ...nothing };
   /** @type {Record<string, unknown>} */
   const drawn = {};
   const within = {

@@ -2,10 +2,12 @@
 /** The sidebar tab: sections that are drawn anew when what they show has changed. */
 
 /** @import { Api, App, SidebarTab } from "../comfyui" */
+/** @import { Swap } from "../swap/swap" */
 /** @import { Key, Words } from "../words" */
 
 import { doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
+import { loadersView } from "./loaders.js";
 import { memoryView, workersView } from "./machine.js";
 import { comparisonView, costsView, plansView, timeOf } from "./plans.js";
 import { Source } from "./source.js";
@@ -14,6 +16,7 @@ import { timelineView } from "./timeline.js";
 /** Titles of the sections that have one. */
 /** @type {Record<string, Key>} */
 const TITLES = {
+  loaders: "section.loaders",
   memory: "section.memory",
   workers: "section.workers",
   "last-run": "section.last-run",
@@ -31,8 +34,9 @@ const DONE = { free: "workers.free.done", stop: "workers.stop.done", measure: "p
  * @param {App} app
  * @param {Api} api
  * @param {Words} words
+ * @param {Swap} swap
  */
-export function addTab(app, api, words) {
+export function addTab(app, api, words, swap) {
   const sheet = element("link", "");
   sheet.rel = "stylesheet";
   sheet.href = new URL("./panel.css", import.meta.url).href;
@@ -48,7 +52,7 @@ export function addTab(app, api, words) {
     type: "custom",
     render(parent) {
       panel?.close();
-      panel = new Panel(parent, api, words);
+      panel = new Panel(parent, api, words, swap);
     },
     destroy() {
       panel?.close();
@@ -62,6 +66,8 @@ export function addTab(app, api, words) {
 class Panel {
   #source;
   #words;
+  #api;
+  #swap;
   #root = element("div", "pp-panel");
   /** What each section was last drawn from, so that what is the same stays, with its selection and scroll position. */
   #drawn = new Map();
@@ -74,24 +80,32 @@ class Panel {
    * @param {HTMLElement} parent
    * @param {Api} api
    * @param {Words} words
+   * @param {Swap} swap
    */
-  constructor(parent, api, words) {
+  constructor(parent, api, words, swap) {
     this.#words = words;
+    this.#api = api;
+    this.#swap = swap;
     this.#source = new Source(api, () => this.#draw(), words);
     parent.replaceChildren(this.#root);
     this.#source.open();
     this.#draw();
+    api.addEventListener("graphChanged", this.#draw);
   }
 
   close() {
+    this.#api.removeEventListener("graphChanged", this.#draw);
     this.#source.close();
     this.#root.remove();
   }
 
-  #draw() {
+  #draw = () => {
     const { problem, status, run } = this.#source.state;
     this.#root.classList.toggle("pp-stale", problem !== "");
     this.#section("problem", [problem], () => element("p", "pp-problem", problem), problem !== "");
+    const { one, all } = this.#swap.loaders;
+    const loaders = [...one, ...all].map(({ place, node }) => [place, node.type]);
+    this.#section("loaders", loaders, () => loadersView(this.#swap, this.#words));
     if (!status) return;
     const { workers, memory, doctor, comparison } = status;
     const { failure } = workers;
@@ -106,7 +120,7 @@ class Panel {
     this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
     this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
     this.#section("doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
-  }
+  };
 
   /** @type {(name: string, from: unknown, make: () => HTMLElement, shown?: boolean) => void} */
   #section(name, from, make, shown = true) {
