@@ -36,7 +36,7 @@ def known(text: str, *lists: str) -> bool:
     [
         {"warnings": [ALONE, SLOW]},
         {"gain_is": "measured", "seconds_a_step": 0.0},
-        {"gain": None, "sent": 0},
+        {"gain": None, "gain_is": "", "sent": 0, "starting": 36.7},
     ],
 )
 def test_what_a_run_came_to(change: dict[str, object]) -> None:

@@ -60,7 +60,7 @@ export interface SidebarTab {
 }
 
 export interface ExtensionManager {
-  toast: { add(message: ToastMessage): void };
+  toast: { add(message: ToastMessage): void; remove(message: ToastMessage): void };
   command: { execute(id: string): Promise<void> };
   /** Asks yes or no; null where it is closed. */
   dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
@@ -101,6 +101,8 @@ export interface GraphNode {
   setSize(size: [number, number]): void;
   has_errors?: boolean;
   showAdvanced?: boolean;
+  /** Called with what is to be saved of it. */
+  onSerialize?: (saved: object) => void;
   badges: (Badge | (() => Badge))[];
   /** The graph inside of a subgraph node. */
   subgraph?: Graph;
@@ -149,8 +151,9 @@ export interface Outcome {
   waiting: number;
   sent: number;
   gain: number | null;
-  gain_is: "measured" | "predicted";
+  gain_is: "measured" | "predicted" | "";
   warnings: string[];
+  starting: number;
 }
 
 export interface Events {

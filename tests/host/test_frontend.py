@@ -263,8 +263,6 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
     open_template(page, SPRITES)
     page.evaluate(
         """() => {
-            const plan = app.graph.nodes.find(n => n.type === "ParallelPlan");
-            plan.widgets.find(w => w.name === "devices").value = "cpu:2";
             window.seen = {titles: [], ended: null};
             new MutationObserver(() => seen.titles.push(document.title))
                 .observe(document.querySelector("title"), {childList: true});

@@ -53,9 +53,12 @@ const workflow = () => ({
   },
 });
 
+/** @type {(file: string) => import("../../web/swap/swapped").Loaded} */
+const loaded = (file) => ({ file, least: [233, 106] });
+
 const BOTH = new Map([
-  ["/3", "ae.safetensors"],
-  ["sub/46", "flux1-dev.safetensors"],
+  ["/3", loaded("ae.safetensors")],
+  ["sub/46", loaded("flux1-dev.safetensors")],
 ]);
 
 /** @type {(workflow: Workflow) => any} */
@@ -88,7 +91,7 @@ test("only what is meant changes", () => {
   assert.equal(inner(swapped).nodes[0].type, "UNETLoader");
 });
 
-test("a VAE loader that its fields have made higher has its size again, and one that the user has widened keeps that", () => {
+test("a loader that its fields have made larger has its size again, and one that the user has widened keeps that", () => {
   const swapped = onAll(workflow(), new Set(["/3"]));
   for (const [size, expected] of /** @type {[[number, number], number[]][]} */ ([
     [
@@ -144,8 +147,8 @@ test("loaders of this pack's that have never been anything else go back to the s
   const back = onOne(
     ours,
     new Map([
-      ["/1", "flux1-dev.safetensors"],
-      ["/2", ""],
+      ["/1", loaded("flux1-dev.safetensors")],
+      ["/2", loaded("")],
     ]),
   );
   assert.deepEqual(

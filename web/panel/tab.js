@@ -9,7 +9,7 @@ import { doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
 import { loadersView } from "./loaders.js";
 import { memoryView, workersView } from "./machine.js";
-import { comparisonView, costsView, plansView, timeOf } from "./plans.js";
+import { comparisonView, costsView, isMeasured, plansView, timeOf } from "./plans.js";
 import { Source } from "./source.js";
 import { timelineView } from "./timeline.js";
 
@@ -35,6 +35,7 @@ const DONE = { free: "workers.free.done", stop: "workers.stop.done", measure: "p
  * @param {Api} api
  * @param {Words} words
  * @param {Swap} swap
+ * @returns {() => void} to be called when another workflow has been opened
  */
 export function addTab(app, api, words, swap) {
   const sheet = element("link", "");
@@ -60,6 +61,7 @@ export function addTab(app, api, words, swap) {
     },
   };
   app.extensionManager.registerSidebarTab(tab);
+  return () => panel?.draw();
 }
 
 /** One showing of the tab. */
@@ -86,20 +88,20 @@ class Panel {
     this.#words = words;
     this.#api = api;
     this.#swap = swap;
-    this.#source = new Source(api, () => this.#draw(), words);
+    this.#source = new Source(api, () => this.draw(), words);
     parent.replaceChildren(this.#root);
     this.#source.open();
-    this.#draw();
-    api.addEventListener("graphChanged", this.#draw);
+    this.draw();
+    api.addEventListener("graphChanged", this.draw);
   }
 
   close() {
-    this.#api.removeEventListener("graphChanged", this.#draw);
+    this.#api.removeEventListener("graphChanged", this.draw);
     this.#source.close();
     this.#root.remove();
   }
 
-  #draw = () => {
+  draw = () => {
     const { problem, status, run } = this.#source.state;
     this.#root.classList.toggle("pp-stale", problem !== "");
     this.#section("problem", [problem], () => element("p", "pp-problem", problem), problem !== "");
@@ -112,7 +114,12 @@ class Panel {
     const running = workers.groups.some(({ state }) => state === "running" || state === "starting");
     const working = running || doctor.doing !== "" || comparison.doing !== "";
     const idle = !working && !problem && !this.#busy;
-    this.#section("failure", [failure, idle, doctor], () => this.#failure(failure?.text ?? "", idle), !!failure);
+    this.#section(
+      "failure",
+      [failure, idle, doctor],
+      () => this.#failure(failure?.text ?? "", idle),
+      !!failure && !running,
+    );
     this.#section("memory", [memory, workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held))], () =>
       memoryView(status, this.#words),
     );
@@ -167,7 +174,7 @@ class Panel {
     const head = element("div", "", element("p", "", what), element("p", "", timeOf(run, this.#words)));
     const choose = (/** @type {boolean} */ whole) => {
       this.#whole = whole;
-      this.#draw();
+      this.draw();
     };
     const timeline = timelineView(run, this.#whole, choose, this.#words);
     return element("div", "", head, timeline, costsView(run, this.#words));
@@ -177,15 +184,17 @@ class Panel {
   #plans(idle) {
     const { run, status } = this.#source.state;
     if (!status) return element("div", "");
+    const several = (run?.ranks.length ?? 0) > 1;
     const buttons = element(
       "div",
       "pp-buttons",
-      this.#action("compare", "plans.compare", "plans.compare.tooltip", idle),
+      several && this.#action("compare", "plans.compare", "plans.compare.tooltip", idle),
       this.#action("measure", "plans.measure", "plans.measure.tooltip", idle),
     );
     const unpredicted = element("p", "pp-note", this.#words.say("plans.unpredicted"));
-    const plans = run?.decision ? plansView(run.decision, this.#words) : unpredicted;
-    const comparison = comparisonView(status.comparison, this.#words);
+    const predicted = run?.decision && isMeasured(run.decision) && run.decision;
+    const plans = predicted ? plansView(predicted, this.#words) : unpredicted;
+    const comparison = comparisonView(status.comparison, run?.number ?? 0, this.#words);
     return element("div", "", plans, buttons, this.#answer("compare", "measure"), comparison);
   }
 
@@ -209,12 +218,12 @@ class Panel {
     const press = async () => {
       this.#busy = action;
       this.#answers = { action, said: `${text} …` };
-      this.#draw();
+      this.draw();
       const { done, said } = await this.#source.act(action);
       const success = DONE[action];
       this.#busy = "";
       this.#answers = { action, said: done && success ? this.#words.say(success) : said };
-      this.#draw();
+      this.draw();
     };
     return button(text, this.#words.say(tooltip), press, !enabled);
   }

@@ -2,6 +2,7 @@
 /** The loaders of a workflow, in its subgraphs too: what each loads, which can change, and why the others stay. */
 
 /** @import { Graph, GraphNode, Prompt } from "../comfyui" */
+/** @import { Loaded } from "./swapped" */
 
 import { FOLLOWERS, PAIRS, pairOfOne } from "./pairs.js";
 import { beforeOf, placeOf } from "./swapped.js";
@@ -87,7 +88,7 @@ export function read(uses, prompt) {
  *
  * @param {readonly Read[]} uses
  * @param {(use: Use, file: string) => Left["why"] | undefined} whyNot
- * @returns {{ places: Map<string, string>, left: Left[] }} the places and the file that each loads
+ * @returns {{ places: Map<string, Loaded>, left: Left[] }}
  */
 export function decide(uses, whyNot) {
   const places = new Map();
@@ -96,10 +97,19 @@ export function decide(uses, whyNot) {
   for (const each of uses) {
     const why = "why" in each ? each.why : whyNot(each.use, each.file);
     if (why) left.push({ use: each.use, why });
-    else places.set(each.use.place, "file" in each ? each.file : "");
+    else places.set(each.use.place, loadedBy(each.use, "file" in each ? each.file : ""));
   }
   for (const { use, why } of left) if (!("key" in why && why.key === "swap.off")) places.delete(use.place);
   return { places, left: left.filter(({ use }) => !places.has(use.place)) };
+}
+
+/**
+ * @param {Use} use
+ * @param {string} file
+ * @returns {Loaded}
+ */
+export function loadedBy({ node }, file) {
+  return { file, least: node.computeSize() };
 }
 
 /**

@@ -4,9 +4,10 @@
 /** @import { Api, App, GraphNode } from "../comfyui" */
 /** @import { Words } from "../words" */
 /** @import { Left, Read, Use } from "./found" */
+/** @import { Loaded } from "./swapped" */
 
 import { saidIn } from "../panel/source.js";
-import { decide, follows, isAnothers, isForAll, isForOne, read, usesIn, whyNotBack } from "./found.js";
+import { decide, follows, isAnothers, isForAll, isForOne, loadedBy, read, usesIn, whyNotBack } from "./found.js";
 import { pairOfOne } from "./pairs.js";
 import { outcomeOf } from "./said.js";
 import { onAll, onOne, placeOf } from "./swapped.js";
@@ -74,7 +75,8 @@ export class Swap {
       const every = [...usesIn(this.#app.rootGraph)];
       const uses = every.filter((use) => isForAll(use.node) && meant(use));
       const { places, left } = decide(read(uses, await this.#prompt()), whyNotBack(this.#isThere));
-      if (places.size) for (const { place } of every.filter(({ node }) => follows(node))) places.set(place, "");
+      const following = places.size ? every.filter(({ node }) => follows(node)) : [];
+      for (const use of following) places.set(use.place, loadedBy(use, ""));
       await this.#go("one", uses, places, left);
     });
   }
@@ -132,7 +134,7 @@ export class Swap {
     return said ? { said } : undefined;
   }
 
-  /** @type {(way: "all" | "one", uses: readonly Use[], places: ReadonlyMap<string, string>, left: readonly Left[]) => Promise<void>} */
+  /** @type {(way: "all" | "one", uses: readonly Use[], places: ReadonlyMap<string, Loaded>, left: readonly Left[]) => Promise<void>} */
   async #go(way, uses, places, left) {
     const changing = uses.filter(({ place }) => places.has(place));
     const message = outcomeOf(way, changing, left, this.#words); // by the nodes as they are, with their titles

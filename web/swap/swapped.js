@@ -17,6 +17,9 @@ const PLAN = { name: "plan", type: "PARALLEL_PLAN", shape: 7, link: null };
 
 /** @typedef {{ type: string, size: [number, number], values: number, properties: Record<string, unknown> }} Before */
 
+/** The file that a loader loads, and the least size that the page gives such a node. */
+/** @typedef {{ file: string, least: [number, number] }} Loaded */
+
 /**
  * The graph's name in a place, and that of the node in it; the workflow's own graph has none.
  *
@@ -53,20 +56,21 @@ export function onAll(workflow, places) {
  * The workflow with what is in these places on one GPU again.
  *
  * @param {Workflow} workflow
- * @param {ReadonlyMap<string, string>} places and the file that each loads
+ * @param {ReadonlyMap<string, Loaded>} places
  * @returns {Workflow}
  */
 export function onOne(workflow, places) {
   return changed(workflow, places, (graph, node, place) => {
-    const before = beforeOf(node, places.get(place) ?? "");
+    const { file = "", least = [0, 0] } = places.get(place) ?? {};
+    const before = beforeOf(node, file);
     if (!before) return;
     dropPlan(graph, node);
     for (const name of [INSTEAD_OF, ...OF_ITS_KIND]) delete node.properties[name];
     Object.assign(node.properties, before.properties);
     node.type = before.type;
     node.widgets_values = (node.widgets_values ?? []).slice(0, before.values);
-    const [width, height] = before.size;
-    if (node.size[0] === width && node.size[1] >= height) node.size = before.size; // more fields may have made it higher
+    const asOpened = before.size.map((length, at) => Math.max(length, least[at] ?? 0));
+    if (node.size.every((length, at) => length === asOpened[at])) node.size = before.size; // else the user has changed it
   });
 }
 
