@@ -7,6 +7,7 @@ export interface Extension {
   nodeCreated?(node: object): void;
   commands?: Command[];
   keybindings?: Keybinding[];
+  settings?: Setting[];
   getNodeMenuItems?(node: GraphNode): MenuItem[];
   /** A graph has been opened, with all of its nodes. */
   afterConfigureGraph?(): void;
@@ -17,6 +18,16 @@ export interface Command {
   label: string;
   icon?: string;
   function(): void | Promise<void>;
+}
+
+export interface Setting {
+  id: string;
+  /** The page of the settings, the group in it, and the setting. */
+  category: [string, string, string];
+  name: string;
+  tooltip: string;
+  type: "boolean";
+  defaultValue: boolean;
 }
 
 export interface Keybinding {
@@ -64,7 +75,7 @@ export interface ExtensionManager {
   command: { execute(id: string): Promise<void> };
   /** Asks yes or no; null where it is closed. */
   dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
-  setting: { get(id: string): string | undefined };
+  setting: { get<Value = string>(id: string): Value | undefined };
   workflow: { activeWorkflow: { changeTracker: ChangeTracker } | null };
   registerSidebarTab(tab: SidebarTab): void;
 }
@@ -158,6 +169,8 @@ export interface Outcome {
 
 export interface Events {
   "parallel.ran": { prompt_id: string; node: string; outcome: Outcome };
+  /** The user has queued a graph. */
+  promptQueued: object;
   execution_start: { prompt_id: string };
   execution_error: ExecutionError;
   /** A line for a node; ComfyUI puts it into a widget of the node. */

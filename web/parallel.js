@@ -9,6 +9,7 @@ import { showOutcomes } from "./run/outcomes.js";
 import { showRefusals } from "./run/refusals.js";
 import { Signs } from "./run/signs.js";
 import { showTexts } from "./run/texts.js";
+import { SETTINGS } from "./settings.js";
 import { offerSprites } from "./sprites.js";
 import { commands, KEYS, menuOf } from "./swap/offered.js";
 import { Swap } from "./swap/swap.js";
@@ -22,6 +23,7 @@ app.registerExtension({
   name: "Parallel",
   commands: commands(swap),
   keybindings: KEYS,
+  settings: SETTINGS,
   async init() {
     await words.load(api); // before any node is made
   },

@@ -63,7 +63,7 @@ test("a run with warnings marks its node once, beside its other badges", () => {
   tell(["One device alone would be faster."]);
   tell(["Slower path.", "One device alone would be faster."]);
   assert.deepEqual(inner.badges, [its, new OneBadge({ text: "⚠ could be faster" })]);
-  assert.deepEqual(drawn, { badges: inner.badges, title: "Sampler ⚠ could be faster" });
+  assert.deepEqual(drawn, { badges: inner.badges, title: "⚠ could be faster · Sampler" });
   assert.equal(inner.title, "Sampler", "what is saved");
 });
 

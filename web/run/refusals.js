@@ -4,6 +4,7 @@
 /** @import { Api, App, ExecutionError, ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
 
+import { wantsMessages } from "../settings.js";
 import { fieldsNamed, nodeAtFault } from "./fault.js";
 import { Marks } from "./marks.js";
 import { pathOf } from "./places.js";
@@ -43,15 +44,18 @@ export function showRefusals(app, api, words) {
   const marks = new Marks();
   /** @type {ToastMessage[]} */
   const told = [];
-  api.addEventListener("execution_start", () => {
-    marks.clear();
+  api.addEventListener("execution_start", () => marks.clear());
+  api.addEventListener("promptQueued", () => {
+    // not when the next one starts: of several that are queued each is to be read
     for (const message of told.splice(0)) app.extensionManager.toast.remove(message);
   });
   api.addEventListener("execution_error", async ({ detail }) => {
     const message = messageOf(detail, words);
     if (!message) return;
-    app.extensionManager.toast.add(message);
-    told.push(message);
+    if (wantsMessages(app)) {
+      app.extensionManager.toast.add(message);
+      told.push(message);
+    }
     const { output } = await app.graphToPrompt();
     const path = pathOf(app, nodeAtFault(detail, output));
     const node = path.pop();

@@ -1,7 +1,7 @@
 // @ts-check
 /** Short texts on a node, in its badges.
  *
- * Nodes 2.0 draws the badges that a node was made with, so there they stand behind the title as well, where it is drawn and not
+ * Nodes 2.0 draws the badges that a node was made with, so there they stand before the title as well, where it is drawn and not
  * kept: the node's own title, which is saved, stays as it is.
  */
 
@@ -40,7 +40,7 @@ export class Signs {
     const before = node.badges;
     node.badges = [...others, ...mine.values()];
     tell(node, { property: "badges", oldValue: before, newValue: node.badges });
-    const title = [node.title, ...[...mine.values()].map((badge) => badge.text)].join(" ");
+    const title = [...[...mine.values()].map((badge) => badge.text), node.title].join(" · ");
     tell(node, { property: "title", oldValue: node.title, newValue: title });
     node.setDirtyCanvas(true, true);
   }
