@@ -169,8 +169,8 @@ export interface Outcome {
 
 export interface Events {
   "parallel.ran": { prompt_id: string; node: string; outcome: Outcome };
-  /** The user has queued a graph. */
-  promptQueued: object;
+  /** The user queues a graph. */
+  promptQueueing: object;
   execution_start: { prompt_id: string };
   execution_error: ExecutionError;
   /** A line for a node; ComfyUI puts it into a widget of the node. */

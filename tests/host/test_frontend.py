@@ -392,7 +392,6 @@ def test_node_is_found_by_its_names(page: Page, info: Info, name: str) -> None:
 
 SEARCHES = (
     "raylight",
-    "xdit",
     "fsdp",
     "two gpus",
     "several gpus",
@@ -402,6 +401,7 @@ SEARCHES = (
     "parallel wan",
     "use all gpus",
 )
+"""Not "xdit": ComfyUI puts its most used nodes first, and their names ("Conditioning") look like it."""
 
 
 def test_who_has_several_gpus_finds_the_pack_among_the_first_five(page: Page, info: Info) -> None:
@@ -573,7 +573,7 @@ def test_a_refused_plan_is_marked_at_its_fields_until_the_next_run(page: Page) -
     ):
         page.evaluate(set_fields, values)
         page.get_by_test_id("queue-button").click()  # with which the message before goes
-        expect(page.locator(".p-toast-detail")).to_have_text(re.compile(named[0]))
+        expect(page.locator(".p-toast-detail")).to_have_text([re.compile(named[0])])
         page.wait_for_function(f"({MARKED})().flatMap(([, fields]) => fields).includes('{named[0]}')", polling=POLLING)
         ((kind, marked),) = page.evaluate(MARKED)
         assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # and not the loader, which failed

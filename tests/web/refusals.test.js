@@ -61,7 +61,7 @@ test("messages go when the user queues the next run, not when one that was queue
   tell("execution_start");
   tell("execution_error", refused);
   assert.equal(shown.length, 2);
-  tell("promptQueued");
+  tell("promptQueueing");
   assert.deepEqual(shown, []);
 });
 

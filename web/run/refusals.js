@@ -45,7 +45,7 @@ export function showRefusals(app, api, words) {
   /** @type {ToastMessage[]} */
   const told = [];
   api.addEventListener("execution_start", () => marks.clear());
-  api.addEventListener("promptQueued", () => {
+  api.addEventListener("promptQueueing", () => {
     // not when the next one starts: of several that are queued each is to be read
     for (const message of told.splice(0)) app.extensionManager.toast.remove(message);
   });
