@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Error, Page, expect
 
 from benchmarks.template_graphs import read, template_files
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
 from tests.host.template_files import FOLDERS, put_files
-from tests.host.test_frontend import POLLING, SET, dismiss, open_graph, page, press, renderer  # noqa: F401  (fixtures)
+from tests.host.test_frontend import POLLING, SET, dismiss, page, press  # noqa: F401  (a fixture)
 from tests.host.test_vae import pixels, saved
 from tests.selection import thorough
 from tests.tiny_flux import save_flux
@@ -25,11 +24,14 @@ from tests.vae.comfy_vaes import save_image_vae
 FLUX = "flux_dev_full_text_to_image"
 """ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
 
-TEMPLATES = {path.stem: path for path in template_files()}
+CHANGED = 140
+"""Of ComfyUI's templates with a loader whose files runs, at least so many."""
+
 TRACKER = "app.extensionManager.workflow.activeWorkflow.changeTracker"
 SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParallelVAE"}
 
 STATE = "JSON.parse(JSON.stringify(app.rootGraph.serialize()))"
+UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
 PROMPT = "app.graphToPrompt().then(({output}) => output)"
 
 PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
@@ -63,6 +65,9 @@ def open_stock(page: Page, name: str) -> None:  # noqa: F811
         }""",
         [f"/templates/{name}.json", name],
     )
+    if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
+        page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
+    expect(page.locator(".parallel-tab-button")).to_be_visible()
 
 
 def tab(page: Page) -> Any:  # noqa: F811
@@ -245,35 +250,51 @@ def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> N
     assert ask("[]", Origin="http://elsewhere.example").status_code == 403
 
 
-def put(comfyui: ComfyUI, path: Path) -> None:
-    put_files(comfyui.base_dir / "models", read(path))
-
-
 @thorough
-@pytest.mark.usefixtures("renderer")
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("nodes_2", [False, True], ids=["old canvas", "Nodes 2.0"])
 def test_every_template_that_loads_a_model_changes_by_the_button_and_back(
     page: Page,  # noqa: F811
     comfyui: ComfyUI,
-    name: str,
+    nodes_2: bool,
 ) -> None:
     """No loose link, no field lost, the same files; what stays is said; back again bit for bit."""
-    graph = read(TEMPLATES[name])
-    if not any(each.kind in FOLDERS for each in graph.values()):
-        pytest.skip("loads no model that Use all GPUs knows")
-    put(comfyui, TEMPLATES[name])
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", nodes_2])
+    changed, wrong = 0, {}
+    for path in template_files():
+        graph = read(path)
+        if not any(each.kind in FOLDERS for each in graph.values()):
+            continue
+        put_files(comfyui.base_dir / "models", graph)
+        try:
+            changed += there_and_back(page, path.stem, sized=not nodes_2)
+        except (AssertionError, Error) as error:
+            wrong[path.stem] = str(error)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    print(f"{changed} templates changed and went back")
+    assert wrong == {}
+    assert changed >= CHANGED
+
+
+def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
+    """Whether a template's loaders changed by the button, if `sized` with the sizes of nodes, which Nodes 2.0 measures itself."""
+
+    def state() -> Any:
+        return page.evaluate(STATE if sized else UNSIZED)
+
     open_stock(page, name)
     page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
-    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    before, prompt, promoted = state(), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     loose = page.evaluate(LOOSE)  # some templates have such links of their own
     text = swap(page, "Use all GPUs")
-    swapped = {key for key, each in page.evaluate(PROMPT).items() if each["class_type"] in SWAPPED.values()}
-    swapped = {key for key in swapped if prompt[key]["class_type"] in SWAPPED}
-    stays = {each["class_type"] for key, each in prompt.items() if each["class_type"] in SWAPPED and key not in swapped}
+    queued = page.evaluate(PROMPT)
+    swapped = {key for key, each in prompt.items() if each["class_type"] in SWAPPED}
+    swapped = {key for key in swapped if queued[key]["class_type"] in SWAPPED.values()}
+    stays = {key for key, each in prompt.items() if each["class_type"] in SWAPPED and key not in swapped}
     assert not stays or " stays: " in text, text
     assert_swapped(page, prompt, swapped)
     assert page.evaluate(PROMOTED) == promoted
     assert page.evaluate(LOOSE) == loose
     if swapped:
         swap(page, "Back to one GPU")
-    assert page.evaluate(STATE) == before
+    assert state() == before
+    return bool(swapped)
