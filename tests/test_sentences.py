@@ -12,7 +12,7 @@ import pytest
 
 from parallel_backend.doctor import examine
 from parallel_backend.host.causes import REMEDIES
-from parallel_backend.host.outcome import Outcome, in_words
+from parallel_backend.host.outcome import Outcome, amount, in_words
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.cost import Job
 from parallel_backend.plan.known_machines import profile
@@ -43,6 +43,12 @@ def test_what_a_run_came_to(change: dict[str, object]) -> None:
     usual = Outcome(plan(cfg=2).describe(), "", 3.5, 20, 0.12, {"cpu": 1 << 30}, 0.2, 1 << 20, 0.6, "predicted", [])
     for line in in_words(msgspec.structs.replace(usual, **change)).splitlines():
         assert known(line, "lines"), line
+
+
+def test_bytes_are_said_as_the_tab_says_them() -> None:
+    """The same as tests/web/panel.test.js has of web/panel/units.js."""
+    said = [amount(count) for count in (0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9)]
+    assert said == ["0 B", "999 B", "1.23 kB", "100 kB", "5.00 MB", "6.13 GB", "23.8 GB", "1.00 TB"]
 
 
 @pytest.mark.parametrize(

@@ -105,18 +105,19 @@ def in_words(result: Outcome) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes in words, such as `6.1 GB`."""
-    size, unit = _unit(count)
-    return f"{count / size:.1f} {unit}"
+    """Bytes in words with three digits, such as `6.13 GB`: as the tab has them (web/panel/units.js)."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while count >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:.{digits}f} {unit}"
 
 
 def part_of(done: float, total: float) -> str:
     """Bytes of bytes in words, such as `6.1 of 23.8 GB`."""
-    return f"{done / _unit(total)[0]:.1f} of {amount(total)}"
-
-
-def _unit(count: float) -> tuple[float, str]:
-    return (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    size, unit = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    return f"{done / size:.1f} of {total / size:.1f} {unit}"
 
 
 def _slower_than_one(choice: Choice) -> list[str]:

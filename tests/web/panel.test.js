@@ -120,3 +120,16 @@ test("on one device, where nothing is measured, nothing is predicted", () => {
     "one device may be the fastest of several",
   );
 });
+
+test("bytes are said as the nodes' texts say them", () => {
+  assert.deepEqual([0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes), [
+    "0 B",
+    "999 B",
+    "1.23 kB",
+    "100 kB",
+    "5.00 MB",
+    "6.13 GB",
+    "23.8 GB",
+    "1.00 TB",
+  ]);
+});
