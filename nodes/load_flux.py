@@ -16,5 +16,6 @@ class LoadParallelFlux(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Load Diffusion Model's inputs and a plan, for these files."""
+        models = "For FLUX.1 and FLUX.2 alone, which Load Parallel Diffusion Model takes too."
         files = "A FLUX.1 model (dev, schnell, Krea, Kontext, Fill, Canny or Depth) or a FLUX.2 model (dev or klein)."
-        return cls.schema("FLUX", files, ["multi gpu flux", "load flux"])
+        return cls.schema("FLUX", models, files, ["multi gpu flux", "load flux", "parallel flux"])

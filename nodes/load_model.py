@@ -23,19 +23,19 @@ class LoadParallelModel(io.ComfyNode):
     """What ComfyUI calls those of the family's models that this loader takes; empty for all."""
 
     @classmethod
-    def schema(cls, name: str, files: str, aliases: list[str]) -> io.Schema:
+    def schema(cls, name: str, models: str, files: str, aliases: list[str]) -> io.Schema:
         """Load Diffusion Model's inputs, and a plan.
 
         Args:
             name: the family's, as users know it.
+            models: what this loader is for, in a sentence.
             files: which models can be chosen.
         """
         return io.Schema(
             node_id=cls.__name__,
             display_name=f"Load Parallel {name}",
             category=CATEGORY,
-            description="Takes the place of Load Diffusion Model: the same MODEL, denoised on several GPUs. The weights "
-            "are loaded when first sampled.",
+            description=f"{models} The same MODEL, denoised on several GPUs. The weights are loaded when first sampled.",
             search_aliases=[*aliases, "unet loader", "load diffusion model"],
             inputs=[
                 io.Combo.Input("unet_name", options=choices(), tooltip=f"{files} {WHERE}"),

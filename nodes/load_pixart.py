@@ -15,5 +15,6 @@ class LoadParallelPixArt(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Load Diffusion Model's inputs and a plan, for these files."""
+        models = "For PixArt-alpha and PixArt-Sigma alone."
         files = "A PixArt-alpha or PixArt-Sigma file in models/diffusion_models."
-        return cls.schema("PixArt", files, ["multi gpu pixart", "load pixart"])
+        return cls.schema("PixArt", models, files, ["multi gpu pixart", "load pixart"])

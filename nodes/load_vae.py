@@ -44,6 +44,7 @@ class LoadParallelVAE(io.ComfyNode):
                     "frame_batches",
                     options=list(SCHEDULES),
                     optional=True,
+                    advanced=True,
                     default=SCHEDULES[0],
                     tooltip="For CogVideoX: which frames are decoded together, which changes the result a little. original: "
                     "as its authors and diffusers do; comfyui: as ComfyUI's VAE Decode does.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -45,6 +46,8 @@ class Run:
         self.warnings: list[str] = []
         self.started = time.monotonic()
         self.steps = steps
+        self.starting = 0.0
+        """Seconds in which workers were started."""
         self._doing = doing
         self._done = 0
         self._times: list[float] = []
@@ -57,7 +60,11 @@ class Run:
     def step(self, done: int) -> None:
         """Say that so many steps are done."""
         self._times.append(time.monotonic())
-        say(f"{self._doing} {done} of {self.steps}" + (f", {self.pace:.2f} s a step" if self.pace else ""))
+        parts = [f"{self._doing} {done} of {self.steps}"]
+        if self.pace:
+            parts.append(f"{self.pace:.2f} s a step")
+            parts += left_in_words(self.pace * (self.steps - done))
+        say(" · ".join(parts))
 
     @property
     def reached(self) -> str:
@@ -83,6 +90,8 @@ class Progress:
         """Listen to the Backend."""
         match event:
             case Starting(workers=workers, seconds=seconds):
+                if self._run is not None:
+                    self._run.starting = seconds
                 self._starting(workers, int(seconds))
             case Measuring(what=what):
                 say(f"Measuring {what}")
@@ -125,8 +134,15 @@ class Progress:
             if plan.world_size == 1:
                 self._alone[job] = run.pace
             alone = self._alone.get(job)
-        seconds = time.monotonic() - run.started
-        publish(outcome(run.ran, run.planned, seconds, run.steps, run.pace, alone, run.warnings))
+        seconds = time.monotonic() - run.started - run.starting
+        publish(outcome(run.ran, run.planned, seconds, run.steps, run.pace, alone, run.warnings, run.starting))
+
+
+def left_in_words(seconds: float) -> list[str]:
+    """How much longer it takes, in minutes where these are some; nothing at the end."""
+    if not seconds:
+        return []
+    return [f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{math.ceil(seconds)} s left"]
 
 
 def loading() -> Callable[[int, int], None]:

@@ -96,7 +96,7 @@ def shape(words: Any) -> Any:
     return [(key, shape(value)) for key, value in words.items()] if isinstance(words, dict) else None
 
 
-@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json"])
+@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json", "settings.json"])
 def test_every_language_has_the_same_words(file: str) -> None:
     languages = [folder.name for folder in (REPO / "locales").iterdir()]
     assert {"en", "zh"} <= set(languages)

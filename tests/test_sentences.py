@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from parallel_backend.doctor import examine
-from parallel_backend.host.runs.outcome import Outcome, in_words
+from parallel_backend.host.runs.outcome import Outcome, amount, in_words
 from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.cost import Job
@@ -36,13 +36,19 @@ def known(text: str, *lists: str) -> bool:
     [
         {"warnings": [ALONE, SLOW]},
         {"gain_is": "measured", "seconds_a_step": 0.0},
-        {"gain": None, "sent": 0},
+        {"gain": None, "gain_is": "", "sent": 0, "starting": 36.7},
     ],
 )
 def test_what_a_run_came_to(change: dict[str, object]) -> None:
     usual = Outcome(plan(cfg=2).describe(), "", 3.5, 20, 0.12, {"cpu": 1 << 30}, 0.2, 1 << 20, 0.6, "predicted", [])
     for line in in_words(msgspec.structs.replace(usual, **change)).splitlines():
         assert known(line, "lines"), line
+
+
+def test_bytes_are_said_as_the_tab_says_them() -> None:
+    """The same as tests/web/panel.test.js has of web/panel/units.js."""
+    said = [amount(count) for count in (0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9)]
+    assert said == ["0 B", "999 B", "1.23 kB", "100 kB", "5.00 MB", "6.13 GB", "23.8 GB", "1.00 TB"]
 
 
 @pytest.mark.parametrize(

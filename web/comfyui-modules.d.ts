@@ -2,6 +2,7 @@
 
 interface Window {
   LGraphBadge: import("./comfyui").BadgeClass;
+  LiteGraph: { registered_node_types: Readonly<Record<string, unknown>> };
 }
 
 declare module "*/scripts/app.js" {

@@ -5,8 +5,50 @@ export interface Extension {
   init?(app: App): void | Promise<void>;
   setup?(app: App): void | Promise<void>;
   nodeCreated?(node: object): void;
+  commands?: Command[];
+  keybindings?: Keybinding[];
+  settings?: Setting[];
+  getNodeMenuItems?(node: GraphNode): MenuItem[];
   /** A graph has been opened, with all of its nodes. */
   afterConfigureGraph?(): void;
+}
+
+export interface Command {
+  id: string;
+  label: string;
+  icon?: string;
+  function(): void | Promise<void>;
+}
+
+export interface Setting {
+  id: string;
+  /** The page of the settings, the group in it, and the setting. */
+  category: [string, string, string];
+  name: string;
+  tooltip: string;
+  type: "boolean";
+  defaultValue: boolean;
+}
+
+export interface Keybinding {
+  commandId: string;
+  combo: { key: string; ctrl?: boolean; alt?: boolean; shift?: boolean };
+}
+
+export interface MenuItem {
+  content: string;
+  callback(): void;
+}
+
+/** What the page undoes and redoes of a workflow. */
+export interface ChangeTracker {
+  activeState: object;
+  undoQueue: object[];
+  redoQueue: object[];
+  beforeChange(): void;
+  afterChange(): void;
+  /** Goes to the last state of one list and puts the one before into the other. */
+  updateState(from: object[], to: object[]): Promise<void>;
 }
 
 export interface ToastMessage {
@@ -29,11 +71,12 @@ export interface SidebarTab {
 }
 
 export interface ExtensionManager {
-  toast: { add(message: ToastMessage): void };
+  toast: { add(message: ToastMessage): void; remove(message: ToastMessage): void };
   command: { execute(id: string): Promise<void> };
   /** Asks yes or no; null where it is closed. */
   dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
-  setting: { get(id: string): string | undefined };
+  setting: { get<Value = string>(id: string): Value | undefined };
+  workflow: { activeWorkflow: { changeTracker: ChangeTracker } | null };
   registerSidebarTab(tab: SidebarTab): void;
 }
 
@@ -57,14 +100,20 @@ export type BadgeClass = new (options: { text: string; fgColor?: string; bgColor
 
 export interface GraphNode {
   id: string | number;
+  type: string;
   title: string;
   graph: Graph | null;
+  inputs?: { type: unknown }[];
+  outputs?: { type: unknown }[];
+  properties?: Record<string, unknown>;
   widgets?: Widget[];
   size: [number, number];
   computeSize(): [number, number];
   setSize(size: [number, number]): void;
   has_errors?: boolean;
   showAdvanced?: boolean;
+  /** Called with what is to be saved of it. */
+  onSerialize?: (saved: object) => void;
   badges: (Badge | (() => Badge))[];
   /** The graph inside of a subgraph node. */
   subgraph?: Graph;
@@ -72,6 +121,7 @@ export interface GraphNode {
 }
 
 export interface Graph {
+  id?: string;
   nodes: GraphNode[];
   getNodeById(id: string | number): GraphNode | null | undefined;
   trigger(action: string, event: object): void;
@@ -83,9 +133,10 @@ export interface Prompt {
 }
 
 export interface App {
-  rootGraph: Graph;
+  /** The open workflow; `serialize` gives it as it would be saved. */
+  rootGraph: Graph & { serialize(): object };
   /** The graph as it is drawn. */
-  canvas: { bringToFront(node: GraphNode): void };
+  canvas: { bringToFront(node: GraphNode): void; read_only: boolean };
   graphToPrompt(): Promise<{ output: Prompt }>;
   registerExtension(extension: Extension): void;
   extensionManager: ExtensionManager;
@@ -111,16 +162,21 @@ export interface Outcome {
   waiting: number;
   sent: number;
   gain: number | null;
-  gain_is: "measured" | "predicted";
+  gain_is: "measured" | "predicted" | "";
   warnings: string[];
+  starting: number;
 }
 
 export interface Events {
   "parallel.ran": { prompt_id: string; node: string; outcome: Outcome };
+  /** The user queues a graph. */
+  promptQueueing: object;
   execution_start: { prompt_id: string };
   execution_error: ExecutionError;
   /** A line for a node; ComfyUI puts it into a widget of the node. */
   progress_text: { nodeId: string; text: string };
+  /** What is saved of the open workflow has changed. */
+  graphChanged: object;
   /** The connection to the server is lost; it is back. */
   reconnecting: undefined;
   reconnected: undefined;

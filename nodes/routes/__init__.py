@@ -1,6 +1,7 @@
 """What ComfyUI's server answers under /parallel: the state of the workers, the last run, the doctor, and a few actions.
 
-One puts the sprites' files in place. No route takes a parameter, and none answers a page of another origin.
+One puts the sprites' files in place, one judges the files that loaders name. No other takes a parameter, and none answers a
+page of another origin.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from server import PromptServer
 from ..runtime import backend
 from .doctor import DoctorRoute
 from .guard import guarded
+from .loaders import judge_loaders
 from .panel import Panel
 from .sprites import put_sprites
 
@@ -25,3 +27,4 @@ def add_routes() -> None:
     for name, action in panel.actions().items():
         routes.post(f"/parallel/{name}")(action)
     routes.post("/parallel/sprites")(guarded(put_sprites))
+    routes.post("/parallel/loaders")(guarded(judge_loaders))

@@ -36,11 +36,14 @@ log = logging.getLogger(__name__)
 
 
 class ComparisonStatus(msgspec.Struct, frozen=True):
-    """What is being timed now (empty if nothing is), the last result, and why there is none, if something went wrong."""
+    """What is being timed now (empty if nothing is), the last result and the number of the run that it is of, and why there is
+    none, if something went wrong.
+    """
 
     doing: str = ""
     result: Comparison | None = None
     said: str = ""
+    run: int = 0
 
 
 class PanelStatus(msgspec.Struct, frozen=True):
@@ -114,10 +117,11 @@ class Panel:
         return _json({"said": ""})
 
     async def _compare(self) -> None:
-        backend, before = self._backend(), self._comparison.result
+        backend, before = self._backend(), self._comparison
+        run = backend.status().runs
 
         def told(what: str) -> None:
-            self._comparison = ComparisonStatus(what, before)
+            self._comparison = msgspec.structs.replace(before, doing=what, said="")
 
         def make_room(model: ModelSpec, devices: tuple[str, ...], each: float) -> None:
             free_devices(backend, model, devices, each)
@@ -125,11 +129,11 @@ class Panel:
         told("beginning")
         try:
             result = await asyncio.to_thread(backend.compare, make_room, told, _is_queued)
-            self._comparison = ComparisonStatus("", result)
+            self._comparison = ComparisonStatus("", result, run=run)
         except (Refused, WorkerFailed) as error:
-            self._comparison = ComparisonStatus("", before, str(error))
+            self._comparison = msgspec.structs.replace(before, doing="", said=str(error))
         except Cancelled:
-            self._comparison = ComparisonStatus("", before, "stopped, because a run was queued.")
+            self._comparison = msgspec.structs.replace(before, doing="", said="stopped, because a run was queued.")
 
     def _is_busy(self) -> bool:
         groups = self._backend().status().groups

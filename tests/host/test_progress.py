@@ -12,7 +12,7 @@ from scripts.comfyui import ComfyUI, Run
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
 from tests.vae.comfy_vaes import save_image_vae
 
-STEP = re.compile(r"Step (\d) of 4(, \d+\.\d\d s a step)?")
+STEP = re.compile(r"Step (\d) of 4( · \d+\.\d\d s a step( · \d+ s left)?)?")
 
 
 def job(seed: int, devices: str = "cpu:2", *, sampler: bool = False) -> Graph:
@@ -38,8 +38,10 @@ def test_the_node_tells_of_its_workers_its_steps_and_what_they_came_to(comfyui: 
     assert re.match(
         r"\d+\.\d s, \d+\.\d\d s a step on 2 workers \(cpu\): \w+ 2\.\n.+ device \(\w+\)\.\nPeak ", texts[-1]
     )
+    assert "s left" in texts[-3] and "s left" not in texts[-2], "and after the last step nothing is left"
     assert len(set(texts)) == len(texts), "nothing is said twice"
     assert {event.max for event in run.progress} == {4}, "the bar is for steps alone"
+    assert outcome(comfyui, run, "sampler")["starting"] > 0, "counted apart"
 
 
 @pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])

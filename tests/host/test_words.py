@@ -43,6 +43,7 @@ def test_the_server_hands_the_words_out(comfyui: ComfyUI, language: str) -> None
     assert found["nodeCategories"]["Parallel"] == words(language, "main.json")["nodeCategories"]["Parallel"]
     assert found["nodeDefs"].items() >= words(language, "nodeDefs.json").items()
     assert found["commands"].items() >= words(language, "commands.json").items()
+    assert found["settings"].items() >= words(language, "settings.json").items()
 
 
 def test_the_page_is_chinese_where_comfyui_is(page: Page, comfyui: ComfyUI) -> None:  # noqa: F811

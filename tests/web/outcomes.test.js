@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { showOutcomes } from "../../web/run/outcomes.js";
+import { Signs } from "../../web/run/signs.js";
 import { ENGLISH } from "./languages.js";
 
 /** @import { Api, App, GraphNode } from "../../web/comfyui" */
@@ -26,7 +27,7 @@ const its = () => new OneBadge({ text: "#7" });
 /** A graph with a subgraph node 7 that has a node 4, and how to tell of a run of that one. */
 function page() {
   /** @type {GraphNode} */
-  const inner = { id: 4, title: "Sampler", graph: null, badges: [its], size: [300, 200], ...nothing };
+  const inner = { id: 4, type: "KSampler", title: "Sampler", graph: null, badges: [its], size: [300, 200], ...nothing };
   /** @type {Record<string, unknown>} */
   const drawn = {};
   const within = {
@@ -44,15 +45,17 @@ function page() {
   const app = /** @type {App} */ (/** @type {unknown} */ ({ rootGraph: { getNodeById: () => outer } }));
   /** @type {(warnings: string[]) => void} */
   let tell = () => assert.fail("nobody listens");
+  /** @type {() => void} */
+  let start = () => assert.fail("nobody listens");
   const api = {
     /** @type {(name: string, listener: (event: object) => void) => void} */
     addEventListener(name, listener) {
-      assert.equal(name, "parallel.ran");
-      tell = (warnings) => listener({ detail: { prompt_id: "p", node: "7:4", outcome: { warnings } } });
+      if (name === "execution_start") start = () => listener({});
+      else tell = (warnings) => listener({ detail: { prompt_id: "p", node: "7:4", outcome: { warnings } } });
     },
   };
-  showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), OneBadge, ENGLISH);
-  return { inner, drawn, tell };
+  showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), new Signs(OneBadge), ENGLISH);
+  return { inner, outer, drawn, tell, start: () => start() };
 }
 
 test("a run with warnings marks its node once, beside its other badges", () => {
@@ -60,8 +63,16 @@ test("a run with warnings marks its node once, beside its other badges", () => {
   tell(["One device alone would be faster."]);
   tell(["Slower path.", "One device alone would be faster."]);
   assert.deepEqual(inner.badges, [its, new OneBadge({ text: "⚠ could be faster" })]);
-  assert.deepEqual(drawn, { badges: inner.badges, title: "Sampler ⚠ could be faster" });
+  assert.deepEqual(drawn, { badges: inner.badges, title: "⚠ could be faster · Sampler" });
   assert.equal(inner.title, "Sampler", "what is saved");
+});
+
+test("the subgraph node that it is inside of is marked too, until the next run starts", () => {
+  const { outer, inner, tell, start } = page();
+  tell(["Slower path."]);
+  assert.deepEqual(outer.badges, [its, new OneBadge({ text: "⚠ could be faster" })]);
+  start();
+  assert.deepEqual([outer.badges, inner.badges], [[its], [its]]);
 });
 
 test("a run without takes the mark away", () => {

@@ -70,7 +70,7 @@ test("what waits in the computer's memory is counted there", () => {
     workers,
     memory: [],
     doctor: { doing: "", findings: null },
-    comparison: { doing: "", result: null, said: "" },
+    comparison: { doing: "", result: null, said: "", run: 0 },
   };
   assert.equal(heldOn(status, "cuda:1"), 5);
   assert.equal(heldOn(status, "cpu"), 14);
@@ -102,4 +102,34 @@ test("a run without steps has its time alone", () => {
   );
   const called = { ...run, steps: 0, calls: 8, ranks: [{ ...cost, seconds: 2 }] };
   assert.equal(timeOf(called, ENGLISH), "2.00 s of 8 model calls: 250 ms each");
+});
+
+test("on one device, where nothing is measured, nothing is predicted", () => {
+  const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
+  const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline };
+  const each = { plan: "ulysses 2", parts: {}, memory: 0, fits: true, changes: false };
+  const alone = { ...each, plan: "", devices: 1, chosen: true, seconds: 0.0148 };
+  const decision = { why: "", memory: 0, single: alone };
+  /** @type {(alternatives: (typeof alone)[]) => string} */
+  const told = (alternatives) =>
+    timeOf({ ...run, steps: 4, decision: { ...decision, alternatives }, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH);
+  assert.equal(told([alone]), "2.00 s for 4 steps: 500 ms each");
+  assert.equal(
+    told([alone, { ...each, devices: 2, chosen: false, seconds: 0.02 }]),
+    "2.00 s for 4 steps: 500 ms each, 14.8 ms predicted",
+    "one device may be the fastest of several",
+  );
+});
+
+test("bytes are said as the nodes' texts say them", () => {
+  assert.deepEqual([0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes), [
+    "0 B",
+    "999 B",
+    "1.23 kB",
+    "100 kB",
+    "5.00 MB",
+    "6.13 GB",
+    "23.8 GB",
+    "1.00 TB",
+  ]);
 });

@@ -1,8 +1,10 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { messageOf } from "../../web/run/refusals.js";
+import { messageOf, showRefusals } from "../../web/run/refusals.js";
 import { ENGLISH } from "./languages.js";
+
+/** @import { Api, App } from "../../web/comfyui" */
 
 const error = { prompt_id: "p", node_id: "3", node_type: "KSampler", exception_message: "ring 2 is too many.\n" };
 
@@ -16,4 +18,55 @@ test("one of the pack's errors is shown as its sentence", () => {
 
 test("another node's error is left to ComfyUI", () => {
   assert.equal(messageOf({ ...error, exception_type: "ValueError" }, ENGLISH), undefined);
+});
+
+/**
+ * A page that shows messages, and how to tell it of events.
+ *
+ * @param {boolean} wanted
+ */
+function page(wanted) {
+  /** @type {object[]} */
+  const shown = [];
+  /** @type {Record<string, (event: object) => void>} */
+  const listeners = {};
+  const toast = {
+    add: (/** @type {object} */ message) => shown.push(message),
+    remove: (/** @type {object} */ message) => shown.splice(shown.indexOf(message), 1),
+  };
+  const app = {
+    extensionManager: { toast, setting: { get: () => wanted } },
+    graphToPrompt: async () => ({ output: {} }),
+    rootGraph: { getNodeById: () => undefined },
+  };
+  const api = {
+    /** @type {(name: string, listener: (event: object) => void) => void} */
+    addEventListener(name, listener) {
+      listeners[name] = listener;
+    },
+  };
+  showRefusals(
+    /** @type {App} */ (/** @type {unknown} */ (app)),
+    /** @type {Api} */ (/** @type {unknown} */ (api)),
+    ENGLISH,
+  );
+  return { shown, tell: (/** @type {string} */ name, detail = {}) => listeners[name]?.({ detail }) };
+}
+
+const refused = { exception_type: "Refused", exception_message: "no.", node_id: "1" };
+
+test("messages go when the user queues the next run, not when one that was queued already starts", () => {
+  const { shown, tell } = page(true);
+  tell("execution_error", refused);
+  tell("execution_start");
+  tell("execution_error", refused);
+  assert.equal(shown.length, 2);
+  tell("promptQueueing");
+  assert.deepEqual(shown, []);
+});
+
+test("who wants no messages has none", () => {
+  const { shown, tell } = page(false);
+  tell("execution_error", refused);
+  assert.deepEqual(shown, []);
 });

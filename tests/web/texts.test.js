@@ -1,19 +1,28 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { Signs } from "../../web/run/signs.js";
 import { showTexts } from "../../web/run/texts.js";
 import { Words } from "../../web/words.js";
 import { LANGUAGES } from "./languages.js";
 
 /** @import { Api, App, Widget } from "../../web/comfyui" */
 
+/** ComfyUI's class. */
+class OneBadge {
+  /** @param {{ text: string }} options */
+  constructor({ text }) {
+    this.text = text;
+  }
+}
+
 /**
- * What a node shows of a line, which ComfyUI puts into its widget after the pack has heard of it.
+ * A page with a node 3, which is in the subgraph node 7 too; what it shows of lines, which ComfyUI puts into its widget after the
+ * pack has heard of them.
  *
- * @param {string} text
  * @param {string} locale
  */
-async function shown(text, locale) {
+function page(locale) {
   /** @type {Widget} */
   const widget = { name: "$$node-text-preview", value: "", props: { nodeId: "3" }, options: {} };
   const node = {
@@ -25,22 +34,42 @@ async function shown(text, locale) {
       node.size = size;
     },
   };
-  const app = { rootGraph: { getNodeById: () => node } };
+  const outer = {
+    title: "Text to image",
+    /** @type {OneBadge[]} */
+    badges: [],
+    graph: null,
+    subgraph: { getNodeById: () => node },
+    setDirtyCanvas() {},
+  };
+  const app = { rootGraph: { getNodeById: (/** @type {string} */ id) => (id === "7" ? outer : node) } };
+  /** @type {Record<string, (event: object) => void>} */
+  const listeners = {};
   const api = {
     /** @type {(name: string, listener: (event: object) => void) => void} */
     addEventListener(name, listener) {
-      assert.equal(name, "progress_text");
-      listener({ detail: { nodeId: "3", text } });
-      widget.value = text;
+      listeners[name] = listener;
     },
   };
-  const words = new Words(LANGUAGES, () => locale);
   showTexts(
     /** @type {App} */ (/** @type {unknown} */ (app)),
     /** @type {Api} */ (/** @type {unknown} */ (api)),
-    words,
+    new Signs(OneBadge),
+    new Words(LANGUAGES, () => locale),
   );
-  await new Promise((resolve) => setTimeout(resolve));
+  /** @type {(text: string, nodeId?: string) => Promise<void>} */
+  const tell = async (text, nodeId = "3") => {
+    listeners.progress_text?.({ detail: { nodeId, text } });
+    widget.value = text;
+    await new Promise((resolve) => setTimeout(resolve));
+  };
+  return { node, outer, widget, tell, start: () => listeners.execution_start?.({}) };
+}
+
+/** @type {(text: string, locale: string) => Promise<{ text: unknown, height: number | undefined, props: Widget["props"] }>} */
+async function shown(text, locale) {
+  const { node, widget, tell } = page(locale);
+  await tell(text);
   return { text: widget.value, height: node.size[1], props: widget.props };
 }
 
@@ -58,4 +87,26 @@ test("a line of another pack stays as it is", async () => {
     height: 100,
     props: { nodeId: "3" },
   });
+});
+
+test("the subgraph node that it is inside of has the first line as a sign, which the next one replaces", async () => {
+  const { outer, tell, start } = page("en");
+  await tell("Step 1 of 4", "7:3");
+  await tell("3.5 s on 1 worker (cpu).\nPeak 1.0 GB a device.", "7:3");
+  assert.deepEqual(outer.badges, [new OneBadge({ text: "3.5 s on 1 worker (cpu)." })]);
+  start();
+  assert.deepEqual(outer.badges, []);
+});
+
+test("what is said of a run that came to nothing goes when the next one starts; an outcome stays", async () => {
+  const { widget, tell, start } = page("en");
+  for (const [text, left] of [
+    ["Cancelled after 91 of 400", ""],
+    ["Failed: the disk is full.", ""],
+    ["3.5 s on 1 worker (cpu).", "3.5 s on 1 worker (cpu)."],
+  ]) {
+    await tell(text ?? "");
+    start();
+    assert.equal(widget.value, left);
+  }
 });

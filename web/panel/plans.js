@@ -24,10 +24,20 @@ export function timeOf({ ranks, steps, calls, decision }, words) {
     });
   }
   if (!steps) return seconds(longest);
-  const predicted = decision?.alternatives.find((each) => each.chosen);
+  const predicted = decision && isMeasured(decision) && decision.alternatives.find((each) => each.chosen);
   const values = { total: seconds(longest), steps, each: seconds(longest / steps) };
   const time = words.say(steps === 1 ? "run.step" : "run.steps", values);
   return predicted ? words.say("run.predicted", { time, predicted: seconds(predicted.seconds) }) : time;
+}
+
+/**
+ * Whether the machine was measured for a decision: on one device there is nothing to choose, and so it is not.
+ *
+ * @param {NonNullable<Run["decision"]>} decision
+ * @returns {boolean}
+ */
+export function isMeasured({ alternatives }) {
+  return alternatives.some(({ devices }) => devices > 1);
 }
 
 /**
@@ -65,15 +75,17 @@ export function costsView({ ranks }, words) {
  * How far a comparison has got, or what came out.
  *
  * @param {Status["comparison"]} comparison
+ * @param {number} last the number of the last run
  * @param {Words} words
  * @returns {HTMLElement}
  */
-export function comparisonView({ doing, result, said }, words) {
+export function comparisonView({ doing, result, said, run }, last, words) {
+  const came = result && gain(result, words);
   return element(
     "div",
     "",
     doing && progress(words.told(doing)),
-    result && !doing && element("p", "", gain(result, words)),
+    came && !doing && element("p", "", run === last ? came : words.say("plans.earlier", { said: came })),
     said && element("p", "pp-note", words.told(said)),
   );
 }

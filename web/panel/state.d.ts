@@ -40,7 +40,8 @@ export interface Status {
   workers: { groups: GroupStatus[]; runs: number; failure: { text: string; at: number } | null };
   memory: DeviceMemory[];
   doctor: { doing: string; findings: Finding[] | null };
-  comparison: { doing: string; result: Comparison | null; said: string };
+  /** `run` is the number of the run that the result is of. */
+  comparison: { doing: string; result: Comparison | null; said: string; run: number };
 }
 
 /** Measured and predicted seconds a step. */

@@ -2,18 +2,21 @@
 /** The sidebar tab: sections that are drawn anew when what they show has changed. */
 
 /** @import { Api, App, SidebarTab } from "../comfyui" */
+/** @import { Swap } from "../swap/swap" */
 /** @import { Key, Words } from "../words" */
 
 import { doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
+import { loadersView } from "./loaders.js";
 import { memoryView, workersView } from "./machine.js";
-import { comparisonView, costsView, plansView, timeOf } from "./plans.js";
+import { comparisonView, costsView, isMeasured, plansView, timeOf } from "./plans.js";
 import { Source } from "./source.js";
 import { timelineView } from "./timeline.js";
 
 /** Titles of the sections that have one. */
 /** @type {Record<string, Key>} */
 const TITLES = {
+  loaders: "section.loaders",
   memory: "section.memory",
   workers: "section.workers",
   "last-run": "section.last-run",
@@ -31,8 +34,10 @@ const DONE = { free: "workers.free.done", stop: "workers.stop.done", measure: "p
  * @param {App} app
  * @param {Api} api
  * @param {Words} words
+ * @param {Swap} swap
+ * @returns {() => void} to be called when another workflow has been opened
  */
-export function addTab(app, api, words) {
+export function addTab(app, api, words, swap) {
   const sheet = element("link", "");
   sheet.rel = "stylesheet";
   sheet.href = new URL("./panel.css", import.meta.url).href;
@@ -48,7 +53,7 @@ export function addTab(app, api, words) {
     type: "custom",
     render(parent) {
       panel?.close();
-      panel = new Panel(parent, api, words);
+      panel = new Panel(parent, api, words, swap);
     },
     destroy() {
       panel?.close();
@@ -56,12 +61,15 @@ export function addTab(app, api, words) {
     },
   };
   app.extensionManager.registerSidebarTab(tab);
+  return () => panel?.draw();
 }
 
 /** One showing of the tab. */
 class Panel {
   #source;
   #words;
+  #api;
+  #swap;
   #root = element("div", "pp-panel");
   /** What each section was last drawn from, so that what is the same stays, with its selection and scroll position. */
   #drawn = new Map();
@@ -74,31 +82,44 @@ class Panel {
    * @param {HTMLElement} parent
    * @param {Api} api
    * @param {Words} words
+   * @param {Swap} swap
    */
-  constructor(parent, api, words) {
+  constructor(parent, api, words, swap) {
     this.#words = words;
-    this.#source = new Source(api, () => this.#draw(), words);
+    this.#api = api;
+    this.#swap = swap;
+    this.#source = new Source(api, () => this.draw(), words);
     parent.replaceChildren(this.#root);
     this.#source.open();
-    this.#draw();
+    this.draw();
+    api.addEventListener("graphChanged", this.draw);
   }
 
   close() {
+    this.#api.removeEventListener("graphChanged", this.draw);
     this.#source.close();
     this.#root.remove();
   }
 
-  #draw() {
+  draw = () => {
     const { problem, status, run } = this.#source.state;
     this.#root.classList.toggle("pp-stale", problem !== "");
     this.#section("problem", [problem], () => element("p", "pp-problem", problem), problem !== "");
+    const { one, all } = this.#swap.loaders;
+    const loaders = [...one, ...all].map(({ place, node }) => [place, node.type]);
+    this.#section("loaders", loaders, () => loadersView(this.#swap, this.#words));
     if (!status) return;
     const { workers, memory, doctor, comparison } = status;
     const { failure } = workers;
     const running = workers.groups.some(({ state }) => state === "running" || state === "starting");
     const working = running || doctor.doing !== "" || comparison.doing !== "";
     const idle = !working && !problem && !this.#busy;
-    this.#section("failure", [failure, idle, doctor], () => this.#failure(failure?.text ?? "", idle), !!failure);
+    this.#section(
+      "failure",
+      [failure, idle, doctor],
+      () => this.#failure(failure?.text ?? "", idle),
+      !!failure && !running,
+    );
     this.#section("memory", [memory, workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held))], () =>
       memoryView(status, this.#words),
     );
@@ -106,7 +127,7 @@ class Panel {
     this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
     this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
     this.#section("doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
-  }
+  };
 
   /** @type {(name: string, from: unknown, make: () => HTMLElement, shown?: boolean) => void} */
   #section(name, from, make, shown = true) {
@@ -153,7 +174,7 @@ class Panel {
     const head = element("div", "", element("p", "", what), element("p", "", timeOf(run, this.#words)));
     const choose = (/** @type {boolean} */ whole) => {
       this.#whole = whole;
-      this.#draw();
+      this.draw();
     };
     const timeline = timelineView(run, this.#whole, choose, this.#words);
     return element("div", "", head, timeline, costsView(run, this.#words));
@@ -163,15 +184,17 @@ class Panel {
   #plans(idle) {
     const { run, status } = this.#source.state;
     if (!status) return element("div", "");
+    const several = (run?.ranks.length ?? 0) > 1;
     const buttons = element(
       "div",
       "pp-buttons",
-      this.#action("compare", "plans.compare", "plans.compare.tooltip", idle),
+      several && this.#action("compare", "plans.compare", "plans.compare.tooltip", idle),
       this.#action("measure", "plans.measure", "plans.measure.tooltip", idle),
     );
     const unpredicted = element("p", "pp-note", this.#words.say("plans.unpredicted"));
-    const plans = run?.decision ? plansView(run.decision, this.#words) : unpredicted;
-    const comparison = comparisonView(status.comparison, this.#words);
+    const predicted = run?.decision && isMeasured(run.decision) && run.decision;
+    const plans = predicted ? plansView(predicted, this.#words) : unpredicted;
+    const comparison = comparisonView(status.comparison, run?.number ?? 0, this.#words);
     return element("div", "", plans, buttons, this.#answer("compare", "measure"), comparison);
   }
 
@@ -195,12 +218,12 @@ class Panel {
     const press = async () => {
       this.#busy = action;
       this.#answers = { action, said: `${text} …` };
-      this.#draw();
+      this.draw();
       const { done, said } = await this.#source.act(action);
       const success = DONE[action];
       this.#busy = "";
       this.#answers = { action, said: done && success ? this.#words.say(success) : said };
-      this.#draw();
+      this.draw();
     };
     return button(text, this.#words.say(tooltip), press, !enabled);
   }

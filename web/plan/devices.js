@@ -1,5 +1,5 @@
 // @ts-check
-/** Parallel Plan in the page: it offers the GPUs of this machine, and folds its advanced inputs in the old canvas too. */
+/** Parallel Plan in the page: it offers the GPUs of this machine. Advanced inputs are folded in the old canvas too. */
 
 /** @import { Words } from "../words" */
 
@@ -24,6 +24,15 @@
  */
 export function isPlan(node) {
   return "comfyClass" in node && node.comfyClass === "ParallelPlan";
+}
+
+/**
+ * Whether a node of this pack's has inputs that are seldom needed: with them folded Load Parallel VAE is no higher than Load VAE.
+ * @param {object} node
+ * @returns {node is PlanNode}
+ */
+export function isFolded(node) {
+  return isPlan(node) || ("comfyClass" in node && node.comfyClass === "LoadParallelVAE");
 }
 
 /**

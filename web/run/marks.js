@@ -1,23 +1,9 @@
 // @ts-check
 /** Marks on nodes that are to be changed, drawn as ComfyUI draws its own, in both of its renderers. */
 
-/** @import { App, GraphNode, Widget } from "../comfyui" */
+/** @import { GraphNode, Widget } from "../comfyui" */
 
 const SIGN = "⚠ ";
-
-/**
- * The node behind an id of an execution, such as `4`, or `7:4` for one inside of the subgraph node 7.
- *
- * @param {App} app
- * @param {string} id
- * @returns {GraphNode | undefined}
- */
-export function nodeOf(app, id) {
-  const [first = "", ...inside] = id.split(":");
-  let node = app.rootGraph.getNodeById(first);
-  for (const part of inside) node = node?.subgraph?.getNodeById(part);
-  return node ?? undefined;
-}
 
 /** The marks of one run. */
 export class Marks {
@@ -33,7 +19,7 @@ export class Marks {
   mark(node, fields) {
     this.#show(node, true);
     this.#undo.push(() => this.#show(node, false));
-    if (fields.some((field) => field.advanced ?? field.options?.advanced)) node.showAdvanced = true; // else it is not seen
+    if (fields.some((field) => field.advanced ?? field.options?.advanced)) this.#unfold(node); // else it is not seen
     for (const field of fields) {
       const before = field.label;
       field.label = SIGN + (before ?? field.name);
@@ -46,6 +32,24 @@ export class Marks {
   /** Takes all marks away. */
   clear() {
     for (const undo of this.#undo.splice(0)) undo();
+  }
+
+  /** Until the marks are cleared; what is saved meanwhile is as it was. */
+  /** @type {(node: GraphNode) => void} */
+  #unfold(node) {
+    const { showAdvanced, onSerialize } = node;
+    const [width, height] = node.size;
+    if (showAdvanced) return;
+    node.showAdvanced = true;
+    node.onSerialize = (saved) => {
+      onSerialize?.call(node, saved);
+      Object.assign(saved, { showAdvanced, size: [width, height] });
+    };
+    this.#undo.push(() => {
+      node.showAdvanced = showAdvanced;
+      node.onSerialize = onSerialize;
+      node.setSize([width, height]);
+    });
   }
 
   /** @type {(node: GraphNode, marked: boolean) => void} */

@@ -4,8 +4,10 @@
 /** @import { Api, App, ExecutionError, ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
 
+import { wantsMessages } from "../settings.js";
 import { fieldsNamed, nodeAtFault } from "./fault.js";
-import { Marks, nodeOf } from "./marks.js";
+import { Marks } from "./marks.js";
+import { pathOf } from "./places.js";
 
 /** The title of each of the pack's errors (parallel_backend/errors.py). */
 /** @type {Record<string, Key>} */
@@ -31,7 +33,8 @@ export function messageOf(error, words) {
 }
 
 /**
- * Shows the whole sentence of each of the pack's errors, and marks the node and the fields it speaks of until the next run.
+ * Shows the whole sentence of each of the pack's errors, and marks the node and the fields it speaks of, and the subgraph
+ * nodes that it is inside of, until the next run.
  *
  * @param {App} app
  * @param {Api} api
@@ -39,14 +42,25 @@ export function messageOf(error, words) {
  */
 export function showRefusals(app, api, words) {
   const marks = new Marks();
+  /** @type {ToastMessage[]} */
+  const told = [];
   api.addEventListener("execution_start", () => marks.clear());
+  api.addEventListener("promptQueueing", () => {
+    // not when the next one starts: of several that are queued each is to be read
+    for (const message of told.splice(0)) app.extensionManager.toast.remove(message);
+  });
   api.addEventListener("execution_error", async ({ detail }) => {
     const message = messageOf(detail, words);
     if (!message) return;
-    app.extensionManager.toast.add(message);
+    if (wantsMessages(app)) {
+      app.extensionManager.toast.add(message);
+      told.push(message);
+    }
     const { output } = await app.graphToPrompt();
-    const node = nodeOf(app, nodeAtFault(detail, output));
+    const path = pathOf(app, nodeAtFault(detail, output));
+    const node = path.pop();
     if (!node) return;
+    for (const outer of path) marks.mark(outer, []);
     marks.mark(node, fieldsNamed(message.detail, node.widgets ?? []));
     app.canvas.bringToFront(node); // its advanced fields, if they are unfolded for the mark, may reach under other nodes
   });

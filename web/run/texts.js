@@ -1,34 +1,59 @@
 // @ts-check
-/** The pack's lines on a node: in ComfyUI's language, with room for them, and broken between words. */
+/** The pack's lines on a node: in ComfyUI's language, with room for them, and broken between words. The subgraph nodes that it is
+ * inside of have the first of them as a sign, so that a run is seen from outside.
+ */
 
-/** @import { Api, App } from "../comfyui" */
+/** @import { Api, App, GraphNode } from "../comfyui" */
 /** @import { Words } from "../words" */
+/** @import { Signs } from "./signs" */
 
 import { fitText, textOf } from "./height.js";
-import { nodeOf } from "./marks.js";
+import { pathOf } from "./places.js";
 
 /** Of panel/panel.css; ComfyUI's own style breaks lines within words. */
 const STYLE = "pp-on-node";
+const KIND = "text";
+
+/** What is said of a run that has come to nothing; it goes with the next one. */
+const IN_VAIN = /^(Cancelled|Failed)/;
 
 /**
  * Shows each of the pack's lines so; another's lines stay as ComfyUI shows them.
  *
  * @param {App} app
  * @param {Api} api
+ * @param {Signs} signs
  * @param {Words} words
  */
-export function showTexts(app, api, words) {
+export function showTexts(app, api, signs, words) {
+  /** @type {Set<GraphNode>} */
+  const inVain = new Set();
+  api.addEventListener("execution_start", () => {
+    signs.clear(KIND);
+    for (const node of inVain) write(node, "");
+    inVain.clear();
+  });
   api.addEventListener("progress_text", ({ detail: { nodeId, text } }) => {
     const told = words.line(text);
     if (told === undefined) return;
     queueMicrotask(() => {
       // once ComfyUI, which hears of it too, has put the text on the node
-      const node = nodeOf(app, nodeId);
-      const widget = node && textOf(node);
-      if (!widget) return;
-      widget.props = { ...widget.props, class: STYLE };
-      widget.value = told;
-      fitText(node);
+      const path = pathOf(app, nodeId);
+      const node = path.pop();
+      if (!node) return;
+      write(node, told);
+      if (IN_VAIN.test(text)) inVain.add(node);
+      const [first = ""] = told.split("\n");
+      for (const outer of path) signs.show(outer, KIND, first);
     });
   });
+}
+
+/** @type {(node: GraphNode, text: string) => void} */
+function write(node, text) {
+  const widget = textOf(node);
+  if (!widget) return;
+  widget.props = { ...widget.props, class: STYLE };
+  widget.value = text;
+  fitText(node);
 }

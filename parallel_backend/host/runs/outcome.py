@@ -15,8 +15,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `steps` and `seconds_a_step` are 0 where there are no steps, `peak` has the bytes at the peak by device, `waiting` is the
     share of all ranks' time in which they waited for others, `sent` the bytes they sent. `gain` is how many times as fast as
-    one device the plan is, None where one device cannot hold the job or the plan has but one; it is predicted unless
-    `gain_is` is "measured".
+    one device the plan is, None where one device cannot hold the job or the plan has but one; `gain_is` says whether it is
+    "measured" or "predicted", and nothing where there is none. `starting` are the seconds in which workers were started, which
+    `seconds` leaves out.
     """
 
     plan: str
@@ -30,6 +31,7 @@ class Outcome(msgspec.Struct, frozen=True):
     gain: float | None
     gain_is: str
     warnings: list[str]
+    starting: float = 0.0
 
 
 def outcome(
@@ -40,13 +42,14 @@ def outcome(
     seconds_a_step: float = 0.0,
     alone: float | None = None,
     warnings: Sequence[str] = (),
+    starting: float = 0.0,
 ) -> Outcome:
     """The outcome of a run.
 
     Args:
         ran: its requests, at least one.
         planned: how its plan was chosen, if it was.
-        seconds: it took in all; `seconds_a_step` once it was going.
+        seconds: it took, without `starting` workers; `seconds_a_step` once it was going.
         alone: measured seconds a step of the same job on one device, if they are known.
         warnings: what the user should know besides.
     """
@@ -60,11 +63,11 @@ def outcome(
     for (device, _), count in peaks.items():
         peak[device] += count
     busy = sum(report.seconds for report in reports)
-    gain = None
+    gain, gain_is = None, ""
     if plan.world_size > 1 and alone is not None:
-        gain = alone / seconds_a_step
+        gain, gain_is = alone / seconds_a_step, "measured"
     elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.fits_into(planned.memory):
-        gain = predicted_gain(planned.choice)
+        gain, gain_is = predicted_gain(planned.choice), "predicted"
     return Outcome(
         plan=plan.describe(),
         why=planned.choice.why if planned else "",
@@ -75,8 +78,9 @@ def outcome(
         waiting=sum(report.waiting for report in reports) / busy if busy else 0.0,
         sent=sum(sum(report.sent.values()) for report in reports),
         gain=gain,
-        gain_is="measured" if alone is not None else "predicted",
+        gain_is=gain_is,
         warnings=[*(_slower_than_one(planned.choice) if planned else ()), *warnings],
+        starting=starting,
     )
 
 
@@ -95,22 +99,25 @@ def in_words(result: Outcome) -> str:
     lines = [f"{result.seconds:.1f} s{pace} on {result.plan}.", f"{', '.join(costs)}."]
     if result.gain is not None:
         lines.insert(1, f"{result.gain:.2f}x as fast as one device ({result.gain_is}).")
+    if result.starting >= 1:
+        lines.append(f"{result.starting:.0f} s starting workers, once.")
     return "\n".join([*lines, *(f"⚠ {warning}" for warning in result.warnings)])
 
 
 def amount(count: float) -> str:
-    """Bytes in words, such as `6.1 GB`."""
-    size, unit = _unit(count)
-    return f"{count / size:.1f} {unit}"
+    """Bytes in words with three digits, such as `6.13 GB`: as the tab has them (web/panel/units.js)."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while count >= 999.5 and unit != "TB":
+        count, unit = count / 1000, next(units)
+    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:.{digits}f} {unit}"
 
 
 def part_of(done: float, total: float) -> str:
     """Bytes of bytes in words, such as `6.1 of 23.8 GB`."""
-    return f"{done / _unit(total)[0]:.1f} of {amount(total)}"
-
-
-def _unit(count: float) -> tuple[float, str]:
-    return (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    size, unit = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    return f"{done / size:.1f} of {total / size:.1f} {unit}"
 
 
 def _slower_than_one(choice: Choice) -> list[str]:

@@ -1,0 +1,57 @@
+"""Which loaders of a graph could use all GPUs: told by the header of the file that each names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import folder_paths
+import msgspec
+from aiohttp import web
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.vae import recognise
+from ...parallel_backend.weights.files.checkpoint import read_header
+from ..load_diffusion_model import LoadParallelDiffusionModel
+from ..load_vae import FOLDER
+from ..model.files import CHECKPOINTS, path_of
+
+
+class Loader(msgspec.Struct, frozen=True):
+    """A loader of ComfyUI's, or of a pack that loads GGUF files, and the choice of its file."""
+
+    kind: str
+    file: str
+
+
+async def judge_loaders(request: web.Request) -> web.Response:
+    """For each loader of a list why it has to stay, in a sentence; empty where its file runs. Nothing is loaded."""
+    try:
+        loaders = msgspec.json.decode(await request.read(), type=list[Loader])
+    except msgspec.DecodeError as error:
+        return web.Response(status=400, text=f"This is no list of loaders: {error}.")
+    whys = await asyncio.to_thread(lambda: [_why_not(each) for each in loaders])
+    return web.Response(body=msgspec.json.encode(whys), content_type="application/json")
+
+
+def _why_not(loader: Loader) -> str:
+    try:
+        match loader.kind:
+            case "UNETLoader" | "UnetLoaderGGUF":
+                _judge_model(loader.file)
+            case "CheckpointLoaderSimple":
+                _judge_model(f"{CHECKPOINTS}/{loader.file}")
+            case "VAELoader":
+                path = folder_paths.get_full_path(FOLDER, loader.file)
+                if path is None:
+                    return f"{loader.file} is no file in models/{FOLDER}: download it, or pick another."
+                recognise(read_header(path))
+            case kind:
+                return f"{kind} is a loader that this pack does not know."
+    except Refused as refusal:
+        return str(refusal)
+    return ""
+
+
+def _judge_model(file: str) -> None:
+    FAMILIES[LoadParallelDiffusionModel.FAMILY].inspect(read_header(path_of(file)))

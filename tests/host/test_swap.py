@@ -1,0 +1,300 @@
+"""Use all GPUs and Back to one GPU in ComfyUI's own page: on its own templates, which hide their loaders in subgraphs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import requests
+from playwright.sync_api import Error, Page, expect
+
+from benchmarks.template_graphs import read, template_files
+from scripts.comfyui import ComfyUI
+from tests.host.conftest import relative_error
+from tests.host.graphs import Graph, node
+from tests.host.template_files import FOLDERS, put_files
+from tests.host.test_frontend import POLLING, SET, dismiss, page, press  # noqa: F401  (a fixture)
+from tests.host.test_vae import pixels, saved
+from tests.selection import thorough
+from tests.tiny_flux import save_flux
+from tests.vae.comfy_vaes import save_image_vae
+
+FLUX = "flux_dev_full_text_to_image"
+"""ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
+
+CHANGED = 140
+"""Of ComfyUI's templates with a loader whose files runs, at least so many."""
+
+TRACKER = "app.extensionManager.workflow.activeWorkflow.changeTracker"
+SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParallelVAE"}
+
+STATE = "JSON.parse(JSON.stringify(app.rootGraph.serialize()))"
+UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
+PROMPT = "app.graphToPrompt().then(({output}) => output)"
+
+PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
+    .filter(node => node.subgraph).map(node => [node.id, (node.widgets ?? []).map(w => [w.name, String(w.value)])])"""
+"""The fields that subgraphs show of what is inside of them."""
+
+LOOSE = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => [...graph.links.values()].filter(link => {
+    const target = graph.getNodeById(link.target_id), origin = graph.getNodeById(link.origin_id);
+    const arrives = link.target_id < 0 || target?.inputs[link.target_slot]?.link === link.id;
+    const leaves = link.origin_id < 0 || origin?.outputs[link.origin_slot]?.links?.includes(link.id);
+    return !arrives || !leaves;
+}).map(link => [link.origin_id, link.origin_slot, link.target_id, link.target_slot]))"""
+"""Links that do not end where they say."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    """FLUX.1's own template has tiny files, which can run."""
+    models = comfyui.base_dir / "models"
+    save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
+    (models / "vae").mkdir(exist_ok=True)
+    save_image_vae(models / "vae" / "ae.safetensors")
+
+
+def open_stock(page: Page, name: str) -> None:  # noqa: F811
+    """Open one of ComfyUI's own templates."""
+    page.evaluate(
+        """async ([url, name]) => {
+            const graph = await (await fetch(url)).json();
+            await app.loadGraphData(graph, true, true, name, {openSource: "template"});
+        }""",
+        [f"/templates/{name}.json", name],
+    )
+    if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
+        page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
+    expect(page.locator(".parallel-tab-button")).to_be_visible()
+
+
+def tab(page: Page) -> Any:  # noqa: F811
+    """The tab's part with the loaders, which is opened."""
+    if page.locator(".pp-panel").count() == 0:
+        page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+    return page.locator(".pp-on-loaders")
+
+
+def swap(page: Page, button: str) -> str:  # noqa: F811
+    """Press one of the two buttons; what is said of it."""
+    dismiss(page)
+    thing = tab(page).get_by_role("button", name=button, exact=True)
+    expect(thing).to_be_enabled()
+    press(thing)
+    return said(page)
+
+
+def said(page: Page) -> str:  # noqa: F811
+    toast = page.locator(".p-toast-message")
+    expect(toast).to_have_count(1)
+    text = toast.inner_text()
+    dismiss(page)
+    return text
+
+
+def expected(prompt: Graph, swapped: set[str]) -> Graph:
+    """A graph in which these loaders are swapped and nothing else is another."""
+    graph = copy.deepcopy(prompt)
+    for name in swapped:
+        kind = SWAPPED[graph[name]["class_type"]]
+        graph[name]["class_type"] = kind
+        graph[name]["inputs"] |= {"frame_batches": "original"} if kind == "LoadParallelVAE" else {}
+    return graph
+
+
+def without_titles(prompt: Graph) -> Graph:
+    return {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
+
+
+def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:  # noqa: F811
+    """What would be queued is the same but for these loaders; what is saved opens as the same again."""
+    assert without_titles(page.evaluate(PROMPT)) == without_titles(expected(before, swapped))
+
+
+def test_one_click_has_fluxs_own_template_on_all_gpus_and_the_picture_is_the_same(
+    page: Page,  # noqa: F811
+    comfyui: ComfyUI,
+) -> None:
+    open_stock(page, FLUX)
+    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    expect(tab(page)).to_contain_text("1 model and 1 VAE in this workflow.")
+    assert "1 model and 1 VAE on all GPUs" in swap(page, "Use all GPUs")
+    loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
+    assert len(loaders) == 2
+    assert_swapped(page, prompt, loaders)
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(LOOSE) == []
+    swapped, after = page.evaluate(STATE), page.evaluate(PROMPT)
+
+    ours, stock = (pixels(comfyui, runnable(graph)) for graph in (after, prompt))
+    assert stock.std() > 0.01
+    assert relative_error(ours.double(), stock.double()) < 1e-4
+
+    page.evaluate("state => app.loadGraphData(state, true, true, 'saved')", swapped)
+    assert page.evaluate(PROMPT) == after, "what was saved opens as it was"
+    assert "1 model and 1 VAE back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(PROMPT) == prompt
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(STATE)["definitions"] == before["definitions"], "bit for bit"
+
+
+def runnable(prompt: Graph) -> Graph:
+    """A queued template, small, with a stand-in for text encoders, and its picture saved exactly."""
+    graph = copy.deepcopy(prompt)
+    for name, each in list(graph.items()):
+        small = {"width": 64, "height": 64, "steps": 2}
+        each["inputs"] |= {key: value for key, value in small.items() if key in each["inputs"]}
+        if each["class_type"] == "DualCLIPLoader":
+            graph[name] = node("PackClip", width=64, unprocessed=False)
+        elif each["class_type"] == "SaveImage":
+            graph["save"] = saved(each["inputs"]["images"])
+            del graph[name]
+    return graph
+
+
+def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:  # noqa: F811
+    open_stock(page, FLUX)
+    before = page.evaluate(STATE)
+    swap(page, "Use all GPUs")
+    swapped = page.evaluate(STATE)
+    for key, state in (("z", before), ("y", swapped), ("z", before)):
+        page.evaluate("document.activeElement?.blur()")
+        page.keyboard.press(f"Control+{key}")
+        page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=int(key == "y"), polling=POLLING)
+        page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
+        assert page.evaluate(STATE) == state
+
+
+@thorough
+def test_the_key_and_the_menus_do_the_same(page: Page) -> None:  # noqa: F811
+    open_stock(page, FLUX)
+    page.evaluate("document.activeElement?.blur()")
+    page.keyboard.press("Alt+g")
+    assert "1 model and 1 VAE on all GPUs" in said(page)
+    menu = """([find, name]) => {
+        const node = [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(g => g.nodes).find(eval(find));
+        const item = app.canvas.getNodeMenuOptions(node).find(item => item?.content === name);
+        item?.callback();
+        return item !== undefined;
+    }"""
+    assert page.evaluate(menu, ["n => n.type === 'LoadParallelVAE'", "Back to one GPU"])
+    assert "1 VAE back on one GPU" in said(page)
+    assert page.evaluate(menu, ["n => n.subgraph", "Use all GPUs"])
+    assert "1 VAE on all GPUs" in said(page)
+    assert not page.evaluate(menu, ["n => n.type === 'SaveImage'", "Use all GPUs"])
+    assert not page.evaluate(menu, ["n => n.type === 'LoadParallelVAE'", "Use all GPUs"])
+
+
+def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> None:  # noqa: F811
+    open_stock(page, FLUX)
+    page.evaluate(
+        """() => {
+            const add = (type, values, mode = 0) => {
+                const node = app.graph.add(LiteGraph.createNode(type));
+                node.mode = mode;
+                for (const [at, value] of values.entries()) node.widgets[at].value = value;
+                return node;
+            };
+            add("UNETLoader", ["is-not-there.safetensors"]);
+            add("UNETLoader", ["sprites-flux-schnell.safetensors"], 4);
+            add("CheckpointLoaderSimple", ["sd15.safetensors"]);
+            add("VAELoader", ["taef1"]);
+            add("ImageOnlyCheckpointLoader", ["svd.safetensors"]);
+        }"""
+    )
+    before = page.evaluate(STATE)
+    text = swap(page, "Use all GPUs")
+    for reason in (
+        "Load Diffusion Model stays: is-not-there.safetensors is in none of ComfyUI's model folders",
+        "Load Diffusion Model stays: it is muted or bypassed.",
+        "Load VAE stays: taef1 is no file in models/vae",
+        "Load Checkpoint Image Only (img2vid model) stays: there is no such loader for several GPUs.",
+    ):
+        assert reason in text, text
+    assert "Load Checkpoint stays: " in text
+    assert page.evaluate(STATE)["nodes"] == before["nodes"], "they are as they were"
+
+
+@thorough
+def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) -> None:  # noqa: F811
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
+    before = page.evaluate(STATE)
+    for command, sentence in (
+        ("UseAllGPUs", "No loader here can change to all GPUs."),
+        ("BackToOneGPU", "No loader here uses all GPUs."),
+    ):
+        page.evaluate(f"app.extensionManager.command.execute('Parallel.{command}')")
+        assert sentence in said(page)
+    assert page.evaluate(STATE) == before
+    open_stock(page, FLUX)
+    before = page.evaluate(STATE)
+    page.evaluate("app.canvas.read_only = true")
+    page.evaluate("app.extensionManager.command.execute('Parallel.UseAllGPUs')")
+    assert "The canvas is locked" in said(page)
+    page.evaluate("app.canvas.read_only = false")
+    assert page.evaluate(STATE) == before
+
+
+def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> None:
+    def ask(body: str, **headers: str) -> requests.Response:
+        return requests.post(f"{comfyui.url}/parallel/loaders", data=body, headers=headers, timeout=60)
+
+    answer = ask(
+        '[{"kind": "UNETLoader", "file": "../../../secret"}, {"kind": "VAELoader", "file": "../../../secret"}]'
+    )
+    assert answer.status_code == 200
+    assert all(re.match(r"\.\./\.\./\.\./secret is ", why) for why in answer.json())
+    assert ask("{").status_code == 400
+    assert ask("[]", Origin="http://elsewhere.example").status_code == 403
+
+
+@thorough
+@pytest.mark.parametrize("nodes_2", [False, True], ids=["old canvas", "Nodes 2.0"])
+def test_every_template_that_loads_a_model_changes_by_the_button_and_back(
+    page: Page,  # noqa: F811
+    comfyui: ComfyUI,
+    nodes_2: bool,
+) -> None:
+    """No loose link, no field lost, the same files; what stays is said; back again bit for bit."""
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", nodes_2])
+    changed, wrong = 0, {}
+    for path in template_files():
+        graph = read(path)
+        if not any(each.kind in FOLDERS for each in graph.values()):
+            continue
+        put_files(comfyui.base_dir / "models", graph)
+        try:
+            changed += there_and_back(page, path.stem, sized=not nodes_2)
+        except (AssertionError, Error) as error:
+            wrong[path.stem] = str(error)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    print(f"{changed} templates changed and went back")
+    assert wrong == {}
+    assert changed >= CHANGED
+
+
+def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
+    """Whether a template's loaders changed by the button, if `sized` with the sizes of nodes, which Nodes 2.0 measures itself."""
+
+    def state() -> Any:
+        return page.evaluate(STATE if sized else UNSIZED)
+
+    open_stock(page, name)
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt, promoted = state(), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    loose = page.evaluate(LOOSE)  # some templates have such links of their own
+    text = swap(page, "Use all GPUs")
+    queued = page.evaluate(PROMPT)
+    swapped = {key for key, each in prompt.items() if each["class_type"] in SWAPPED}
+    swapped = {key for key in swapped if queued[key]["class_type"] in SWAPPED.values()}
+    stays = {key for key, each in prompt.items() if each["class_type"] in SWAPPED and key not in swapped}
+    assert not stays or " stays: " in text, text
+    assert_swapped(page, prompt, swapped)
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(LOOSE) == loose
+    if swapped:
+        swap(page, "Back to one GPU")
+    assert state() == before
+    return bool(swapped)

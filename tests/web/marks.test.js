@@ -1,0 +1,50 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Marks } from "../../web/run/marks.js";
+
+/** @import { GraphNode, Widget } from "../../web/comfyui" */
+
+/** A folded plan with a field that is seen only when it is unfolded; it is as high as its fields then. */
+function plan() {
+  /** @type {Widget} */
+  const field = { name: "ulysses", value: 3, options: { advanced: true } };
+  /** @type {GraphNode} */
+  const node = {
+    ...{ id: 1, type: "ParallelPlan", title: "Plan", graph: null, badges: [], widgets: [field] },
+    size: [300, 100],
+    computeSize: () => [300, 400],
+    setSize(size) {
+      node.size = size;
+    },
+    setDirtyCanvas() {},
+  };
+  return { node, field };
+}
+
+test("a plan that was unfolded for a mark is folded again when the mark goes, and as high as it was", () => {
+  const { node, field } = plan();
+  const marks = new Marks();
+  marks.mark(node, [field]);
+  assert.equal(node.showAdvanced, true);
+  assert.equal(field.label, "⚠ ulysses");
+  node.size = [300, 400];
+  const saved = { showAdvanced: true, size: [300, 400] };
+  node.onSerialize?.(saved);
+  assert.deepEqual(saved, { showAdvanced: undefined, size: [300, 100] }, "what is saved is as it was");
+  marks.clear();
+  assert.deepEqual(
+    [node.showAdvanced, node.size, field.label, node.has_errors],
+    [undefined, [300, 100], undefined, false],
+  );
+  assert.equal(node.onSerialize, undefined);
+});
+
+test("a plan that the user has unfolded stays so", () => {
+  const { node, field } = plan();
+  node.showAdvanced = true;
+  const marks = new Marks();
+  marks.mark(node, [field]);
+  marks.clear();
+  assert.equal(node.showAdvanced, true);
+});

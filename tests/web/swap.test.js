@@ -1,0 +1,250 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { decide, isAnothers, read, usesIn, whyNotBack } from "../../web/swap/found.js";
+import { outcomeOf } from "../../web/swap/said.js";
+import { onAll, onOne } from "../../web/swap/swapped.js";
+import { ENGLISH } from "./languages.js";
+
+/** @import { Graph, GraphNode } from "../../web/comfyui" */
+/** @import { Workflow } from "../../web/swap/graph" */
+
+/** A workflow whose loader is in a subgraph and has its file from outside, and one with a VAE. */
+/** @returns {Workflow} */
+const workflow = () => ({
+  nodes: [
+    {
+      id: 3,
+      type: "VAELoader",
+      size: [270, 58],
+      inputs: [{ name: "vae_name", type: "COMBO", link: null }],
+      outputs: [{ name: "VAE", type: "VAE", links: [] }],
+      properties: { cnr_id: "comfy-core", ver: "0.3.40", "Node name for S&R": "VAELoader", models: [] },
+      widgets_values: ["ae.safetensors"],
+    },
+    { id: 7, type: "sub", size: [300, 200], properties: { proxyWidgets: [["46", "unet_name"]] } },
+  ],
+  links: [[1, 7, 0, 9, 0, "IMAGE"]],
+  definitions: {
+    subgraphs: [
+      {
+        id: "sub",
+        nodes: [
+          {
+            id: 46,
+            type: "UNETLoader",
+            size: [270, 82],
+            inputs: [
+              { name: "unet_name", type: "COMBO", link: 385 },
+              { name: "weight_dtype", type: "COMBO", link: null },
+            ],
+            outputs: [{ name: "MODEL", type: "MODEL", links: [61] }],
+            properties: { cnr_id: "comfy-core", "Node name for S&R": "UNETLoader" },
+            widgets_values: ["flux1-dev.safetensors", "fp8_e4m3fn"],
+          },
+        ],
+        links: [
+          { id: 385, target_id: 46, target_slot: 0 },
+          { id: 61, target_id: 50, target_slot: 0 },
+        ],
+        inputs: [{ linkIds: [385] }],
+      },
+    ],
+  },
+});
+
+/** @type {(file: string) => import("../../web/swap/swapped").Loaded} */
+const loaded = (file) => ({ file, least: [233, 106] });
+
+const BOTH = new Map([
+  ["/3", loaded("ae.safetensors")],
+  ["sub/46", loaded("flux1-dev.safetensors")],
+]);
+
+/** @type {(workflow: Workflow) => any} */
+const inner = ({ definitions }) => definitions?.subgraphs?.[0];
+
+test("a loader in a subgraph keeps its file, type and links, whose slots are behind the plan's", () => {
+  const swapped = onAll(workflow(), new Set(BOTH.keys()));
+  const [loader] = inner(swapped).nodes;
+  assert.equal(loader.type, "LoadParallelDiffusionModel");
+  assert.deepEqual(loader.widgets_values, ["flux1-dev.safetensors", "fp8_e4m3fn"]);
+  assert.deepEqual(
+    loader.inputs.map((/** @type {{ name: string }} */ { name }) => name),
+    ["plan", "unet_name", "weight_dtype"],
+  );
+  assert.deepEqual(inner(swapped).links[0], { id: 385, target_id: 46, target_slot: 1 });
+  assert.deepEqual(inner(swapped).links[1], { id: 61, target_id: 50, target_slot: 0 });
+  assert.equal("cnr_id" in loader.properties, false, "it comes from another pack now");
+});
+
+test("back again it is what it was, bit for bit, and nothing else was touched", () => {
+  const before = workflow();
+  assert.deepEqual(onOne(onAll(before, new Set(BOTH.keys())), BOTH), before);
+  assert.deepEqual(before, workflow(), "the given one stays");
+  assert.deepEqual(onAll(before, new Set()), before);
+});
+
+test("only what is meant changes", () => {
+  const swapped = onAll(workflow(), new Set(["/3"]));
+  assert.equal(swapped.nodes[0]?.type, "LoadParallelVAE");
+  assert.equal(inner(swapped).nodes[0].type, "UNETLoader");
+});
+
+test("a loader that its fields have made larger has its size again, and one that the user has widened keeps that", () => {
+  const swapped = onAll(workflow(), new Set(["/3"]));
+  for (const [size, expected] of /** @type {[[number, number], number[]][]} */ ([
+    [
+      [270, 106],
+      [270, 58],
+    ],
+    [
+      [400, 106],
+      [400, 106],
+    ],
+  ])) {
+    const [loader] = swapped.nodes;
+    if (loader) loader.size = size;
+    assert.deepEqual(onOne(swapped, BOTH).nodes[0]?.size, expected);
+  }
+});
+
+test("a plan that was connected meanwhile goes, with its link", () => {
+  const swapped = onAll(workflow(), new Set(["/3"]));
+  const [loader] = swapped.nodes;
+  const plan = loader?.inputs?.find(({ name }) => name === "plan");
+  if (plan) plan.link = 9;
+  swapped.nodes.push({
+    ...{ id: 11, type: "ParallelPlan", size: [300, 100], properties: {} },
+    outputs: [{ name: "plan", type: "PARALLEL_PLAN", links: [9] }],
+  });
+  swapped.links.push([9, 11, 0, 3, 0, "PARALLEL_PLAN"]);
+  const back = onOne(swapped, BOTH);
+  assert.deepEqual(back.links, workflow().links);
+  assert.deepEqual(back.nodes[2]?.outputs?.[0]?.links, []);
+  assert.deepEqual(back.nodes[0], workflow().nodes[0]);
+});
+
+test("loaders of this pack's that have never been anything else go back to the stock ones, and the sampler with them", () => {
+  /** @type {Workflow} */
+  const ours = {
+    nodes: [
+      {
+        ...{ id: 1, type: "LoadParallelFlux", size: [300, 82], properties: { cnr_id: "us" } },
+        inputs: [{ name: "plan", type: "PARALLEL_PLAN", link: null }],
+        widgets_values: ["flux1-dev.safetensors", "default"],
+      },
+      {
+        id: 2,
+        type: "ParallelSampler",
+        size: [300, 300],
+        properties: {},
+        widgets_values: [1, "fixed", 4, 1, "a", "b", 1],
+      },
+    ],
+    links: [],
+  };
+  const back = onOne(
+    ours,
+    new Map([
+      ["/1", loaded("flux1-dev.safetensors")],
+      ["/2", loaded("")],
+    ]),
+  );
+  assert.deepEqual(
+    back.nodes.map(({ type, widgets_values }) => [type, widgets_values?.length]),
+    [
+      ["UNETLoader", 2],
+      ["KSampler", 7],
+    ],
+  );
+  assert.deepEqual(back.nodes[0]?.inputs, []);
+});
+
+/** @type {(id: number, type: string, more?: Partial<GraphNode>) => GraphNode} */
+const node = (id, type, more = {}) => ({
+  ...{ id, type, title: type, graph: null, badges: [], properties: {} },
+  size: [200, 100],
+  computeSize: () => [200, 100],
+  setSize() {},
+  setDirtyCanvas() {},
+  ...more,
+});
+
+/** @type {(nodes: GraphNode[], id?: string) => Graph} */
+const graph = (nodes, id) => ({
+  nodes,
+  ...(id === undefined ? {} : { id }),
+  getNodeById: () => undefined,
+  trigger() {},
+});
+
+const loader = node(46, "UNETLoader", { title: "Load Diffusion Model" });
+const twice = graph([loader], "sub");
+const root = graph([node(7, "sub", { subgraph: twice }), node(8, "sub", { subgraph: twice }), node(3, "VAELoader")]);
+
+test("a loader in a subgraph that is used twice is found twice, in one place", () => {
+  const uses = [...usesIn(root)];
+  assert.deepEqual(
+    uses.map(({ id, place }) => [id, place]),
+    [
+      ["7", "/7"],
+      ["7:46", "sub/46"],
+      ["8", "/8"],
+      ["8:46", "sub/46"],
+      ["3", "/3"],
+    ],
+  );
+});
+
+/** @type {(file: unknown) => { class_type: string, inputs: Record<string, unknown> }} */
+const queued = (file) => ({ class_type: "", inputs: { unet_name: file, vae_name: file } });
+const uses = [...usesIn(root)].filter(({ node: { subgraph } }) => !subgraph);
+
+test("it changes where all of its uses can, besides those that are off", () => {
+  /** @type {(seven: unknown, eight?: unknown) => string[]} */
+  const places = (seven, eight) => {
+    const prompt = { "7:46": queued(seven), 3: queued("ae.safetensors"), ...(eight ? { "8:46": queued(eight) } : {}) };
+    const why = { said: "unknown." };
+    return [...decide(read(uses, prompt), (_, file) => (file === "bad" ? why : undefined)).places.keys()];
+  };
+  assert.deepEqual(places("good", "good"), ["sub/46", "/3"]);
+  assert.deepEqual(places("good"), ["sub/46", "/3"], "the other one is bypassed");
+  assert.deepEqual(places("good", "bad"), ["/3"]);
+  assert.deepEqual(places(["5", 0], "good"), ["/3"], "a file that comes over a link is not known");
+});
+
+test("what changed and what stays is said, each once, with its reason", () => {
+  const { places, left } = decide(read(uses, { "7:46": queued("a"), "8:46": queued("a") }), () => undefined);
+  const changed = uses.filter(({ place }) => places.has(place));
+  const message = outcomeOf("all", changed, left, ENGLISH);
+  assert.equal(message.summary, "1 model on all GPUs");
+  assert.deepEqual(message.detail.split("\n"), [
+    "Load Diffusion Model is in a subgraph that is used 2 times, and changes in each.",
+    "VAELoader stays: it is muted or bypassed.",
+    "Ctrl+Z undoes it.",
+  ]);
+  assert.equal(outcomeOf("all", [], [], ENGLISH).summary, "No loader here can change to all GPUs.");
+});
+
+test("a loader of another pack is told from nodes that are no loaders", () => {
+  /** @type {(inputs: string[], outputs: string[], type?: string) => boolean} */
+  const is = (inputs, outputs, type = "SomeLoader") =>
+    isAnothers(
+      node(1, type, {
+        inputs: inputs.map((each) => ({ type: each })),
+        outputs: outputs.map((each) => ({ type: each })),
+      }),
+    );
+  assert.equal(is(["COMBO"], ["MODEL"]), true);
+  assert.equal(is(["MODEL", "COMBO"], ["MODEL"]), false);
+  assert.equal(is([], ["IMAGE"]), false);
+  assert.equal(is(["COMBO"], ["MODEL"], "LoadParallelCogVideoX"), false);
+});
+
+test("what has no stock loader stays", () => {
+  const back = whyNotBack((type) => type !== "UnetLoaderGGUF");
+  const use = { place: "/1", id: "1", node: node(1, "LoadParallelDiffusionModel") };
+  assert.equal(back(use, "a.safetensors"), undefined);
+  for (const file of ["a.gguf", "checkpoints/a.safetensors", "a folder"]) assert.ok(back(use, file), file);
+});

@@ -1,0 +1,30 @@
+// @ts-check
+/** The loaders of the open workflow: how many use one GPU and how many all, and a button for each way. */
+
+/** @import { Words } from "../words" */
+/** @import { Swap } from "../swap/swap" */
+
+import { counted } from "../swap/said.js";
+import { button, element } from "./elements.js";
+
+/**
+ * What was found, in words, and the buttons; it says so where there is nothing.
+ *
+ * @param {Swap} swap
+ * @param {Words} words
+ * @returns {HTMLElement}
+ */
+export function loadersView(swap, words) {
+  const { one, all } = swap.loaders;
+  const found = [
+    one.length && words.say("swap.found", { what: counted(one, words) }),
+    all.length && words.say("swap.using", { what: counted(all, words) }),
+  ].filter(Boolean);
+  const buttons = element(
+    "div",
+    "pp-buttons",
+    button(words.say("swap.all"), words.say("swap.all.tooltip"), () => void swap.useAll(), !one.length),
+    button(words.say("swap.one"), words.say("swap.one.tooltip"), () => void swap.useOne(), !all.length),
+  );
+  return element("div", "", element("p", "", found.join(" ") || words.say("swap.nothing.all")), buttons);
+}

@@ -1,0 +1,24 @@
+// @ts-check
+/** The nodes behind an id of an execution, such as `4`, or `7:4` for one inside of the subgraph node 7. */
+
+/** @import { App, GraphNode } from "../comfyui" */
+
+/**
+ * The subgraph nodes that it is inside of, the outermost first, and the node itself, last; nothing where it is gone.
+ *
+ * @param {App} app
+ * @param {string} id
+ * @returns {GraphNode[]}
+ */
+export function pathOf(app, id) {
+  const path = [];
+  /** @type {import("../comfyui").Graph | undefined} */
+  let graph = app.rootGraph;
+  for (const part of id.split(":")) {
+    const node = /** @type {GraphNode | null | undefined} */ (graph?.getNodeById(part));
+    if (!node) return [];
+    path.push(node);
+    graph = node.subgraph;
+  }
+  return path;
+}

@@ -1,0 +1,67 @@
+// @ts-check
+/** What is said of loaders that were found, have changed or stay. */
+
+/** @import { ToastMessage } from "../comfyui" */
+/** @import { Key, Words } from "../words" */
+/** @import { Left, Use } from "./found" */
+
+import { PAIRS } from "./pairs.js";
+
+/** Milliseconds for which a message is seen that asks for nothing. */
+const SHORT = 6_000;
+
+/**
+ * How many models and VAEs these are, in words; a node in a subgraph counts once, however often that is used.
+ *
+ * @param {readonly Use[]} uses
+ * @param {Words} words
+ * @returns {string}
+ */
+export function counted(uses, words) {
+  const once = new Map(uses.map(({ place, node }) => [place, node.type]));
+  const kinds = [...once.values()].map((type) => PAIRS.find(({ one, all }) => [one, all].includes(type))?.holds);
+  /** @type {(holds: string, one: Key, more: Key) => string} */
+  const number = (holds, one, more) => {
+    const count = kinds.filter((kind) => kind === holds).length;
+    return count ? words.say(count === 1 ? one : more, { count }) : "";
+  };
+  const parts = [number("model", "swap.model", "swap.models"), number("vae", "swap.vae", "swap.vaes")].filter(Boolean);
+  const [one = "", other] = parts;
+  return other ? words.say("doctor.and", { one, other }) : one;
+}
+
+/**
+ * What came of a swap.
+ *
+ * @param {"all" | "one"} way
+ * @param {readonly Use[]} uses that have changed
+ * @param {readonly Left[]} left
+ * @param {Words} words
+ * @returns {ToastMessage}
+ */
+export function outcomeOf(way, uses, left, words) {
+  const lines = [...new Set([...sharedIn(uses, words), ...left.map((each) => lineOf(each, words))])];
+  const what = counted(uses, words);
+  if (!what) {
+    const nothing = words.say(way === "all" ? "swap.nothing.all" : "swap.nothing.one");
+    return { severity: "info", summary: nothing, detail: lines.join("\n"), ...(left.length ? {} : { life: SHORT }) };
+  }
+  const summary = words.say(way === "all" ? "swap.done.all" : "swap.done.one", { what });
+  const detail = [...lines, words.say("swap.undo")].join("\n");
+  return { severity: left.length ? "info" : "success", summary, detail, ...(left.length ? {} : { life: SHORT }) };
+}
+
+/** Of each place that is used more than once. */
+/** @type {(uses: readonly Use[], words: Words) => string[]} */
+function sharedIn(uses, words) {
+  return uses.flatMap(({ place, node: { title } }) => {
+    const count = uses.filter((each) => each.place === place).length;
+    return count > 1 ? [words.say("swap.shared", { title, count })] : [];
+  });
+}
+
+/** @type {(left: Left, words: Words) => string} */
+function lineOf({ use, why }, words) {
+  const reason = "key" in why ? words.say(why.key) : words.told(why.said);
+  return words.say("swap.left", { title: use.node.title, why: reason });
+}
