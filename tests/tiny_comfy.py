@@ -180,6 +180,20 @@ def _of(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any], An
     return make
 
 
+def _unet(
+    channels: int, depths: tuple[int, ...], heads: int = 64, latent: int = 4, **sizes: Any
+) -> Callable[[Any, Any], Any]:
+    """A UNet with a block of a kind at each of its scales; `heads` are the features of one, or -1 where there are 8."""
+    counts = {"num_heads": 8, "num_head_channels": -1} if heads < 0 else {"num_heads": -1, "num_head_channels": heads}
+    settings: dict[str, Any] = {
+        "image_size": 32, "use_checkpoint": False, "use_spatial_transformer": True, "legacy": False, "in_channels": latent,
+        "out_channels": 4, "model_channels": channels, "num_res_blocks": [1] * len(depths),
+        "channel_mult": (1,) * len(depths), "transformer_depth": list(depths),
+        "transformer_depth_output": [0, 1] * len(depths),
+    }  # fmt: skip
+    return _of("modules.diffusionmodules.openaimodel.UNetModel", **settings | counts | sizes)
+
+
 def _flux2(_: Any, operations: Any) -> Any:
     from comfy.ldm.flux.model import Flux
 
@@ -487,6 +501,25 @@ def _ltxav(config: Mapping[str, Any], text: int) -> Tiny:
 
 
 TINY: Mapping[str, Tiny] = {
+    "sd15": Tiny(
+        _unet(320, (1, 1), -1, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
+        (4, 9, 14),
+        768,
+    ),
+    "sdxl": Tiny(  # KOALA, which is SDXL with fewer blocks
+        _unet(
+            320,
+            (0, 2, 5),
+            context_dim=2048,
+            use_linear_in_transformer=True,
+            transformer_depth_middle=-2,
+            num_classes="sequential",
+            adm_in_channels=2816,
+        ),
+        (4, 9, 14),
+        2048,
+        pooled=1280,
+    ),
     "minimax": Tiny(_minimax(), (), 40),
     "minimax_curves": Tiny(_minimax(adaln_curve_grid=16), (), 40),
     "ltxav": _ltxav(LTXAV, 48),

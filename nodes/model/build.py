@@ -14,6 +14,7 @@ from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
 from ...parallel_backend.weights.digest import file_digest
@@ -57,8 +58,10 @@ def load_model(
     """
     if weight_dtype not in WEIGHT_DTYPES:
         raise Refused(f"weight_dtype {weight_dtype!r} is unknown: use one of {', '.join(WEIGHT_DTYPES)}.")
+    checkpoint = read_header(path)
+    family_name = running(family_name, checkpoint)
     family = FAMILIES[family_name]
-    part, config = family.inspect(read_header(path))
+    part, config = family.inspect(checkpoint)
     if kinds and family.shape(config).name not in kinds:
         raise Refused(
             f"{part.path.name} is a {family.shape(config).name} model and this loader takes {', '.join(sorted(kinds))}: use "

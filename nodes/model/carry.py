@@ -15,7 +15,7 @@ from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Promp
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
 from .compiled import compiler_of
-from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of
+from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from .guides import guides_of
 from .networks import PATCHES
 from .refusals import refuse_prompts, refuse_transformer_options
@@ -42,13 +42,17 @@ def example_of(run: SamplerRun) -> Given:
     """One forward of the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
-    longest = max(prompts, key=lambda conds: conds[CROSS_ATTENTION].cond.shape[1])
+    longest = max(prompts, key=_text_length)
     given = of_prompt(longest, dtype)
     tensors = {
         name: tensor if in_dict(name, given.values) else tensor[:1].expand(batch, *tensor.shape[1:])
         for name, tensor in given.tensors.items()
     }
     return Given({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
+
+
+def _text_length(conds: Mapping[str, Any]) -> int:
+    return conds[CROSS_ATTENTION].cond.shape[1] if CROSS_ATTENTION in conds else 0
 
 
 def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -130,8 +134,11 @@ def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()
     options = options_of(run.model_options["transformer_options"])
+    kinds = repeated_text(run.guider.inner_model)
     return {
-        side: _side(side, entries, dtype, tensors, options) for side, entries in sides.items() if entries is not None
+        side: _side(side, entries, dtype, tensors, options, kinds)
+        for side, entries in sides.items()
+        if entries is not None
     }, tensors
 
 
@@ -141,12 +148,13 @@ def _side(
     dtype: torch.dtype,
     tensors: dict[str, Tensor],
     options: Mapping[str, Value],
+    more_kinds: tuple[type, ...],
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
         if entry.get("control") is not None:
             raise NotSupported("ControlNet")
-        check_prompt(entry)
+        check_prompt(entry, more_kinds)
         own = of_prompt(entry["model_conds"], dtype)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}

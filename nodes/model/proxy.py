@@ -58,7 +58,7 @@ class DiffusionProxy(nn.Module):
         return self._skeleton[0]
 
     @torch.compiler.disable
-    def forward(self, x: Any, timestep: Any, context: Tensor, **inputs: Any) -> Any:
+    def forward(self, x: Any, timestep: Any, context: Tensor | None, **inputs: Any) -> Any:
         """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs DIFFUSION_MODEL wrappers as ComfyUI's own does.
 
         `x` and the output may be lists of a video and its sound, `timestep` a tuple of theirs.
@@ -68,7 +68,7 @@ class DiffusionProxy(nn.Module):
         executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
 
-    def _forward(self, x: Any, timestep: Any, context: Tensor, transformer_options: Any, **inputs: Any) -> Any:
+    def _forward(self, x: Any, timestep: Any, context: Tensor | None, transformer_options: Any, **inputs: Any) -> Any:
         if isinstance(x, list):
             x, shapes = comfy.utils.pack_latents(x) if len(x) > 1 else (x[0], [x[0].shape])
             out = self._forward(x, timestep, context, transformer_options, **inputs, **{SHAPES: shapes})

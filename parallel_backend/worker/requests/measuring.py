@@ -16,6 +16,7 @@ from ...comm.moments import Moments
 from ...diffusion import Value
 from ...mesh import build_mesh
 from ...models import FAMILIES
+from ...models.comfyui.whole_family import WholeFamily
 from ...models.family import Family, Stage
 from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
@@ -35,6 +36,7 @@ from ...wire.messages import (
 )
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
+from .timing_whole import time_forward
 
 RUNS = 3
 
@@ -73,7 +75,10 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
     mark = rank.status.mark
-    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
+    if isinstance(family, WholeFamily):
+        seconds, counts = time_forward(family, config, rank.device, dtype, tensors, message.values, mark)
+    else:
+        seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:

@@ -20,7 +20,6 @@ from ...denoise.schedule import schedule
 from ...denoise.shared_noise import SharedNoise
 from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
-from ...layout import cut
 from ...mesh import Mesh
 from ...models.comfyui.guides import guide_function
 from ...models.comfyui.sampler import SamplerFunction
@@ -89,7 +88,7 @@ class _Run:
         self._mesh = mesh
         self._previews = previews
         self._x = tensors["x"]
-        self._runs = cut(self._x.shape[0], message.plan.data)
+        self._runs = message.plan.parts(self._x.shape[0])
         self._process = process_of(message.sampling, tensors)
         guides = [guide_function(guide) for guide in message.guides]
         self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
@@ -192,6 +191,6 @@ def _prompts(message: Sample, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts
     sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
     mine = list(sides) if mesh.cfg.size == 1 else [mesh.cfg.rank]
     batch = tensors["x"].shape[0]
-    rows = cut(batch, mesh.data.size)[mesh.data.rank]
+    rows = message.plan.parts(batch)[mesh.data.rank]
     own = {name: tensors.pop(name) for name in list(tensors) if name.startswith("prompt.")}
     return Prompts(sides, mine, own, getattr(torch, message.compute_dtype), batch, rows)
