@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import comfy.model_management
 import comfy.utils
 import torch
 from comfy.cli_args import PerformanceFeature, args
+from torch import Tensor
 
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
@@ -47,11 +49,14 @@ def load_model(
     weight_dtype: str,
     plan: ParallelPlan,
     kinds: Collection[str] = (),
+    beside: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> ParallelModelPatcher:
     """A MODEL for a file; reads the file's header only.
 
     Args:
         kinds: the models of the family that are taken; all if empty.
+        beside: what a checkpoint holds beside its diffusion model, where ComfyUI's class is to look into it (a v-prediction's
+            mark, embedders of its own), as Load Checkpoint has it look and Load Diffusion Model has not.
 
     Raises:
         Refused: the file is not one of these, or the plan cannot work on this machine.
@@ -94,7 +99,8 @@ def load_model(
     in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
     expanded = expanded_bytes(part, dtype, (cast or dtype).itemsize, in_fp8)
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
-    model = SKELETONS[family_name].make(model_config, tensors, config)
+    whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
+    model = SKELETONS[family_name].make(model_config, tensors, whole_file)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
     model.diffusion_model = DiffusionProxy(model, remote, shares)
     patcher = ParallelModelPatcher(

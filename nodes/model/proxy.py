@@ -14,6 +14,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from torch import Tensor, nn
 
 from ...parallel_backend.models.comfyui.conditioning import SHAPES, flatten
+from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from ..shares import Shares
 from .attention_guides import values_of as guides_as_values
@@ -81,6 +82,11 @@ class DiffusionProxy(nn.Module):
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
+        if control is not None and self.remote.shape.whole:  # into the forward as ComfyUI gives it
+            flatten(
+                CONTROL, {kind: list(given_there) for kind, given_there in control.items()}, given.tensors, given.values
+            )
+            control = None
         compared = guides_as_values(transformer_options)
         given.values.update(options_of(transformer_options) | values_of(skipped) | compared)
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:

@@ -176,7 +176,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "families": {
         "nodes/model/build.py": ("… is a … model and this loader takes",),
-        "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, which is not supported",),
+        "parallel_backend/models/inspection.py": ("… lacks the tensor …: choose a complete",),
         "parallel_backend/models/diffusers/cogvideox.py": ("… has no CogVideoX tensors: choose a",),
         "parallel_backend/models/diffusers/pixart.py": ("… has no PixArt tensors: choose a PixArt-alpha",),
     },

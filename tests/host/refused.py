@@ -93,7 +93,7 @@ def files(server: ComfyUI) -> Refusals:
 
 def families(server: ComfyUI) -> Refusals:
     save_families(server, "flux2", "wan")
-    yield undeclared(server), f".*is a {UNDECLARED} model, which is not supported yet"
+    yield undeclared(server), f".*choose a complete {UNDECLARED} file"
     for kind, what in (
         ("Flux", "is a WAN21_T2V model"),
         ("CogVideoX", "has no CogVideoX"),

@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import TOLERANCE, LatentOf, graph_of, spread
-from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, node
-from tests.host.more_families import save_with_prompts
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, controlled, node
+from tests.host.more_families import Layers, save_with_prompts
+from tests.host.test_comfy_files import save_lora, with_lora
 from tests.selection import product
+from tests.tiny_controlnet import save_of_unet
+from tests.vae.comfy_vaes import save_image_vae
 
 SPLITS: Mapping[str, dict[str, Any]] = {
     "cfg 2": {"devices": "cpu:2", "cfg": 2},
@@ -22,10 +27,34 @@ SPLITS: Mapping[str, dict[str, Any]] = {
 }
 
 
+LAYERS: Layers = {
+    "sd15": ("input_blocks.1.1.transformer_blocks.0.attn1.to_q", "middle_block.1.transformer_blocks.0.ff.net.0.proj"),
+    "sdxl": ("input_blocks.3.1.transformer_blocks.1.attn2.to_v", "time_embed.2", "label_emb.0.0"),
+}
+
+CONTROL = {
+    "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
+    "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    for name in ("sd15", "sdxl"):
+    models = comfyui.base_dir / "models"
+    for name, layers in LAYERS.items():
         save_with_prompts(comfyui, name)
+        tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
+        names = tuple(f"diffusion_model.{layer}" for layer in layers)
+        save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
+        save_lora(models / "loras" / f"{name}-other-lora.safetensors", names[:1], tensors)
+    full = {
+        f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()
+    }  # SDXL, as v-prediction checkpoints are
+    vae = save_image_vae(models / "vae" / "whole.safetensors", name="sd")
+    full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
+    save_of_unet(models / "controlnet" / "sd15.safetensors")
 
 
 def batched(graph: Graph, batch: int) -> Graph:
@@ -37,3 +66,79 @@ def batched(graph: Graph, batch: int) -> Graph:
 def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = batched(graph_of(name, steps=2), 3)
     assert relative_error(latent_of(spread(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+@product(name=("sdxl", "sd15"), split={name: SPLITS[name] for name in ("cfg 2", "data 2, cfg 2")})
+def test_loras(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
+    plain = batched(graph_of(name, steps=2), 2)
+    graph = with_lora(with_lora(plain, name, 0.8), f"{name}-other", -0.5)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+def test_texts_of_other_lengths_and_ranges(latent_of: LatentOf) -> None:
+    """Combined, with a range each, in the loop: ComfyUI repeats the shorter text, the workers run it apart."""
+    graph = batched(graph_of("sd15", steps=3), 1)
+    graph["first"] = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.6)
+    graph["both"] = node("ConditioningCombine", conditioning_1=["first", 0], conditioning_2=["negative", 0])
+    graph["sampler"]["inputs"]["positive"] = ["both", 0]
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", [pytest.param(SPLITS[name], id=name) for name in ("cfg 2", "data 2, cfg 2")])
+def test_an_area_and_a_mask(split: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = batched(graph_of("sd15", steps=2), 2)
+    graph |= {
+        "area": node("ConditioningSetArea", conditioning=["negative", 0], width=64, height=64, x=16, y=8, strength=0.7),
+        "mask": node("SolidMask", value=0.5, width=112, height=72),
+        "masked": node(
+            "ConditioningSetMask", conditioning=["positive", 0], mask=["mask", 0], strength=0.9, set_cond_area="default"
+        ),
+        "both": node("ConditioningCombine", conditioning_1=["area", 0], conditioning_2=["masked", 0]),
+        "all": node("ConditioningCombine", conditioning_1=["both", 0], conditioning_2=["positive", 0]),
+    }
+    graph["sampler"]["inputs"]["positive"] = ["all", 0]
+    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+
+
+@product(split=SPLITS, sampler=("euler", "heun"))
+def test_a_controlnet(split: dict[str, Any], sampler: str, latent_of: LatentOf) -> None:
+    plain = batched(graph_of("sd15", steps=2, sampler_name=sampler), 2)
+    graph = controlled(plain | CONTROL, strength=0.7, end=0.8)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Its mark of v-prediction, which Load Diffusion Model does not look at, and its VAE."""
+    plain = batched(graph_of("sdxl", steps=2), 2)
+    graph = plain | {
+        "model": node("CheckpointLoaderSimple", ckpt_name="sdxl-v.safetensors"),
+        "pixels": node("VAEDecode", samples=["sampler", 0], vae=["model", 2]),
+        "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["model", 2]),
+        "saved": node("SaveLatent", samples=["encoded", 0], filename_prefix="decoded"),
+    }
+    ours = graph | {
+        "plan": node("ParallelPlan", devices="cpu:2", cfg=2),
+        "model": node("LoadParallelCheckpoint", ckpt_name="sdxl-v.safetensors", plan=["plan", 0]),
+        "sampler": node("ParallelSampler", **graph["sampler"]["inputs"]),
+    }
+    runs = [comfyui.queue(each).check() for each in (ours, graph)]
+    for name in ("save", "saved"):
+        found, stock = (saved_latent(comfyui, run, name) for run in runs)
+        assert relative_error(found, stock) <= TOLERANCE
+    assert relative_error(latent_of(plain), saved_latent(comfyui, runs[1])) > DIFFERENT
+
+
+def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
+    said = []
+    for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
+        graph = {
+            "model": node(loader, ckpt_name="sdxl-v.safetensors"),
+            "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
+            "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
+        }
+        error = comfyui.queue(graph).error
+        assert error is not None
+        said.append(error.exception_message)
+    assert said[0] == said[1]

@@ -15,6 +15,7 @@ from ...errors import Refused
 from ...plan import ModelShape
 from ...weights.checkpoint import Checkpoint
 from ...weights.keymap import KeyMap, Piece
+from ...weights.values import values_of
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from .comfy_family import UNCONVERTED, make
@@ -25,6 +26,9 @@ from .whole_model import WholeModel
 
 NAME = "whole"
 """The family's, in requests."""
+
+LOOKED_INTO = ("output_blocks.11.1.transformer_blocks.0.norm1.bias",)
+"""Small tensors whose values tell ComfyUI's classes what the model predicts (Stable Diffusion 2)."""
 
 WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 """Of UNets what a prompt's text and its pooled text are called in ComfyUI's configuration."""
@@ -73,8 +77,10 @@ class WholeFamily:
         import_comfyui()
         part, marks, described = detect(checkpoint)
         kind = type(described).__name__
+        tensors = part.meta_tensors()
+        tensors |= {name: values_of(part.entries[name]) for name in LOOKED_INTO if name in tensors}
         try:
-            base = make(described, part.meta_tensors(), UNCONVERTED)
+            base = make(described, tensors, UNCONVERTED)
         except DAMAGE as error:
             raise unmakable(part, error) from None
         module = base.diffusion_model
@@ -90,13 +96,13 @@ class WholeFamily:
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
         made_of = quantise_layers(module, part, marks, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
-        check_tensors(part, plain, kind, parameters)
+        check_tensors(part, plain, kind)
         held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
         config = WholeConfig(
             kind=kind,
             described=described,
             base_model=base,
-            tensors=part.meta_tensors(),
+            tensors=tensors,
             shape=shape,
             latent_channels=formats.latent_channels,
             latent_dims=formats.latent_dimensions,
