@@ -43,6 +43,8 @@ FILES = {
                 "test_comfy_videos",
                 "test_comfy_wide",
                 "test_every_node",
+                "test_whole",
+                "test_whole_classes",
             ),
         ),
     )

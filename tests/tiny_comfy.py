@@ -183,15 +183,25 @@ def _of(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any], An
 def _unet(
     channels: int, depths: tuple[int, ...], heads: int = 64, latent: int = 4, **sizes: Any
 ) -> Callable[[Any, Any], Any]:
-    """A UNet with a block of a kind at each of its scales; `heads` are the features of one, or -1 where there are 8."""
+    """A UNet with a transformer at each depth given, two at a scale of long ones, else one; `heads` are the features of one
+    head, or -1 where there are 8."""
+    blocks = 2 if len(depths) > 3 else 1
     counts = {"num_heads": 8, "num_head_channels": -1} if heads < 0 else {"num_heads": -1, "num_head_channels": heads}
     settings: dict[str, Any] = {
         "image_size": 32, "use_checkpoint": False, "use_spatial_transformer": True, "legacy": False, "in_channels": latent,
-        "out_channels": 4, "model_channels": channels, "num_res_blocks": [1] * len(depths),
-        "channel_mult": (1,) * len(depths), "transformer_depth": list(depths),
-        "transformer_depth_output": [0, 1] * len(depths),
+        "out_channels": 4, "model_channels": channels, "num_res_blocks": [blocks] * (len(depths) // blocks),
+        "channel_mult": (1,) * (len(depths) // blocks), "transformer_depth": list(depths),
+        "transformer_depth_output": ([0] * blocks + [1]) * (len(depths) // blocks),
     }  # fmt: skip
     return _of("modules.diffusionmodules.openaimodel.UNetModel", **settings | counts | sizes)
+
+
+VIDEO_UNET: Mapping[str, Any] = {
+    "extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy": "learned_with_images", "merge_factor": 0.0,
+    "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True, "use_temporal_attention": True,
+    "disable_temporal_crossattention": False,
+}  # fmt: skip
+"""What ComfyUI detects of Stable Video Diffusion."""
 
 
 def _flux2(_: Any, operations: Any) -> Any:
@@ -505,6 +515,68 @@ TINY: Mapping[str, Tiny] = {
         _unet(320, (1, 1), -1, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
         (4, 9, 14),
         768,
+    ),
+    "inpaint": Tiny(
+        _unet(320, (1,), -1, latent=9, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
+        (4, 9, 14),
+        768,
+    ),
+    "sd20": Tiny(
+        _unet(320, (1, 1), context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1),
+        (4, 9, 14),
+        1024,
+    ),
+    "sdxl_refiner": Tiny(
+        _unet(
+            384,
+            (0, 0, 4, 4, 4, 4, 0, 0),
+            context_dim=1280,
+            use_linear_in_transformer=True,
+            transformer_depth_middle=1,
+            num_classes="sequential",
+            adm_in_channels=2560,
+        ),
+        (4, 9, 14),
+        1280,
+        pooled=1280,
+    ),
+    "svd": Tiny(
+        _unet(
+            320,
+            (1, 1, 1, 1, 1, 1, 0, 0),
+            latent=8,
+            context_dim=1024,
+            use_linear_in_transformer=True,
+            transformer_depth_middle=1,
+            num_classes="sequential",
+            adm_in_channels=768,
+            **VIDEO_UNET,
+        ),
+        (4, 8, 12),
+        1024,
+    ),
+    "hunyuan3d": Tiny(
+        _of(
+            "hunyuan3d.model.Hunyuan3Dv2",
+            context_in_dim=96,
+            hidden_size=256,
+            num_heads=16,
+            depth=2,
+            depth_single_blocks=2,
+            guidance_embed=True,
+        ),
+        (64, 37),
+        96,
+    ),
+    "hunyuan3d21": Tiny(
+        _of(
+            "hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
+            hidden_size=256,
+            depth=8,
+            guidance_cond_proj_dim=None,
+        ),
+        (64, 37),
+        1024,
     ),
     "sdxl": Tiny(  # KOALA, which is SDXL with fewer blocks
         _unet(

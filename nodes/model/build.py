@@ -16,6 +16,7 @@ from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.models.comfyui.conditioning import SIDES
 from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.checkpoint import read_header
@@ -23,6 +24,7 @@ from ...parallel_backend.weights.digest import file_digest
 from ...parallel_backend.weights.keymap import tensor_sizes
 from ...parallel_backend.weights.packing import expanded_bytes, held_bytes, packed_starts
 from ..shares import Shares
+from .named_options import named_by
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
@@ -101,6 +103,11 @@ def load_model(
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
     whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
+    if remote.shape.whole and SIDES in named_by(model.diffusion_model):
+        raise Refused(
+            f"{part.path.name} is a {remote.shape.name} model, which looks at both prompts of a call together, so they cannot be "
+            "computed apart: use Load Diffusion Model."
+        )
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
     model.diffusion_model = DiffusionProxy(model, remote, shares)
     patcher = ParallelModelPatcher(

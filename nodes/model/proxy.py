@@ -18,6 +18,8 @@ from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.weights.adapters import NONE, AdapterSet
 from ..shares import Shares
 from .attention_guides import values_of as guides_as_values
+from .control import Control
+from .control_whole import Shapes, refuse_other_control, shapes_in
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .networks import PATCHES, networks_of, refuse_stages
 from .refusals import refuse_transformer_options, refuse_weights
@@ -44,6 +46,7 @@ class DiffusionProxy(nn.Module):
         self.remote = remote
         self.shares = shares
         self.asked_of_text: dict[str, Any] | None = None
+        self._control_shapes: dict[object, Shapes] = {}
         self._within = Within(skeleton)
         self._own = {*vars(self), "_own"}
 
@@ -82,10 +85,10 @@ class DiffusionProxy(nn.Module):
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
-        if control is not None and self.remote.shape.whole:  # into the forward as ComfyUI gives it
-            flatten(
-                CONTROL, {kind: list(given_there) for kind, given_there in control.items()}, given.tensors, given.values
-            )
+        if control is not None and self.remote.shape.whole:
+            self._check_control(control, x, {"timestep": timestep, **given.tensors})
+            lists = {kind: list(tensors) for kind, tensors in control.items()}
+            flatten(CONTROL, lists, given.tensors, given.values)
             control = None
         compared = guides_as_values(transformer_options)
         given.values.update(options_of(transformer_options) | values_of(skipped) | compared)
@@ -106,6 +109,13 @@ class DiffusionProxy(nn.Module):
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
         check_stages(skipped, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
+
+    def _check_control(self, control: Control, x: Tensor, given: Mapping[str, Tensor]) -> None:
+        """Raise Refused where a ControlNet's output does not fit the model, of which UNets alone take one whole."""
+        key = tuple((name, tensor.shape) for name, tensor in {"x": x, **given}.items())
+        if key not in self._control_shapes:
+            self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, given)
+        refuse_other_control(control, self._control_shapes[key])
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""

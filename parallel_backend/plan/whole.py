@@ -49,9 +49,10 @@ def refuse_whole(plan: ParallelPlan, workers: int, workload: Workload) -> None:
                 f"data {max(1, plan.data)} x cfg {max(1, plan.cfg)} takes {max(1, plan.data) * max(1, plan.cfg)} workers or a "
                 f"multiple of it, and devices {plan.devices!r} are {workers}: use data 0 and cfg 0 (automatic), or more devices."
             )
+        way_out = f"{fewer} of them" + ("" if plan.data else ", or a larger batch")
         raise PlanRefused(
             f"devices {plan.devices!r} are {workers} workers, and {SPLIT}: {_job(plan, workload)}, {_gpus(most)} at most; use "
-            f"{fewer} of them" + (", or a larger batch." if plan.data == 0 else ".")
+            f"{way_out}."
         )
 
 

@@ -19,8 +19,10 @@ def values_of(entry: Entry) -> Tensor:
         raise Refused(
             f"{entry.file.name} holds a tensor as {entry.storage.name} that is needed as it is: choose a .safetensors file."
         )
-    data = torch.empty(entry.nbytes, dtype=torch.uint8)
-    view, done = memoryview(data.numpy()), 0
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    data = bytearray(entry.nbytes)
+    view, done = memoryview(data), 0
     with entry.file.open("rb", buffering=0) as file:
         file.seek(entry.offset)
         while done < entry.nbytes:
@@ -28,4 +30,4 @@ def values_of(entry: Entry) -> Tensor:
             if not read:
                 raise Refused(f"{entry.file.name} ends early: download it again.")
             done += read
-    return data.view(entry.dtype).view(entry.shape)
+    return torch.frombuffer(data, dtype=entry.dtype).view(entry.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,9 @@ from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, sp
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, node
 from tests.host.more_families import Layers, save_with_prompts
+from tests.host.refused_whole import PLANS, no_negative, other_control, other_text, save, sound, swapped
 from tests.host.test_comfy_files import save_lora, with_lora
+from tests.host.test_families import refused
 from tests.selection import product
 from tests.tiny_controlnet import save_of_unet
 from tests.vae.comfy_vaes import save_image_vae
@@ -40,6 +42,7 @@ CONTROL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
+    save(comfyui)
     models = comfyui.base_dir / "models"
     for name, layers in LAYERS.items():
         save_with_prompts(comfyui, name)
@@ -142,3 +145,14 @@ def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: 
         assert error is not None
         said.append(error.exception_message)
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(("plan", "said"), PLANS.values(), ids=PLANS)
+def test_a_plan_that_cannot_work_is_refused(plan: dict[str, Any], said: str, comfyui: ComfyUI) -> None:
+    assert refused(comfyui, spread(graph_of("sd15"), **plan)) == said
+
+
+@pytest.mark.parametrize("case", [no_negative, sound, other_text, swapped, other_control])
+def test_a_job_that_cannot_work_is_refused(case: Callable[[], tuple[Graph, str]], comfyui: ComfyUI) -> None:
+    graph, said = case()
+    assert said in refused(comfyui, graph)

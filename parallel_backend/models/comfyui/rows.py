@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...diffusion import Value
+from ...plan import ResolvedPlan
 from .conditioning import in_dict
 
 CONTROL = "control"
@@ -21,6 +22,12 @@ def together(values: Mapping[str, Value]) -> int:
     """How many rows of a batch belong together, one behind the other."""
     frames = values.get(FRAMES, 1)
     return frames if isinstance(frames, int) else 1
+
+
+def parts_of(plan: ResolvedPlan, batch: int, values: Mapping[str, Value]) -> list[slice]:
+    """The rows of a batch that each data rank of a plan computes; those that belong together stay so."""
+    unit = together(values) if batch % together(values) == 0 else 1
+    return [slice(unit * run.start, unit * run.stop) for run in plan.parts(batch // unit)]
 
 
 def rows_of(tensors: Mapping[str, Tensor], values: Mapping[str, Value], rows: Tensor) -> dict[str, Tensor]:

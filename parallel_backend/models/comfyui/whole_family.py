@@ -27,8 +27,9 @@ from .whole_model import WholeModel
 NAME = "whole"
 """The family's, in requests."""
 
-LOOKED_INTO = ("output_blocks.11.1.transformer_blocks.0.norm1.bias",)
-"""Small tensors whose values tell ComfyUI's classes what the model predicts (Stable Diffusion 2)."""
+LOOKED_INTO = ("output_blocks.11.1.transformer_blocks.0.norm1.bias", "conditioner.conditioners.")
+"""How tensors begin whose values ComfyUI's classes need when they are made: what Stable Diffusion 2 predicts, and the embedders
+of Stable Audio, which are outside of its diffusion model."""
 
 WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 """Of UNets what a prompt's text and its pooled text are called in ComfyUI's configuration."""
@@ -78,7 +79,11 @@ class WholeFamily:
         part, marks, described = detect(checkpoint)
         kind = type(described).__name__
         tensors = part.meta_tensors()
-        tensors |= {name: values_of(part.entries[name]) for name in LOOKED_INTO if name in tensors}
+        tensors |= {
+            name: values_of(entry)
+            for name, entry in {**checkpoint.entries, **part.entries}.items()
+            if name.startswith(LOOKED_INTO)
+        }
         try:
             base = make(described, tensors, UNCONVERTED)
         except DAMAGE as error:

@@ -14,6 +14,7 @@ from ...attention.packages import package_faults
 from ...comm.meter import Meter
 from ...comm.moments import Moments
 from ...diffusion import Value
+from ...errors import Refused
 from ...mesh import build_mesh
 from ...models import FAMILIES
 from ...models.comfyui.whole_family import WholeFamily
@@ -28,6 +29,7 @@ from ...weights.layers import materialise
 from ...weights.requantised import compute_in
 from ...wire.messages import (
     BlocksMeasured,
+    Declined,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
@@ -35,6 +37,7 @@ from ...wire.messages import (
     MemoryMeasured,
 )
 from ..memory.stage_part import STORAGE_DTYPES
+from .apart import refuse_rows_that_meet
 from .rank import Rank
 from .timing_whole import time_forward
 
@@ -76,6 +79,8 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     dtype = STORAGE_DTYPES[spec.dtype]
     mark = rank.status.mark
     if isinstance(family, WholeFamily):
+        if _declines_to_split(rank, message, family, config, tensors):
+            return
         seconds, counts = time_forward(family, config, rank.device, dtype, tensors, message.values, mark)
     else:
         seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
@@ -84,6 +89,25 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     if mesh.reports:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts)
         rank.link.send(BlocksMeasured(message.request, times))
+
+
+def _declines_to_split(
+    rank: Rank, message: MeasureBlocks, family: WholeFamily, config: Any, tensors: Mapping[str, Tensor]
+) -> bool:
+    """Whether the rows of a batch cannot be computed apart, as a plan of several ranks would; rank 0 then tells the host.
+
+    A collective.
+    """
+    problem = ""
+    if message.plan.world_size > 1:
+        try:
+            refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
+        except Refused as refusal:
+            problem = str(refusal)
+    problem = next(filter(None, rank.world.gather(problem)), "")
+    if problem and rank.world.rank == 0:
+        rank.link.send(Declined(message.request, problem))
+    return bool(problem)
 
 
 def time_blocks(
