@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import comfy.model_detection
 import comfy.sd
+import comfy.utils
 import folder_paths
 from torch import Tensor
 
+from ..parallel_backend.errors import Refused
 from ..parallel_backend.models.comfyui.marks import READ
 from ..parallel_backend.weights.checkpoint import Checkpoint, read_header
 from ..parallel_backend.weights.values import values_of
@@ -38,6 +41,26 @@ def parts_of(path: str) -> Parts:
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inside = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     return Parts(inside | _marks(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
+
+
+def refuse_another_class(path: str, parts: Parts, model: Any) -> None:
+    """Refuse a checkpoint that ComfyUI takes to be of another class than its diffusion model is by itself.
+
+    Raises:
+        Refused: with that class, as of Stable Zero123, which is known by a tensor beside its diffusion model.
+    """
+    if not parts.model:
+        return
+    every = {**parts.model, **parts.beside}
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(every)
+    metadata = dict(read_header(path).metadata)
+    every, metadata = comfy.utils.convert_old_quants(every, prefix, metadata=metadata)
+    found = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
+    if found is not type(model.model_config):
+        raise Refused(
+            f"{Path(path).name} is a {found.__name__} checkpoint, whose diffusion model alone is a "
+            f"{type(model.model_config).__name__}, which is not supported: use Load Checkpoint."
+        )
 
 
 def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
-from .checkpoint_parts import clip_and_vae, parts_of
+from .checkpoint_parts import clip_and_vae, parts_of, refuse_another_class
 from .model.build import load_model
 from .model_files import CHECKPOINTS, fingerprint_of
 from .parallel_plan import PlanType
@@ -58,4 +58,5 @@ class LoadParallelCheckpoint(io.ComfyNode):
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
         parts = parts_of(path)
         model = load_model(backend(), "comfyui", path, "default", plan or ParallelPlan(), beside=parts.beside)
+        refuse_another_class(path, parts, model.model)
         return io.NodeOutput(model, *clip_and_vae(path, parts))

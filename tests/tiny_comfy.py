@@ -521,6 +521,24 @@ TINY: Mapping[str, Tiny] = {
         (4, 9, 14),
         768,
     ),
+    "ip2p": Tiny(
+        _unet(320, (1,), -1, latent=8, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
+        (4, 9, 14),
+        768,
+    ),
+    "lotus": Tiny(
+        _unet(
+            320,
+            (1,),
+            context_dim=1024,
+            use_linear_in_transformer=True,
+            transformer_depth_middle=1,
+            num_classes="sequential",
+            adm_in_channels=4,
+        ),
+        (4, 9, 14),
+        1024,
+    ),
     "sd20": Tiny(
         _unet(320, (1, 1), context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1),
         (4, 9, 14),

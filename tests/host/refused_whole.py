@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import graph_of, save_latent, spread
 from tests.host.graphs import Graph, controlled, node
@@ -88,11 +91,27 @@ def other_control() -> tuple[Graph, str]:
     return spread(controlled(graph), strict=False), said
 
 
+def zero123() -> tuple[Graph, str]:
+    """A checkpoint that a tensor beside the diffusion model makes another model."""
+    graph = spread(graph_of("ip2p"))
+    graph["model"] = node("LoadParallelCheckpoint", ckpt_name="refused-zero123.safetensors", plan=["plan", 0])
+    return graph, (
+        "refused-zero123.safetensors is a Stable_Zero123 checkpoint, whose diffusion model alone is a SD15_instructpix2pix, "
+        "which is not supported: use Load Checkpoint."
+    )
+
+
 def save(server: ComfyUI) -> None:
     """Write the models and prompts that these graphs take."""
     save_with_prompts(server, "sd15")
     save_with_prompts(server, "hunyuan3d21")
     save_with_prompts(server, "inpaint")
+    save_with_prompts(server, "ip2p")
+    tensors = load_file(server.base_dir / "models" / "diffusion_models" / "ip2p.safetensors")
+    full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    beside = {"cc_projection.weight": torch.zeros(768, 772), "cc_projection.bias": torch.zeros(768)}
+    (server.base_dir / "models" / "checkpoints").mkdir(exist_ok=True)
+    save_file(full | beside, server.base_dir / "models" / "checkpoints" / "refused-zero123.safetensors")
     save_of_unet(server.base_dir / "models" / "controlnet" / "refused-sd15.safetensors")
     save_latent(server, "sd15", 1, 4, 9, 14)
 
@@ -102,5 +121,5 @@ def whole(server: ComfyUI) -> Refusals:
     save(server)
     for plan, said in PLANS.values():
         yield spread(graph_of("sd15"), **plan), literally(said)
-    for graph, said in (no_negative(), sound(), other_text(), swapped(), other_control()):
+    for graph, said in (no_negative(), sound(), other_text(), swapped(), other_control(), zero123()):
         yield graph, literally(said)

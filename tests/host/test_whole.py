@@ -14,7 +14,7 @@ from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, sp
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, node
 from tests.host.more_families import Layers, save_with_prompts
-from tests.host.refused_whole import PLANS, no_negative, other_control, other_text, save, sound, swapped
+from tests.host.refused_whole import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
 from tests.host.test_comfy_files import save_lora, with_lora
 from tests.host.test_families import refused
 from tests.selection import product
@@ -152,7 +152,7 @@ def test_a_plan_that_cannot_work_is_refused(plan: dict[str, Any], said: str, com
     assert refused(comfyui, spread(graph_of("sd15"), **plan)) == said
 
 
-@pytest.mark.parametrize("case", [no_negative, sound, other_text, swapped, other_control])
+@pytest.mark.parametrize("case", [no_negative, sound, other_text, swapped, other_control, zero123])
 def test_a_job_that_cannot_work_is_refused(case: Callable[[], tuple[Graph, str]], comfyui: ComfyUI) -> None:
     graph, said = case()
     assert said in refused(comfyui, graph)

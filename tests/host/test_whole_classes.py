@@ -19,7 +19,7 @@ from tests.selection import thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_models import draw
 
-CLASSES = ("inpaint", "sd20", "sdxl_refiner", "hunyuan3d")
+CLASSES = ("inpaint", "ip2p", "lotus", "sd20", "sdxl_refiner", "hunyuan3d")
 FRAMES = 5
 
 pytestmark = thorough
