@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..layout import cut_by
+from ..layout import cut_by, length
 
 AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
 """Mesh axes from outermost (slowest links) to innermost (fastest links)."""
@@ -145,9 +145,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _cut(items: int, shares: Sequence[int]) -> list[slice]:
-    least = int(items >= len(shares))
-    runs = cut_by(items - least * len(shares), shares)
-    return [slice(run.start + least * at, run.stop + least * (at + 1)) for at, run in enumerate(runs)]
+    runs = cut_by(items, shares)
+    if items < len(shares) or all(map(length, runs)):
+        return runs
+    more = cut_by(items - len(shares), shares)
+    return [slice(run.start + at, run.stop + at + 1) for at, run in enumerate(more)]
 
 
 def share_a_gpu(devices: Sequence[str]) -> bool:
