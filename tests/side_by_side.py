@@ -45,6 +45,7 @@ FILES = {
                 "test_every_node",
                 "test_whole",
                 "test_whole_classes",
+                "test_whole_nodes",
             ),
         ),
     )

@@ -516,6 +516,20 @@ TINY: Mapping[str, Tiny] = {
         (4, 9, 14),
         768,
     ),
+    "sd15_scales": Tiny(  # FreeU goes by the width of a scale
+        _unet(
+            320,
+            (1, 0),
+            -1,
+            channel_mult=(1, 2),
+            transformer_depth_output=[0, 1, 0, 0],
+            context_dim=768,
+            use_linear_in_transformer=False,
+            transformer_depth_middle=-1,
+        ),
+        (4, 9, 14),
+        768,
+    ),
     "inpaint": Tiny(
         _unet(320, (1,), -1, latent=9, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
         (4, 9, 14),

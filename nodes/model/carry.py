@@ -14,6 +14,7 @@ from ...parallel_backend.denoise.samplers import SAMPLERS
 from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.conditioning import in_dict
+from . import free_u
 from .compiled import compiler_of
 from .given import CROSS_ATTENTION, Given, NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from .guides import guides_of
@@ -133,7 +134,8 @@ def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()
-    options = options_of(run.model_options["transformer_options"])
+    skeleton = run.guider.inner_model.diffusion_model.skeleton
+    options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
     kinds = repeated_text(run.guider.inner_model)
     return {
         side: _side(side, entries, dtype, tensors, options, kinds)

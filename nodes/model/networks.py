@@ -23,6 +23,8 @@ from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters import Network
 from .attention_guides import PLACE as GUIDES
 from .attention_guides import attention_guides
+from .free_u import PLACE as FREE_U_PLACE
+from .free_u import free_u
 from .guides import FOLDER
 from .refusals import WAY_OUT, refuse_transformer_options
 from .stock import foreign
@@ -62,6 +64,8 @@ def networks_of(
     patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
     if attention_guides(options):
         del patches[GUIDES]
+    if free_u(options, skeleton):
+        del patches[FREE_U_PLACE]
     if not patches:
         return ()
     if isinstance(skeleton, MiniTrainDIT) and _all_lllite(patches):

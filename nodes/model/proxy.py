@@ -20,6 +20,7 @@ from ..shares import Shares
 from .attention_guides import values_of as guides_as_values
 from .control import Control
 from .control_whole import Shapes, refuse_other_control, shapes_in
+from .free_u import values_of as free_u_as_values
 from .given import CONCAT, NAMES, Given, of_call, options_of, sigmas_of
 from .networks import PATCHES, networks_of, refuse_stages
 from .refusals import refuse_transformer_options, refuse_weights
@@ -92,6 +93,7 @@ class DiffusionProxy(nn.Module):
             control = None
         compared = guides_as_values(transformer_options)
         given.values.update(options_of(transformer_options) | values_of(skipped) | compared)
+        given.values.update(free_u_as_values(transformer_options, self.skeleton))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:
             given.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels

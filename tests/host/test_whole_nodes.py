@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import TOLERANCE, LatentOf, graph_of, spread
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, insert_after_model
+from tests.host.graphs import Graph, insert_after_model, step_by_step
 from tests.host.more_families import save_with_prompts
 from tests.host.test_families import refused
 from tests.host.test_whole import batched
@@ -21,17 +21,13 @@ SAME: Mapping[str, dict[str, Any]] = {
     "ModelSamplingDiscrete": {"sampling": "v_prediction", "zsnr": False},
     "ModelSamplingContinuousEDM": {"sampling": "eps", "sigma_max": 120.0, "sigma_min": 0.002},
     "CFGNorm": {"strength": 0.8},
-    "EpsilonScaling": {"scaling_factor": 1.01},
     "Mahiro": {},
     "TCFG": {},
-    "RenormCFG": {"cfg_trunc": 100.0, "renorm_cfg": 1.0},
     "EasyCache": {"reuse_threshold": 0.9, "start_percent": 0.0, "end_percent": 1.0, "verbose": False},
 }
 """Nodes whose result is the stock one, in the workers' loop or one model call at a time."""
 
 REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
-    "FreeU": ({"b1": 1.1, "b2": 1.2, "s1": 0.9, "s2": 0.2}, "output_block_patch"),
-    "FreeU_V2": ({"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2}, "output_block_patch"),
     "HyperTile": ({"tile_size": 64, "swap_size": 2, "max_depth": 0, "scale_depth": False}, "attn1_patch"),
     "TomePatchModel": ({"ratio": 0.3}, "attn1_patch"),
     "PatchModelAddDownscale": (
@@ -55,11 +51,12 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save_with_prompts(comfyui, "sd15")
+    save_with_prompts(comfyui, "sd15_scales")
 
 
-def job(**settings: Any) -> Graph:
+def job(name: str = "sd15", **settings: Any) -> Graph:
     """A batch of two."""
-    return batched(graph_of("sd15", steps=3, **settings), 2)
+    return batched(graph_of(name, steps=3, **settings), 2)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "RescaleCFG" else thorough) for kind in SAME])
@@ -67,6 +64,19 @@ def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     graph = insert_after_model(job(), kind, **SAME[kind])
     ours = spread(graph, "cpu:2", strict=False, cfg=2)
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["FreeU", "FreeU_V2"])
+def test_free_u(kind: str, latent_of: LatentOf) -> None:
+    """In the workers' loop, and one model call at a time with another sampling; twice over."""
+    settings = {"b1": 1.1, "b2": 1.4, "s1": 0.9, "s2": 0.2}
+    plain = job("sd15_scales")
+    graph = insert_after_model(plain, kind, **settings)
+    graph = insert_after_model(graph, "FreeU_V2", **settings | {"b2": 0.8})
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, "cpu:4", cfg=2, data=2)), latent_of(graph)) <= TOLERANCE
+    stepwise = step_by_step(graph)
+    assert relative_error(latent_of(spread(stepwise, "cpu:2", strict=False, cfg=2)), latent_of(stepwise)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", REFUSED)

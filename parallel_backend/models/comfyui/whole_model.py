@@ -13,6 +13,7 @@ from ...plan import ResolvedPlan
 from ..inputs import Inputs
 from ..region import Region
 from .conditioning import OPTIONS, SHAPES, SIGMAS, arguments
+from .free_u import FREE_U, free_u_patches
 from .rows import CONTROL
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class WholeModel:
         sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
         options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
         timestep, control = given.pop("timestep", inputs.timestep), given.pop(CONTROL, None)
+        if FREE_U in options:
+            options["patches"] = free_u_patches(options.pop(FREE_U))
         if not inputs.processed:
             timestep = self._base.process_timestep(timestep, x=latent, **given)
         x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
