@@ -196,6 +196,21 @@ def _unet(
     return _of("modules.diffusionmodules.openaimodel.UNetModel", **settings | counts | sizes)
 
 
+ACE = {
+    "attention_head_dim": 32,
+    "num_attention_heads": 3,
+    "num_layers": 2,
+    "max_position": 512,
+    "max_width": 512,
+    "lyric_encoder_vocab_size": 64,
+}
+"""The sizes of ACE-Step."""
+
+
+def _lyrics(tokens: int) -> dict[str, Tensor]:
+    return {"conditioning_lyrics": (torch.arange(tokens) * 7 % 64)[None]}
+
+
 VIDEO_UNET: Mapping[str, Any] = {
     "extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy": "learned_with_images", "merge_factor": 0.0,
     "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True, "use_temporal_attention": True,
@@ -513,6 +528,49 @@ def _ltxav(config: Mapping[str, Any], text: int) -> Tiny:
 TINY: Mapping[str, Tiny] = {
     "sd15": Tiny(
         _unet(320, (1, 1), -1, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
+        (4, 9, 14),
+        768,
+    ),
+    "ace": Tiny(
+        _of("ace.model.ACEStepTransformer2DModel", inner_dim=96, mlp_ratio=2.5, **ACE),
+        (8, 16, 24),
+        768,
+        _lyrics,
+        metadata={"sizes": json.dumps(ACE)},
+    ),
+    "stable_audio": Tiny(
+        _of(
+            "audio.dit.AudioDiffusionTransformer",
+            depth=2,
+            global_cond_dim=1536,
+            project_global_cond=True,
+            cond_token_dim=768,
+            project_cond_tokens=False,
+        ),
+        (64, 37),
+        768,
+    ),
+    "wide_sd15": Tiny(
+        _of(
+            "modules.diffusionmodules.openaimodel.UNetModel",
+            "meta",
+            image_size=32,
+            use_checkpoint=False,
+            use_spatial_transformer=True,
+            legacy=False,
+            in_channels=4,
+            out_channels=4,
+            model_channels=320,
+            num_res_blocks=[2, 2, 2, 2],
+            channel_mult=(1, 2, 4, 4),
+            transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0],
+            transformer_depth_output=[1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+            transformer_depth_middle=1,
+            context_dim=768,
+            use_linear_in_transformer=False,
+            num_heads=8,
+            num_head_channels=-1,
+        ),
         (4, 9, 14),
         768,
     ),

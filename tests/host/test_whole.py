@@ -112,6 +112,16 @@ def test_a_controlnet(split: dict[str, Any], sampler: str, latent_of: LatentOf) 
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
 
 
+def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> None:
+    """Of a picture, whose two calls go to two workers; on one side alone too, and two ControlNets behind one another."""
+    graph = controlled(batched(graph_of("sd15", steps=2), 1) | CONTROL, strength=0.7)
+    graph["again"] = CONTROL["net"]
+    graph = controlled(graph, strength=0.3, start=0.3, net="again")
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    graph["sampler"]["inputs"]["negative"] = ["negative", 0]
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
 def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """Its mark of v-prediction, which Load Diffusion Model does not look at, and its VAE."""
     plain = batched(graph_of("sdxl", steps=2), 2)

@@ -65,3 +65,11 @@ def test_a_class_that_swaps_the_halves_of_a_batch_is_not_split(comfyui: ComfyUI,
     graph = batch_of("hunyuan3d21")
     assert "computes the rows of a batch together" in refused(comfyui, spread(graph, strict=False, **SPLITS["cfg 2"]))
     assert relative_error(latent_of(spread(graph, strict=False, **SPLITS["one worker"])), latent_of(graph)) <= TOLERANCE
+
+
+def test_stable_diffusion_at_its_width(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """All its blocks, in fp8 that is computed in fp32."""
+    save_with_prompts(comfyui, "wide_sd15")
+    graph = graph_of("wide_sd15", steps=2)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...diffusion import Value
 from ...errors import Refused
@@ -19,6 +19,7 @@ from ...weights.values import values_of
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from .comfy_family import UNCONVERTED, make
+from .computed import compute_buffers, missing_buffers
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .quantised import pieces_of, quantise_layers
@@ -89,7 +90,8 @@ class WholeFamily:
         except DAMAGE as error:
             raise unmakable(part, error) from None
         module = base.diffusion_model
-        if missing := _not_in_the_file(module):
+        compute_buffers(module, described, tensors)
+        if missing := missing_buffers(module):
             raise Refused(
                 f"{part.path.name} is a {kind} model, whose {missing[0]} is computed when the model is made, which this pack "
                 "does not do yet: use Load Diffusion Model."
@@ -194,6 +196,7 @@ class WholeFamily:
     def build(self, config: WholeConfig, stage: Stage) -> WholeModel:
         """The model on the meta device."""
         base = config.base(UNCONVERTED)
+        compute_buffers(base.diffusion_model, config.described, dict(config.tensors))
         quantise_layers(base.diffusion_model, config.part, config.marks, config.described)
         return WholeModel(base)
 
@@ -219,9 +222,3 @@ def plan_shape(kind: str, parameters: int, channels: int) -> ModelShape:
 
 def _whole(name: str, parameter: Tensor) -> tuple[Piece, ...]:
     return (Piece(name, 0, parameter.shape[0], tuple(parameter.shape[1:])),)
-
-
-def _not_in_the_file(module: nn.Module) -> list[str]:
-    """Buffers that come from no file and are on the meta device; empty ones are marks."""
-    filed = module.state_dict().keys()
-    return [name for name, buffer in module.named_buffers() if name not in filed and buffer.is_meta and buffer.numel()]
