@@ -196,7 +196,7 @@ def _unet(
     return _of("modules.diffusionmodules.openaimodel.UNetModel", **settings | counts | sizes)
 
 
-ACE = {
+ACE: Mapping[str, Any] = {
     "attention_head_dim": 32,
     "num_attention_heads": 3,
     "num_layers": 2,

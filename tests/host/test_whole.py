@@ -17,8 +17,9 @@ from tests.host.more_families import Layers, save_with_prompts
 from tests.host.refused_whole import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
 from tests.host.test_comfy_files import save_lora, with_lora
 from tests.host.test_families import refused
-from tests.selection import product
+from tests.selection import product, thorough
 from tests.tiny_controlnet import save_of_unet
+from tests.tiny_models import draw
 from tests.vae.comfy_vaes import save_image_vae
 
 SPLITS: Mapping[str, dict[str, Any]] = {
@@ -77,6 +78,29 @@ def test_loras(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = with_lora(with_lora(plain, name, 0.8), f"{name}-other", -0.5)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+CONVOLUTION = "diffusion_model.input_blocks.1.0.in_layers.2"
+CONVOLUTIONS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "LoCon": {"lora_up.weight": (320, 4, 1, 1), "lora_down.weight": (4, 320, 3, 3)},
+    "LoHa": {"hada_w1_a": (320, 4), "hada_w1_b": (4, 2880), "hada_w2_a": (320, 4), "hada_w2_b": (4, 2880)},
+    "LoKr": {"lokr_w1": (8, 8), "lokr_w2": (40, 40, 3, 3)},
+    "difference": {"diff": (320, 320, 3, 3)},
+}
+"""Of each kind of adapter the tensors that change a convolution."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "LoCon" else thorough) for kind in CONVOLUTIONS]
+)
+def test_adapters_of_a_convolution(kind: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    shapes = enumerate(CONVOLUTIONS[kind].items())
+    tensors = {f"{CONVOLUTION}.{name}": 0.5 * draw(*shape, seed=seed) for seed, (name, shape) in shapes}
+    save_file(tensors, comfyui.base_dir / "models" / "loras" / f"{kind}-lora.safetensors")
+    plain = batched(graph_of("sd15", steps=2), 1)
+    graph = with_lora(plain, kind, 0.8)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
 def test_texts_of_other_lengths_and_ranges(latent_of: LatentOf) -> None:
