@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, node
 from tests.host.more_families import Layers, save_with_prompts
@@ -165,6 +165,19 @@ def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
         found, stock = (saved_latent(comfyui, run, name) for run in runs)
         assert relative_error(found, stock) <= TOLERANCE
     assert relative_error(latent_of(plain), saved_latent(comfyui, runs[1])) > DIFFERENT
+
+
+def test_a_checkpoint_of_a_model_that_is_spread(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """FLUX.2's diffusion model under its checkpoint's names, without a VAE."""
+    save_families(comfyui, "flux2")
+    models = comfyui.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "flux2.safetensors")
+    full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(full, models / "checkpoints" / "flux2-full.safetensors")
+    graph = graph_of("flux2", steps=2) | {"model": node("CheckpointLoaderSimple", ckpt_name="flux2-full.safetensors")}
+    ours = spread(graph, ulysses=2)
+    ours["model"] = node("LoadParallelCheckpoint", ckpt_name="flux2-full.safetensors", plan=["plan", 0])
+    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
 def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
