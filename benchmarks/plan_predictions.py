@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -117,7 +118,7 @@ class Row:
         world = 1
         for _, degree in self.degrees:
             world *= degree
-        degrees = dict.fromkeys(AXES, 1) | dict(self.degrees)
+        degrees: dict[str, Any] = dict.fromkeys(AXES, 1) | dict(self.degrees)
         stages = degrees["pipefusion"]
         return ResolvedPlan(
             devices=tuple(f"cuda:{index}" for index in range(world)),

@@ -9,6 +9,7 @@ from comfy_api.latest import ComfyExtension, io
 from ..parallel_backend.errors import Refused
 from ..parallel_backend.host.workers.versions import check_torch
 from .conditioning import LoadConditioning, SaveConditioning
+from .load_checkpoint import LoadParallelCheckpoint
 from .load_cogvideox import LoadParallelCogVideoX
 from .load_diffusion_model import LoadParallelDiffusionModel
 from .load_flux import LoadParallelFlux
@@ -38,6 +39,7 @@ class ParallelExtension(ComfyExtension):
         return [
             ParallelPlanNode,
             LoadParallelDiffusionModel,
+            LoadParallelCheckpoint,
             LoadParallelFlux,
             LoadParallelCogVideoX,
             LoadParallelPixArt,

@@ -44,6 +44,9 @@ FILES = {
                 "test_comfy_videos",
                 "test_comfy_wide",
                 "test_every_node",
+                "test_whole",
+                "test_whole_classes",
+                "test_whole_nodes",
             ),
         ),
     )

@@ -59,6 +59,11 @@ def test_a_plan(degrees: dict[str, int | str]) -> None:
     assert known(text, "lines"), text
 
 
+def test_a_plan_whose_batch_is_cut_by_speed() -> None:
+    text = msgspec.structs.replace(plan(cfg=2), batch_shares=(100, 33)).describe()
+    assert known(text, "lines"), text
+
+
 @pytest.mark.parametrize(
     ("card", "job", "limit"),
     [

@@ -15,11 +15,13 @@ from benchmarks.template_models import CLASSES, OTHERS, SIZES, class_of, file_of
 from benchmarks.templates import (
     NEWER,
     NOTED,
+    OTHER,
     OUTCOMES,
     REFUSED,
     RUNS,
     STOCK,
     TEMPLATE,
+    WHOLE,
     Row,
     by_class,
     line,
@@ -87,11 +89,13 @@ def test_a_sampler_of_a_template_with_subgraphs_is_reached(graphs: dict[str, dic
 
 def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> None:
     said = reasons()
-    assert by_class(["WAN21_CausalAR_T2V", "QwenImage"], said) == (
+    assert by_class(["Stable_Cascade_C", "QwenImage"], said) == (
         REFUSED,
-        f"WAN21_CausalAR_T2V: {said['WAN21_CausalAR_T2V'].removeprefix('no: ')}",
+        f"Stable_Cascade_C: {said['Stable_Cascade_C'].removeprefix('no: ')}",
     )
     assert by_class(["QwenImage", "LotusD"], said) is None
+    assert by_class(["SDXL", "SAM31"], said) == (WHOLE, "SDXL: whole")
+    assert by_class(["SAM31"], said) == (OTHER, "SAM31: segmentation")
 
 
 def test_the_page_has_each_of_these_templates(graphs: dict[str, dict[str, Node]]) -> None:

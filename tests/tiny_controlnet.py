@@ -91,3 +91,23 @@ def save_wan_vae(path: Path) -> Path:
     model = WanVAE(dim=4, z_dim=16, temperal_downsample=[False, True, True])
     save_file(randomise(model, seed=6).state_dict(), path)
     return path
+
+
+def save_of_unet(path: Path) -> Path:
+    """Write a ControlNet for tests.tiny_comfy's Stable Diffusion 1.5, in ComfyUI's own layout; its hint is the picture."""
+    comfy_on_path()
+    import comfy.ops
+    from comfy.cldm.cldm import ControlNet
+
+    model = ControlNet(
+        image_size=32, use_checkpoint=False, use_spatial_transformer=True, legacy=False, in_channels=4, hint_channels=3,
+        model_channels=320, num_res_blocks=[1, 1], channel_mult=(1, 1), transformer_depth=[1, 1],
+        transformer_depth_middle=1, context_dim=768, num_heads=8, num_head_channels=-1, dtype=torch.float32, device="cpu",
+        operations=comfy.ops.disable_weight_init,
+    )  # fmt: skip
+    path.parent.mkdir(exist_ok=True)
+    save_file(
+        {f"control_model.{key}": tensor.contiguous() for key, tensor in randomise(model, seed=8).state_dict().items()},
+        path,
+    )
+    return path

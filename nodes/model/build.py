@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import comfy.model_management
 import comfy.utils
 import torch
 from comfy.cli_args import PerformanceFeature, args
+from torch import Tensor
 
+from ...parallel_backend.conditioning import SIDES
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.plan import ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import read_header
 from ...parallel_backend.weights.files.digest import file_digest
@@ -21,6 +25,7 @@ from ...parallel_backend.weights.files.keymap import tensor_sizes
 from ...parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, packed_starts
 from ..memory.loaded_models import Shares
 from .features.lora import AdapterReader
+from .named_options import named_by
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel, dtype_name
@@ -46,19 +51,24 @@ def load_model(
     weight_dtype: str,
     plan: ParallelPlan,
     kinds: Collection[str] = (),
+    beside: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> ParallelModelPatcher:
     """A MODEL for a file; reads the file's header only.
 
     Args:
         kinds: the models of the family that are taken; all if empty.
+        beside: what a checkpoint holds beside its diffusion model, where ComfyUI's class is to look into it (a v-prediction's
+            mark, embedders of its own), as Load Checkpoint has it look and Load Diffusion Model has not.
 
     Raises:
         Refused: the file is not one of these, or the plan cannot work on this machine.
     """
     if weight_dtype not in WEIGHT_DTYPES:
         raise Refused(f"weight_dtype {weight_dtype!r} is unknown: use one of {', '.join(WEIGHT_DTYPES)}.")
+    checkpoint = read_header(path)
+    family_name = running(family_name, checkpoint)
     family = FAMILIES[family_name]
-    part, config = family.inspect(read_header(path))
+    part, config = family.inspect(checkpoint)
     if kinds and family.shape(config).name not in kinds:
         raise Refused(
             f"{part.path.name} is a {family.shape(config).name} model and this loader takes {', '.join(sorted(kinds))}: use "
@@ -91,7 +101,13 @@ def load_model(
     in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
     expanded = expanded_bytes(part, dtype, (cast or dtype).itemsize, in_fp8)
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
-    model = SKELETONS[family_name].make(model_config, tensors, config)
+    whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
+    model = SKELETONS[family_name].make(model_config, tensors, whole_file)
+    if remote.shape.whole and SIDES in named_by(model.diffusion_model):
+        raise Refused(
+            f"{part.path.name} is a {remote.shape.name} model, which looks at both prompts of a call together, so they cannot be "
+            "computed apart: use Load Diffusion Model."
+        )
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
     model.diffusion_model = DiffusionProxy(model, remote, shares)
     patcher = ParallelModelPatcher(

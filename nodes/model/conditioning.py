@@ -8,6 +8,7 @@ from typing import Any
 
 import comfy.conds
 import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor
 
 from ...parallel_backend.conditioning import OPTIONS, SIDES, SIGMAS, Conditioning, flatten, in_dict
@@ -81,27 +82,37 @@ def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Conditionin
     return given
 
 
-def of_call(context: Tensor, inputs: Mapping[str, Any]) -> Conditioning:
+def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
     """Of one model call, `inputs` being what it has besides text and concatenated latents.
 
     Raises:
         Refused: it cannot be sent.
     """
-    given = Conditioning({"context": context})
+    given = Conditioning({} if context is None else {"context": context})
     for name, value in inputs.items():
         if value is not None:
             flatten(name, _sent(name, value), given.tensors, given.values)
     return given
 
 
-def check_prompt(entry: Mapping[str, Any]) -> None:
+def repeated_text(model: Any) -> tuple[type, ...]:
+    """The kind of text that ComfyUI repeats to the length of another, where that changes nothing but how it is rounded: a UNet
+    only attends to it, and the workers run texts of two lengths apart."""
+    return (comfy.conds.CONDCrossAttn,) if isinstance(model.diffusion_model.skeleton, UNetModel) else ()
+
+
+def check_prompt(entry: Mapping[str, Any], more_kinds: tuple[type, ...] = ()) -> None:
     """Raise NotSupported for what samplers make of a prompt, and for kinds of conditioning that change with what they are
-    batched with: the workers' loop would not treat them as ComfyUI does."""
+    batched with: the workers' loop would not treat them as ComfyUI does.
+
+    Args:
+        more_kinds: those that it does treat so for this model.
+    """
     for key in SAMPLING_KEYS:
         if entry.get(key) is not None:
             raise NotSupported(f"{key} in the conditioning")
     for key, condition in entry["model_conds"].items():
-        if type(condition) not in KINDS:
+        if type(condition) not in (*KINDS, *more_kinds):
             raise NotSupported(f"{key} in the conditioning")
 
 

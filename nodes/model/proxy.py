@@ -14,14 +14,18 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import SHAPES, Conditioning, flatten
+from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
+from .control_whole import Shapes, refuse_other_control, shapes_in
 from .features.attention_guidance import values_of as guides_as_values
+from .features.controlnet import Control
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
+from .free_u import values_of as free_u_as_values
 from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
@@ -43,6 +47,7 @@ class DiffusionProxy(nn.Module):
         self.remote = remote
         self.shares = shares
         self.asked_of_text: dict[str, Any] | None = None
+        self._control_shapes: dict[object, Shapes] = {}
         self._snapshot = SkeletonSnapshot(skeleton)
         self._own = {*vars(self), "_own"}
 
@@ -58,7 +63,7 @@ class DiffusionProxy(nn.Module):
         return self._skeleton[0]
 
     @torch.compiler.disable
-    def forward(self, x: Any, timestep: Any, context: Tensor, **inputs: Any) -> Any:
+    def forward(self, x: Any, timestep: Any, context: Tensor | None, **inputs: Any) -> Any:
         """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs DIFFUSION_MODEL wrappers as ComfyUI's own does.
 
         `x` and the output may be lists of a video and its sound, `timestep` a tuple of theirs.
@@ -68,7 +73,7 @@ class DiffusionProxy(nn.Module):
         executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
 
-    def _forward(self, x: Any, timestep: Any, context: Tensor, transformer_options: Any, **inputs: Any) -> Any:
+    def _forward(self, x: Any, timestep: Any, context: Tensor | None, transformer_options: Any, **inputs: Any) -> Any:
         if isinstance(x, list):
             x, shapes = comfy.utils.pack_latents(x) if len(x) > 1 else (x[0], [x[0].shape])
             out = self._forward(x, timestep, context, transformer_options, **inputs, **{SHAPES: shapes})
@@ -81,8 +86,14 @@ class DiffusionProxy(nn.Module):
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         given = of_call(context, inputs)
+        if control is not None and self.remote.shape.whole:
+            self._check_control(control, x, {"timestep": timestep, **given.tensors})
+            lists = {kind: list(tensors) for kind, tensors in control.items()}
+            flatten(CONTROL, lists, given.tensors, given.values)
+            control = None
         compared = guides_as_values(transformer_options)
         given.values.update(options_of(transformer_options) | values_of(skipped) | compared)
+        given.values.update(free_u_as_values(transformer_options, self.skeleton))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:
             given.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
@@ -100,6 +111,13 @@ class DiffusionProxy(nn.Module):
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
         check_stages(skipped, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
+
+    def _check_control(self, control: Control, x: Tensor, given: Mapping[str, Tensor]) -> None:
+        """Raise Refused where a ControlNet's output does not fit the model, of which UNets alone take one whole."""
+        key = tuple((name, tensor.shape) for name, tensor in {"x": x, **given}.items())
+        if key not in self._control_shapes:
+            self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, given)
+        refuse_other_control(control, self._control_shapes[key])
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""

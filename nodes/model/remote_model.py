@@ -19,6 +19,8 @@ from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import Question
 from ...parallel_backend.host.workers.exchange import Caller
+from ...parallel_backend.models.comfyui.rows import together
+from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.predict.cost import Job, needs
@@ -62,14 +64,21 @@ class RemoteModel:
         return Job(
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=self.family.beside_tokens(self.config, forward.tensors),
-            batch=shape[0],
+            batch=max(1, shape[0] // together(forward.values)),
             two_sided=two_sided,
             steps=steps,
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
             expansion=self.expanded.moved / self.shape.parameters,
             expanded=self.expanded.largest,
+            item_bytes=self._item_bytes(shape, forward, dtype),
         )
+
+    def _item_bytes(self, shape: Sequence[int], forward: Conditioning, dtype: torch.dtype) -> float:
+        """What a forward that is not spread takes for each batch item; 0 of one that is."""
+        if not isinstance(self.family, WholeFamily):
+            return 0.0
+        return together(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype)
 
     def plan(self, job: Job, forward: Conditioning, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.
@@ -113,6 +122,8 @@ class RemoteModel:
         Raises:
             Refused: the plan's choice cannot run here.
         """
+        if self.shape.whole:
+            return "ComfyUI's own"
         machine, _, device = self.devices[0].rpartition("/")
         if machine and device != "cpu":  # what they can run only they know
             return self.wish.attention

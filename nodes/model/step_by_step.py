@@ -21,6 +21,7 @@ from ...parallel_backend.conditioning import Conditioning
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .features.controlnet import Control
+from .kept_control import with_kept_controls
 from .own_code import changed_model
 from .remote_model import RemoteModel
 
@@ -75,12 +76,15 @@ class StepByStep:
     ) -> Any:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
+        conds, kept = with_kept_controls(conds)
         calls: list[Conditioning] = []
         self._collected = calls
         try:
             executor(model, conds, x, timestep, options)
         finally:
             self._collected = None
+        for control in kept:
+            control.begin_again()
         proxy = model.diffusion_model
         one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
         for together in [calls] if one_size else [[call] for call in calls]:
@@ -99,8 +103,13 @@ def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], opt
         sum(bool(side) for side in conds) < 2
         or executor.idx + 1 < len(executor.wrappers)
         or "model_function_wrapper" in options
-        or any(entry.get("control") is not None for side in conds for entry in side or ())
+        or (_controlled(conds) and not model.diffusion_model.remote.shape.whole)
         or any(get_all_wrappers(kind, transformer) for kind in wrapped)
         or any(get_all_callbacks(kind, transformer) for kind in called)
         or changed_model(model) is not None
     )
+
+
+def _controlled(conds: Sequence[Any]) -> bool:
+    """Whether a ControlNet takes part; where a model is spread, its output goes with single calls alone."""
+    return any(entry.get("control") is not None for side in conds for entry in side or ())

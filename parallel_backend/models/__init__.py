@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .comfyui.comfy_family import ComfyFamily
+from .comfyui.whole_family import WholeFamily
 from .diffusers.cogvideox import CogVideoXFamily
 from .diffusers.pixart import PixArtFamily
 from .family import Family
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily()}
+    {"cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily(), "whole": WholeFamily()}
 )
 """Every family the backend runs, by name."""

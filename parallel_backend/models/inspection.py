@@ -39,7 +39,7 @@ def sizes(part: Checkpoint, name: str, *dims: int) -> tuple[int, ...]:
     return shape
 
 
-def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int) -> None:
+def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int | None = None) -> None:
     """Check that every tensor a key map names is there, in a supported format and of the shape it should have.
 
     Raises:
@@ -52,8 +52,8 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int) -> No
             raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete {model} file.")
         if not piece.start < piece.stop <= max(entry.shape[:1], default=0) or entry.shape[1:] != piece.row_shape:
             raise Refused(
-                f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit a model of "
-                f"{hidden} features: choose a complete {model} file."
+                f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit "
+                f"{'the others' if hidden is None else f'a model of {hidden} features'}: choose a complete {model} file."
             )
         for run, _, _ in entry.runs(piece.start, piece.stop):
             integers = run.dtype is not None and not run.dtype.is_floating_point

@@ -103,6 +103,7 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
         patches=1,
         stages=(sum(plan.stages),),
         shares=(1,),
+        batch_shares=(),
         weights="streamed" if plan.weights == "streamed" else "replicated",
     )
 

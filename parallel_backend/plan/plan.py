@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..layout import cut_by, length
+
 AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
 """Mesh axes from outermost (slowest links) to innermost (fastest links)."""
 
@@ -57,7 +59,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan that can run: one device a rank, every degree at least 1, their product the world size.
 
     `stages` holds the number of blocks of each PipeFusion stage, and nothing where work is cut in space; `memory_limit` is
-    in gigabytes a device, 0 for none. Tokens are cut over the ring x ulysses sequence ranks in proportion to `shares`.
+    in gigabytes a device, 0 for none. Tokens are cut over the ring x ulysses sequence ranks in proportion to `shares`, the
+    batch over the data ranks in proportion to `batch_shares`, evenly where that is empty.
     """
 
     devices: tuple[str, ...]
@@ -73,6 +76,16 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: str
     memory_limit: float
     shares: tuple[int, ...]
+    batch_shares: tuple[int, ...] = ()
+
+    def parts(self, batch: int) -> list[slice]:
+        """The rows of a batch that each data rank computes; none is left without one where there are enough."""
+        return _cut(batch, self.batch_shares or (1,) * self.data)
+
+    def groups(self, items: int) -> list[slice]:
+        """Which of some things, such as a model call's rows, the ranks at each place of the data and cfg axes compute."""
+        shares = self.batch_shares or (1,) * self.data
+        return _cut(items, [share for share in shares for _ in range(self.cfg)])
 
     @property
     def world_size(self) -> int:
@@ -124,9 +137,19 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             text += f", {self.patches} patches after {self.warmup_steps} warm-up step(s)"
         if len(set(self.shares)) > 1:
             text += f", tokens {' : '.join(map(str, self.shares))} by speed and memory"
+        if len(set(self.batch_shares)) > 1:
+            text += f", the batch {' : '.join(map(str, self.batch_shares))} by speed"
         if self.attention == APPROXIMATE_ATTENTION:
             text += f", attention {self.attention} (approximate)"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")
+
+
+def _cut(items: int, shares: Sequence[int]) -> list[slice]:
+    runs = cut_by(items, shares)
+    if items < len(shares) or all(map(length, runs)):
+        return runs
+    more = cut_by(items - len(shares), shares)
+    return [slice(run.start + at, run.stop + at + 1) for at, run in enumerate(more)]
 
 
 def share_a_gpu(devices: Sequence[str]) -> bool:
@@ -141,12 +164,13 @@ def _is_gpu(device: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a model's shape allows a plan to be; with `whole_picture` no PipeFusion."""
+    """What a model's shape allows a plan to be; with `whole_picture` no PipeFusion, with `whole` prompts and batches alone."""
 
     heads: int
     head_dim: int
     blocks: int
     whole_picture: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)

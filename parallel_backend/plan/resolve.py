@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ..errors import PlanRefused
 from ..layout import cut, length
 from .devices.names import AUTOMATIC_AMONG, named_devices, visible
 from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload, share_a_gpu
+from .whole import refuse_whole, usable
 
 
 def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]:
@@ -37,6 +39,10 @@ def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workl
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
     """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
     devices = planned_devices(plan, gpus)
+    if limits.whole:
+        if plan.weights != "replicated":
+            return []
+        devices = devices[: usable(plan, len(devices), workload)] if is_automatic(plan) else devices
     wish = [getattr(plan, axis) for axis in AXES]
     fits = []
     for degrees in _factorisations(len(devices), len(AXES)):
@@ -48,6 +54,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
             or stages > limits.blocks
             or data > workload.batch
             or cfg > (2 if workload.two_sided else 1)
+            or (limits.whole and ring > 1)
         ):
             continue
         if plan.weights == "sharded" and (stages > 1 or share_a_gpu(devices)):
@@ -88,7 +95,7 @@ def planned_devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
 
 def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
     """The plan of work that is cut in space, such as a VAE's: all devices on one axis, whatever the degrees."""
-    degrees = dict.fromkeys(AXES, 1) | {"ring": len(devices)}
+    degrees: dict[str, Any] = dict.fromkeys(AXES, 1) | {"ring": len(devices)}
     return ResolvedPlan(
         devices=devices,
         shares=(1,) * len(devices),
@@ -164,6 +171,11 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
             "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
             "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
         )
+    if limits.whole and plan.data <= workload.batch:
+        devices = planned_devices(plan, gpus)
+        workers = usable(plan, len(devices), workload) if is_automatic(plan) else len(devices)
+        refuse_whole(plan, workers, workload)
+        return
     if plan.ulysses > limits.heads:
         raise PlanRefused(
             f"ulysses {plan.ulysses} is more than the model's {limits.heads} attention heads: "

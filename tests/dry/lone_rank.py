@@ -105,7 +105,7 @@ class LoneRank:
 
 def plan_of(blocks: int, patches: int, degrees: Mapping[str, int], weights: str = "replicated") -> ResolvedPlan:
     """On as many GPUs as the degrees need."""
-    every = dict.fromkeys(AXES, 1) | dict(degrees)
+    every: dict[str, Any] = dict.fromkeys(AXES, 1) | dict(degrees)
     cut = every["pipefusion"]
     ends = [blocks * stage // cut for stage in range(cut + 1)]
     return ResolvedPlan(

@@ -44,6 +44,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "nodes/model/refusals.py": ("the option … (a …) cannot be",),
         "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, whose … is not in the",),
+        "parallel_backend/models/comfyui/whole_family.py": ("… is a … model, whose … is computed when",),
         "parallel_backend/models/comfyui/importing.py": ("this worker does not find ComfyUI (…):",),
         "parallel_backend/models/diffusers/attention.py": ("diffusers' attention is given …, which",),
         "parallel_backend/models/diffusers/installed.py": ("…, and … is installed: …",),
@@ -102,6 +103,10 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "another check comes before it": {
         "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),
+        "parallel_backend/weights/values.py": (
+            "… holds a tensor as … that is needed",
+            "… ends early: download it again.",
+        ),
         "parallel_backend/models/comfyui/quantisation.py": ("… has … in a layout that is not supported:",),
         "parallel_backend/models/diffusers/cogvideox.py": ("the image's latent has the shape … and",),
         "parallel_backend/weights/layers/packing.py": ("… holds … as …, which is supported for",),
@@ -114,6 +119,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/wire/frames.py": ("a message with … GB of tensors is over",),
     },
     "takes the blocks of a model too large for a test, of which the class alone is tested (tests/models)": {
+        "nodes/model/build.py": ("… is a … model, which looks at both",),
         "parallel_backend/models/comfyui/comfy_family.py": ("the picture to edit is a latent … high",),
         "parallel_backend/models/spread/arguments.py": (
             "…is for … tokens and the text has …,",

@@ -176,7 +176,6 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "families": {
         "nodes/model/build.py": ("… is a … model and this loader takes",),
-        "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, which is not supported",),
         "parallel_backend/models/diffusers/cogvideox.py": ("… has no CogVideoX tensors: choose a",),
         "parallel_backend/models/diffusers/pixart.py": ("… has no PixArt tensors: choose a PixArt-alpha",),
     },
@@ -245,6 +244,23 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… holds ….weight as …, which is not",
             "… has damaged marks of quantisation",
         ),
+    },
+    "whole": {
+        "nodes/checkpoint_parts.py": ("… is a … checkpoint, whose diffusion",),
+        "nodes/model/control_whole.py": ("the ControlNet gives … of this model: …",),
+        "parallel_backend/models/comfyui/whole_family.py": (
+            "the latent has the shape … and … takes",
+            "the conditioning's … is … and … takes",
+        ),
+        "parallel_backend/plan/whole.py": (
+            "… … cannot be used, as …; use … 1, and",
+            "stages … cannot be used, as …; leave it",
+            "weights … cannot be used with this",
+            "attention … cannot be used with this",
+            "devices … are … workers, and …: …, … at",
+            "data … x cfg … takes … workers or a",
+        ),
+        "parallel_backend/worker/requests/apart.py": ("a … model computes the rows of a batch",),
     },
     "videos and pictures": {
         "nodes/model/features/controlnet.py": ("the ControlNet changes … blocks, which",),

@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host import refused_files, refused_inputs, refused_networks
+from tests.host import refused_files, refused_inputs, refused_networks, refused_whole
 from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
 from tests.host.sentences import Refusals, exactly, literally
 from tests.host.test_attention_guides import NAG
 from tests.host.test_comfy_options import SKIPPING
-from tests.host.test_comfy_refusals import FROM_WITHIN, PICTURE, UNDECLARED, undeclared
+from tests.host.test_comfy_refusals import FROM_WITHIN, PICTURE
 from tests.host.test_odd_inputs import NO_PICTURE
 from tests.host.test_refusals import (
     CONDITIONINGS,
@@ -93,7 +93,6 @@ def files(server: ComfyUI) -> Refusals:
 
 def families(server: ComfyUI) -> Refusals:
     save_families(server, "flux2", "wan")
-    yield undeclared(server), f".*is a {UNDECLARED} model, which is not supported yet"
     for kind, what in (
         ("Flux", "is a WAN21_T2V model"),
         ("CogVideoX", "has no CogVideoX"),
@@ -183,5 +182,6 @@ LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
         refused_inputs.sizes,
         refused_inputs.computed,
         refused_networks.networks,
+        refused_whole.whole,
     )
 }

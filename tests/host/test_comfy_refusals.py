@@ -26,7 +26,7 @@ UNDECLARED = "ACEStep"
 
 
 def undeclared(server: ComfyUI) -> Graph:
-    """With a file that ComfyUI takes for one of it."""
+    """With a file that ComfyUI takes for one of it, and that is not complete."""
     save_file(
         {"genre_embedder.weight": torch.zeros(1, 1)}, server.base_dir / "models/diffusion_models/undeclared.safetensors"
     )
@@ -35,8 +35,8 @@ def undeclared(server: ComfyUI) -> Graph:
     return spread(graph)
 
 
-def test_a_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
-    assert f"is a {UNDECLARED} model, which is not supported yet" in refused(comfyui, undeclared(comfyui))
+def test_an_incomplete_model_without_a_declaration_is_refused_by_name(comfyui: ComfyUI) -> None:
+    assert f"choose a complete {UNDECLARED} file." in refused(comfyui, undeclared(comfyui))
 
 
 def test_text_of_another_encoder_is_refused(comfyui: ComfyUI) -> None:

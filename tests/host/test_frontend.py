@@ -27,6 +27,7 @@ from tests.selection import thorough
 NODES = (
     "ParallelPlan",
     "LoadParallelDiffusionModel",
+    "LoadParallelCheckpoint",
     "LoadParallelFlux",
     "LoadParallelCogVideoX",
     "LoadParallelPixArt",

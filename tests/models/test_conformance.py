@@ -22,7 +22,7 @@ NEWER = re.compile(r"\bfrom ComfyUI 0\.\d+\b")
 """How a row is marked whose class only newer ComfyUIs have."""
 
 DECLARED = re.compile(r"`(\w+)\.(\w+)`")
-NOT_BY_DECLARATION = re.compile(r"no: .+|Load Parallel (CogVideoX|PixArt)")
+NOT_BY_DECLARATION = re.compile(r"(no|whole): .+|whole|Load Parallel (CogVideoX|PixArt)")
 
 
 @pytest.fixture(scope="module")

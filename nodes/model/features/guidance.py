@@ -35,6 +35,15 @@ def guides_of(model_options: Mapping[str, Any]) -> list[GuideFunction] | None:
 
 def known_function(function: Any, known: Mapping[str, Collection[str]]) -> GuideFunction | None:
     """What a node's function is called, and its own values; None unless it is one of those known by module, unchanged."""
+    name = module_of(function, known)
+    values = {} if name is None else inspect.getclosurevars(function).nonlocals
+    if name is None or not all(isinstance(value, (bool, int, float)) for value in values.values()):
+        return None
+    return GuideFunction(name, function.__qualname__, dict(values))
+
+
+def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None:
+    """The module of a node's function; None unless it is one of those known by module, unchanged."""
     module = sys.modules.get(getattr(function, "__module__", ""))
     name = Path(getattr(module, "__file__", None) or "").stem
     if not inspect.isfunction(function) or function.__qualname__ not in known.get(name, ()):
@@ -45,10 +54,7 @@ def known_function(function: Any, known: Mapping[str, Collection[str]]) -> Guide
     made_by = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
     helpers = [vars(module)[used] for used in function.__code__.co_names if used in vars(module)]
     unchanged = function.__code__ in made_by.__code__.co_consts and all(_of(module, helper) for helper in helpers)
-    values = inspect.getclosurevars(function).nonlocals
-    if not unchanged or not all(isinstance(value, (bool, int, float)) for value in values.values()):
-        return None
-    return GuideFunction(name, function.__qualname__, dict(values))
+    return name if unchanged else None
 
 
 def _of(module: Any, used: Any) -> bool:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
+from ..free_u import PLACE as FREE_U_PLACE
+from ..free_u import free_u
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from .attention_guidance import PLACE as GUIDES
@@ -61,6 +63,8 @@ def networks_of(
     patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
     if attention_guides(options):
         del patches[GUIDES]
+    if free_u(options, skeleton):
+        del patches[FREE_U_PLACE]
     if not patches:
         return ()
     if isinstance(skeleton, MiniTrainDIT) and _all_lllite(patches):

@@ -14,7 +14,8 @@ from ....parallel_backend.conditioning import Conditioning, in_dict
 from ....parallel_backend.denoise.samplers import SAMPLERS
 from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ....parallel_backend.errors import Refused
-from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of
+from .. import free_u
+from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..features.compile import compiler_of
 from ..features.guidance import guides_of
 from ..features.networks import PATCHES
@@ -42,13 +43,17 @@ def example_of(run: SamplerRun) -> Conditioning:
     """One forward of the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
-    longest = max(prompts, key=lambda conds: conds[CROSS_ATTENTION].cond.shape[1])
+    longest = max(prompts, key=_text_length)
     given = of_prompt(longest, dtype)
     tensors = {
         name: tensor if in_dict(name, given.values) else tensor[:1].expand(batch, *tensor.shape[1:])
         for name, tensor in given.tensors.items()
     }
     return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
+
+
+def _text_length(conds: Mapping[str, Any]) -> int:
+    return conds[CROSS_ATTENTION].cond.shape[1] if CROSS_ATTENTION in conds else 0
 
 
 def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -129,9 +134,13 @@ def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()
-    options = options_of(run.model_options["transformer_options"])
+    skeleton = run.guider.inner_model.diffusion_model.skeleton
+    options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
+    kinds = repeated_text(run.guider.inner_model)
     return {
-        side: _side(side, entries, dtype, tensors, options) for side, entries in sides.items() if entries is not None
+        side: _side(side, entries, dtype, tensors, options, kinds)
+        for side, entries in sides.items()
+        if entries is not None
     }, tensors
 
 
@@ -141,12 +150,13 @@ def _side(
     dtype: torch.dtype,
     tensors: dict[str, Tensor],
     options: Mapping[str, Value],
+    more_kinds: tuple[type, ...],
 ) -> list[Prompt]:
     prompts = []
     for index, entry in enumerate(entries):
         if entry.get("control") is not None:
             raise NotSupported("ControlNet")
-        check_prompt(entry)
+        check_prompt(entry, more_kinds)
         own = of_prompt(entry["model_conds"], dtype)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}

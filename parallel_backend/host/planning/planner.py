@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -13,9 +13,9 @@ from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates
 from ...plan.choose import Choice, best, table
 from ...plan.predict.cost import Job, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
-from ...plan.predict.profiles import Profile
+from ...plan.predict.profiles import ForwardTime, Profile
 from ...plan.split.stages import cut_by_time
-from ...plan.split.tokens import paces_by, share_by, share_by_room
+from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_room
 
 GIGABYTE = 1e9
 
@@ -93,11 +93,17 @@ class Planner:
             machine = measure_machine(found[0])
             others = _leaner(question)
             paces: tuple[float, ...] = ()
-            if len(set(machine.kinds)) > 1:
+            forwards: tuple[ForwardTime, ...] = ()
+            if shape.whole:
+                forwards = forward_times(measure_blocks(found[0]))
+                found = [share_batch(forwards, plan) for plan in found]
+                others = [plan for plan in others if plan.devices == devices]
+            elif len(set(machine.kinds)) > 1:
                 paces = paces_by(measure_blocks(found[0]))
                 others = [plan for plan in others if plan.devices == devices]  # the others' paces are not known
                 found, others = ([share_by(paces, plan) for plan in plans] for plans in (found, others))
             profile = measured_profile(machine, memory, "cuda" in devices[0], paces, question.compiler)
+            profile = replace(profile, forwards=forwards)
             if not wish.stages:
                 found = [_cut(plan, question, profile, measure_blocks) for plan in found]
                 others = [_cut(plan, question, profile, _all_alike(shape)) for plan in others]

@@ -105,17 +105,12 @@ class ComfyFamily:
         """The model's own tensors under ComfyUI's names, and what ComfyUI finds it to be.
 
         Raises:
-            Refused: ComfyUI does not know the model, or it has no declaration, or lacks tensors.
+            Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
         name = checkpoint.path.name
         part, marks, described = detect(checkpoint)
         kind = type(described).__name__
-        if kind not in DECLARATIONS:
-            raise Refused(
-                f"{name} is a {kind} model, which is not supported yet ({', '.join(DECLARATIONS)} are): use Load Diffusion "
-                "Model."
-            )
         declaration = DECLARATIONS[kind]
         try:
             base = make(described, part.meta_tensors(), UNCONVERTED)

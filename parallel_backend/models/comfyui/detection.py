@@ -8,7 +8,9 @@ from torch import Tensor
 
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
+from ..declared import DECLARATIONS
 from .diffusers_names import converted
+from .importing import import_comfyui
 from .quantisation import Opened, open_checkpoint
 
 DIFFUSERS_PREFIX = "transformer."
@@ -41,6 +43,19 @@ def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
     except DAMAGE as error:
         raise unmakable(checkpoint, error) from None
     return *opened.under(tensors), described
+
+
+def running(family: str, checkpoint: Checkpoint) -> str:
+    """The family that runs a file which a loader for `family` is given: what ComfyUI knows and no declaration runs whole.
+
+    Raises:
+        Refused: as `detect` does.
+    """
+    if family != "comfyui":
+        return family
+    import_comfyui()
+    _, _, described = detect(checkpoint)
+    return family if type(described).__name__ in DECLARATIONS else "whole"
 
 
 def _described(opened: Opened) -> Any:

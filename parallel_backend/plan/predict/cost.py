@@ -38,7 +38,7 @@ class Job:
 
     `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less). `expansion` are the
     bytes read and written to expand a weight wherever it is used, on average over all, `expanded` those that the largest
-    matrix takes meanwhile; 0 where none is.
+    matrix takes meanwhile; 0 where none is. `item_bytes` are what a forward that is not spread takes for each batch item.
     """
 
     image_tokens: int
@@ -50,6 +50,7 @@ class Job:
     weight_element: float = 2
     expansion: float = 0.0
     expanded: int = 0
+    item_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,8 @@ def _held(plan: ResolvedPlan, model: ModelShape, job: Job, first: int, count: in
 
 def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[float, float]]:
     """Bytes of each sequence rank's activations and an expanded matrix, and of a block's keys and values if patches keep them."""
+    if model.whole:
+        return [(LATENTS * job.batch * job.image_tokens * model.channels * 4 + whole_bytes(plan, job), 0.0)]
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
     row = model.hidden * job.element
@@ -245,13 +248,47 @@ def _beside_the_model(plan: ResolvedPlan, profile: Profile) -> float:
 
 
 def items(plan: ResolvedPlan, job: Job) -> int:
-    """Batch items, of both sides where they are computed together, that a rank computes at once."""
-    return math.ceil(job.batch / plan.data) * (2 if job.two_sided and plan.cfg == 1 else 1)
+    """Batch items, of both sides where they are computed together, that a rank computes at once, at the most."""
+    return max(map(length, plan.parts(job.batch))) * sides(plan, job)
+
+
+def sides(plan: ResolvedPlan, job: Job) -> int:
+    """The sides that a rank computes together."""
+    return 2 if job.two_sided and plan.cfg == 1 else 1
+
+
+def whole_bytes(plan: ResolvedPlan, job: Job) -> float:
+    """What a rank computes with whose forwards are not spread."""
+    return items(plan, job) * job.item_bytes + job.expanded
 
 
 def cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Cost:
     """What a plan costs for a job on a machine."""
+    if model.whole:
+        return _whole_cost(plan, model, job, profile)
     return _Estimate(plan, model, job, profile).total()
+
+
+def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Cost:
+    """Of forwards that are not spread, each on one rank: as long as the slowest takes, and both sides' exchange.
+
+    `held`, `needed` and `free` are those of all plans.
+    """
+    seconds = []
+    for rank in range(plan.world_size):
+        time, rows = profile.forwards[rank], plan.parts(job.batch)[plan.place(rank).data]
+        seconds.append(time.start + time.item * length(rows) * sides(plan, job))
+    latent = 4.0 * math.ceil(job.batch / plan.data) * job.image_tokens * model.channels
+    flows = [(0, 1, latent), (1, 0, latent)] if plan.cfg > 1 else []
+    every = needs_by_rank(plan, model, job)
+    return Cost(
+        device=max(seconds),
+        **dict.fromkeys(("ulysses", "ring", "pipeline", "gather", "launch", "fill"), 0.0),
+        cfg=transfer_seconds(flows, profile.levels),
+        held=tuple(one.weights + one.gathered for one in every),
+        needed=needed_by_rank(plan, model, job, profile),
+        free=tuple(map(profile.memory, range(plan.world_size))),
+    )
 
 
 @dataclass(frozen=True)

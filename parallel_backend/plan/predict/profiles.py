@@ -35,6 +35,7 @@ class ModelShape:
             together.
         double_operations, single_operations: what one block starts on one rank's device, as its code is.
         kv_heads: heads of keys and values; 0 where there are as many as `heads`.
+        whole: a forward of the model is not spread, and plans split its prompts and its batch (`plan/whole.py`).
     """
 
     name: str
@@ -59,6 +60,7 @@ class ModelShape:
     double_operations: int = 0
     single_operations: int = MIDDLING
     kv_heads: int = 0
+    whole: bool = False
 
     @property
     def blocks(self) -> int:
@@ -68,7 +70,7 @@ class ModelShape:
     @property
     def limits(self) -> ModelLimits:
         """What a plan for this model may be."""
-        return ModelLimits(self.heads, self.head_dim, self.blocks, self.whole_picture)
+        return ModelLimits(self.heads, self.head_dim, self.blocks, self.whole_picture, self.whole)
 
     @property
     def parameters(self) -> int:
@@ -194,11 +196,20 @@ class Software:
 
 
 @dataclass(frozen=True)
+class ForwardTime:
+    """Seconds of one forward: `start` whatever its batch is, and `item` for each item of it."""
+
+    start: float
+    item: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """A machine and the software on it. `overlap` is the part of a transfer that really hides behind compute.
 
     `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast. `free` are the bytes
-    that ranks may take of their devices; of ranks that are not in it those are `device.memory`.
+    that ranks may take of their devices; of ranks that are not in it those are `device.memory`. `forwards` are each rank's
+    times for a forward of a model that is not spread.
     """
 
     name: str
@@ -208,6 +219,7 @@ class Profile:
     software: Software
     paces: tuple[float, ...] = ()
     free: tuple[float, ...] = ()
+    forwards: tuple[ForwardTime, ...] = ()
 
     def memory(self, rank: int) -> float:
         """Bytes that a rank may take of its device."""

@@ -10,7 +10,7 @@ import msgspec
 from ..plan import ResolvedPlan
 from ..predict.cost import Job, needed_by_rank
 from ..predict.measure import BlockTimes
-from ..predict.profiles import ModelShape, Profile
+from ..predict.profiles import ForwardTime, ModelShape, Profile
 
 FASTEST = 100
 """The share of the fastest rank."""
@@ -23,6 +23,27 @@ def paces_by(times: BlockTimes) -> tuple[float, ...]:
     """Each rank's speed over a model's blocks, in units of the slowest's."""
     seconds = [sum(count * one for count, one in zip(times.counts, own, strict=True)) for own in times.seconds]
     return tuple(max(seconds) / own for own in seconds)
+
+
+def forward_times(times: BlockTimes) -> tuple[ForwardTime, ...]:
+    """Each rank's, by what it took for a forward of one item and of several (`BlockTimes.counts`)."""
+    (few, many), found = times.counts, []
+    for short, long in times.seconds:
+        item = max(0.0, long - short) / (many - few)
+        found.append(ForwardTime(max(0.0, short - few * item), item or short))
+    return tuple(found)
+
+
+def share_batch(forwards: Sequence[ForwardTime], plan: ResolvedPlan) -> ResolvedPlan:
+    """The plan with its batch cut by the speed of the slowest rank that computes each part."""
+    slowest = [0.0] * plan.data
+    for rank, time in enumerate(forwards[: plan.world_size]):
+        part = plan.place(rank).data
+        slowest[part] = max(slowest[part], time.item)
+    if max(slowest) < ALIKE * min(slowest):
+        return plan
+    shares = tuple(max(1, round(FASTEST * min(slowest) / each)) for each in slowest)
+    return msgspec.structs.replace(plan, batch_shares=shares)
 
 
 def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:

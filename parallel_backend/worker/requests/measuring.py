@@ -14,8 +14,10 @@ from ...attention.packages import package_faults
 from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
 from ...diffusion import Value
+from ...errors import Refused
 from ...mesh import build_mesh
 from ...models import FAMILIES
+from ...models.comfyui.whole_family import WholeFamily
 from ...models.family import Execution, Family, Stage
 from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
@@ -27,6 +29,7 @@ from ...weights.layers.quantised import compute_in
 from ...weights.stores.holding import Holding
 from ...wire.messages import (
     BlocksMeasured,
+    Declined,
     MachineMeasured,
     MeasureBlocks,
     MeasureMachine,
@@ -34,7 +37,9 @@ from ...wire.messages import (
     MemoryMeasured,
 )
 from ..memory.stage_part import STORAGE_DTYPES
+from .apart import refuse_rows_that_meet
 from .rank import Rank
+from .timing_whole import time_forward
 
 RUNS = 3
 
@@ -73,12 +78,36 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
     mark = rank.status.mark
-    seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
+    if isinstance(family, WholeFamily):
+        if _declines_to_split(rank, message, family, config, tensors):
+            return
+        seconds, counts = time_forward(family, config, rank.device, dtype, tensors, message.values, mark)
+    else:
+        seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts)
         rank.link.send(BlocksMeasured(message.request, times))
+
+
+def _declines_to_split(
+    rank: Rank, message: MeasureBlocks, family: WholeFamily, config: Any, tensors: Mapping[str, Tensor]
+) -> bool:
+    """Whether the rows of a batch cannot be computed apart, as a plan of several ranks would; rank 0 then tells the host.
+
+    A collective.
+    """
+    problem = ""
+    if message.plan.world_size > 1:
+        try:
+            refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
+        except Refused as refusal:
+            problem = str(refusal)
+    problem = next(filter(None, rank.world.gather(problem)), "")
+    if problem and rank.world.rank == 0:
+        rank.link.send(Declined(message.request, problem))
+    return bool(problem)
 
 
 def time_blocks(

@@ -20,9 +20,9 @@ from ...denoise.schedule import schedule
 from ...denoise.shared_noise import SharedNoise
 from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled
-from ...layout import cut
 from ...mesh import Mesh
 from ...models.comfyui.features.guidance import guide_function
+from ...models.comfyui.rows import parts_of
 from ...models.comfyui.sampler import SamplerFunction
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
@@ -89,7 +89,7 @@ class _Run:
         self._mesh = mesh
         self._previews = previews
         self._x = tensors["x"]
-        self._runs = cut(self._x.shape[0], message.plan.data)
+        self._runs = parts_of(message.plan, self._x.shape[0], message.positive[0].values)
         self._process = process_of(message.sampling, tensors)
         guides = [guide_function(guide) for guide in message.guides]
         self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
@@ -192,6 +192,6 @@ def _prompts(message: Sample, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts
     sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
     mine = list(sides) if mesh.cfg.size == 1 else [mesh.cfg.rank]
     batch = tensors["x"].shape[0]
-    rows = cut(batch, mesh.data.size)[mesh.data.rank]
+    rows = parts_of(message.plan, batch, message.positive[0].values)[mesh.data.rank]
     own = {name: tensors.pop(name) for name in list(tensors) if name.startswith("prompt.")}
     return Prompts(sides, mine, own, getattr(torch, message.compute_dtype), batch, rows)

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...conditioning import ATTENTION_GUIDANCE, OPTIONS, in_dict
+from ...conditioning import ATTENTION_GUIDANCE, OPTIONS
 from ...diffusion import Value
 from ...errors import Cancelled
-from ...layout import cut
+from ...layout import cut, length
 from ...mesh import Mesh
 from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
+from ...models.comfyui.rows import rows_of, run_of, together
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
+from ...plan import ResolvedPlan
 from ...wire.messages import Done, Forward
 from ..memory.stage_part import stages
 from .rank import Rank
@@ -38,7 +40,7 @@ def single_forward(
     started = rank.start()
     rank.status.enter("running the model once")
     groups = mesh.data.size * mesh.cfg.size
-    pieces = _pieces(message.calls, tensors, groups, message.values)
+    pieces = _pieces(message.calls, tensors, message.plan, message.values)
     parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
     run = parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]
     every = message.values if message.calls > 1 else message.values * len(pieces)
@@ -93,11 +95,11 @@ def _forward_piece(
 
 
 def _pieces(
-    calls: int, tensors: Mapping[str, Tensor], groups: int, values: Sequence[Mapping[str, Value]]
+    calls: int, tensors: Mapping[str, Tensor], plan: ResolvedPlan, values: Sequence[Mapping[str, Value]]
 ) -> list[dict[str, Tensor]]:
     """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group.
 
-    One whose attentions compare its rows stays whole.
+    One whose attentions compare its rows stays whole, and so do the frames of a video that are rows.
     """
     found = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
@@ -105,12 +107,11 @@ def _pieces(
     ]
     batch = found[0]["x"].shape[0]
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
-    if calls > 1 or batch < groups or compared:
+    unit = together(values[0])
+    runs = plan.groups(batch // unit)
+    if calls > 1 or not all(map(length, runs)) or compared or batch % unit:
         return found
-    return [
-        {name: tensor if in_dict(name, values[0]) else tensor[rows] for name, tensor in found[0].items()}
-        for rows in cut(batch, groups)
-    ]
+    return [rows_of(found[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
 
 
 def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:

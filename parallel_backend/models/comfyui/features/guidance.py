@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -13,10 +14,15 @@ from ..importing import import_comfyui
 
 def guide_function(guide: GuideFunction) -> Any:
     """The function that the node of a MODEL would have made with these values."""
+    return function_of(guide.module, guide.function, guide.values)
+
+
+def function_of(module_name: str, function: str, values: Mapping[str, Any]) -> Any:
+    """The function of a node of comfy_extras by its qualified name, with these values for what it takes from the node."""
     import_comfyui()
-    module = importlib.import_module(f"comfy_extras.{guide.module}")
-    owner, method, _, name = guide.function.split(".")
+    module = importlib.import_module(f"comfy_extras.{module_name}")
+    owner, method, _, name = function.split(".")
     made_by = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
     (code,) = (each for each in made_by.__code__.co_consts if isinstance(each, CodeType) and each.co_name == name)
-    cells = tuple(CellType(guide.values[variable]) for variable in code.co_freevars)
+    cells = tuple(CellType(values[variable]) for variable in code.co_freevars)
     return FunctionType(code, vars(module), name, None, cells)

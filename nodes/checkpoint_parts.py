@@ -1,0 +1,89 @@
+"""What a full checkpoint holds beside its diffusion model: the text encoder and the VAE, which stay ComfyUI's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.model_detection
+import comfy.sd
+import comfy.utils
+import folder_paths
+from torch import Tensor
+
+from ..parallel_backend.errors import Refused
+from ..parallel_backend.models.comfyui.quantisation import READ
+from ..parallel_backend.weights.files.checkpoint import Checkpoint, read_header
+from ..parallel_backend.weights.values import values_of
+
+EMBEDDINGS = "embeddings"
+"""ComfyUI's folder of words that text encoders learn."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A checkpoint's tensors, by their names in it: the diffusion model's without data, the others with theirs."""
+
+    model: Mapping[str, Tensor]
+    beside: Mapping[str, Tensor]
+
+
+def parts_of(path: str) -> Parts:
+    """Read a checkpoint: of its diffusion model the header alone.
+
+    Raises:
+        Refused: the file cannot be read, or is a pickle.
+    """
+    checkpoint = read_header(path)
+    tensors = checkpoint.meta_tensors()
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    inside = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return Parts(inside | _marks(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
+
+
+def refuse_another_class(path: str, parts: Parts, model: Any) -> None:
+    """Refuse a checkpoint that ComfyUI takes to be of another class than its diffusion model is by itself.
+
+    Raises:
+        Refused: with that class, as of Stable Zero123, which is known by a tensor beside its diffusion model.
+    """
+    if not parts.model:
+        return
+    every = {**parts.model, **parts.beside}
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(every)
+    metadata = dict(read_header(path).metadata)
+    every, metadata = comfy.utils.convert_old_quants(every, prefix, metadata=metadata)
+    found = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
+    if found is not type(model.model_config):
+        raise Refused(
+            f"{Path(path).name} is a {found.__name__} checkpoint, whose diffusion model alone is a "
+            f"{type(model.model_config).__name__}, which is not supported: use Load Checkpoint."
+        )
+
+
+def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:
+    """ComfyUI's text encoder and VAE of a checkpoint, made by its own loader; the first is None where there is none."""
+    if not parts.model:  # a file of a diffusion model alone
+        return None, comfy.sd.VAE(sd={})
+    embeddings = folder_paths.get_folder_paths(EMBEDDINGS)
+    _, clip, vae, _ = comfy.sd.load_state_dict_guess_config(
+        {**parts.model, **parts.beside},
+        output_model=False,
+        embedding_directory=embeddings,
+        metadata=dict(read_header(path).metadata),
+    )
+    for part, again in ((clip, "load_checkpoint_clip_patcher"), (vae, "load_checkpoint_vae_patcher")):
+        if getattr(part, "patcher", None) is not None:  # for ComfyUI's nodes that put one on another device
+            part.patcher.cached_patcher_init = (getattr(comfy.sd, again), (path, embeddings, {}, {}))
+    return clip, vae
+
+
+def _marks(checkpoint: Checkpoint, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The small tensors that mark quantised layers, which ComfyUI looks into."""
+    return _read(checkpoint, {name for name in names if name.rpartition(".")[2] in READ})
+
+
+def _read(checkpoint: Checkpoint, names: set[str]) -> dict[str, Tensor]:
+    return {name: values_of(entry) for name, entry in checkpoint.entries.items() if name in names}

@@ -1,0 +1,62 @@
+"""The Load Parallel Checkpoint node."""
+
+from __future__ import annotations
+
+import folder_paths
+from comfy_api.latest import io
+
+from ..parallel_backend.plan import ParallelPlan
+from .checkpoint_parts import clip_and_vae, parts_of, refuse_another_class
+from .model.build import load_model
+from .model.files import CHECKPOINTS, fingerprint_of
+from .parallel_plan import PlanType
+from .runtime import CATEGORY, backend
+
+
+class LoadParallelCheckpoint(io.ComfyNode):
+    """A checkpoint whose diffusion model's weights live in worker processes; text encoder and VAE are ComfyUI's own."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Load Checkpoint's input, and a plan."""
+        return io.Schema(
+            node_id="LoadParallelCheckpoint",
+            display_name="Load Parallel Checkpoint",
+            category=CATEGORY,
+            description="Takes the place of Load Checkpoint: the same MODEL, denoised on several GPUs, and the checkpoint's text "
+            "encoder and VAE as ComfyUI loads them. For Stable Diffusion, SDXL, FLUX, LTX and all others that come as "
+            "checkpoints.",
+            search_aliases=["multi gpu checkpoint", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader"],
+            inputs=[
+                io.Combo.Input(
+                    "ckpt_name",
+                    options=folder_paths.get_filename_list(CHECKPOINTS),
+                    tooltip="A .safetensors file in models/checkpoints.",
+                ),
+                PlanType.Input(
+                    "plan",
+                    optional=True,
+                    tooltip="Which GPUs to use and how they share the work; without one, "
+                    "those that are faster together.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="Works with every sampler node."),
+                io.Clip.Output(tooltip="The checkpoint's text encoder, as Load Checkpoint gives it."),
+                io.Vae.Output(tooltip="The checkpoint's VAE, as Load Checkpoint gives it."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, ckpt_name: str, **_: object) -> str:
+        """A file that was replaced is loaded again."""
+        return fingerprint_of(f"{CHECKPOINTS}/{ckpt_name}")
+
+    @classmethod
+    def execute(cls, ckpt_name: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+        """Check file and plan, and return the three; no worker is started yet."""
+        path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
+        parts = parts_of(path)
+        model = load_model(backend(), "comfyui", path, "default", plan or ParallelPlan(), beside=parts.beside)
+        refuse_another_class(path, parts, model.model)
+        return io.NodeOutput(model, *clip_and_vae(path, parts))

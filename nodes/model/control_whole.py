@@ -1,0 +1,69 @@
+"""A ControlNet's output for a UNet that runs whole: it goes into the forward as ComfyUI gives it, if it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...parallel_backend.errors import Refused
+from .features.controlnet import OTHER, Control
+
+Shapes = Mapping[str, Sequence[torch.Size]]
+"""Of what a ControlNet's tensors are added to, by the list that they come from, in the order in which a model takes them."""
+
+
+def shapes_in(unet: Any, x: Tensor, given: Mapping[str, Tensor]) -> Shapes:
+    """Those of a forward of ComfyUI's UNet, found without computing it.
+
+    Args:
+        unet: on the meta device.
+        x: `[batch, channels, height, width]`, with what is concatenated.
+        given: `timestep`, `context` and what else it takes that is a tensor.
+    """
+    found: dict[str, list[torch.Size]] = {"input": [], "middle": [], "output": []}
+
+    def of_input(h: Tensor, _: Any) -> Tensor:
+        found["input"].append(h.shape)
+        return h
+
+    def of_middle(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        found["middle"].append(args["h"].shape)
+        return args
+
+    def of_output(h: Tensor, skipped: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+        found["output"].append(skipped.shape)
+        return h, skipped
+
+    patches = {
+        "input_block_patch": [of_input],
+        "middle_block_after_patch": [of_middle],
+        "output_block_patch": [of_output],
+    }
+    options = {"patches": patches, "optimized_attention_override": lambda _, query, *rest, **more: query}
+    tensors = {name: tensor.to("meta") for name, tensor in given.items()}
+    unet(x.to("meta"), tensors.pop("timestep"), transformer_options=options, **tensors)
+    return found
+
+
+def refuse_other_control(control: Control, shapes: Shapes) -> None:
+    """Refuse the output of another model's ControlNet, which ComfyUI leaves out with a line in its log.
+
+    Raises:
+        Refused: with what does not fit.
+    """
+    for kind, tensors in control.items():
+        places = shapes.get(kind, ())
+        wrong = f"{len(tensors)} tensors for {len(places)} {kind} blocks" if len(tensors) > len(places) else None
+        for place, tensor in zip(places, reversed(tensors), strict=False):
+            if tensor is not None and not _fits(tensor.shape, place):
+                wrong = f"tensors of {list(tensor.shape)} for the {list(place)} of {kind} blocks"
+        if wrong is not None:
+            raise Refused(f"the ControlNet gives {wrong} of this model: {OTHER}")
+
+
+def _fits(given: torch.Size, place: torch.Size) -> bool:
+    """Whether it can be added in place, one item for all of a batch too."""
+    return len(given) == len(place) and all(size in (1, wanted) for size, wanted in zip(given, place, strict=True))

@@ -1,0 +1,45 @@
+"""ControlNets whose output is kept while a step is gone through twice, so that none runs twice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class KeptControl:
+    """Stands in for a ControlNet of prompts for one step: what it gave the first time through, it gives the second.
+
+    ComfyUI asks a prompt's ControlNet for its output once for each model call, in the same order both times.
+    """
+
+    def __init__(self, control: Any) -> None:
+        self._control = control
+        self._given: deque[Any] = deque()
+        self._again = False
+
+    def get_control(self, *args: Any) -> Any:
+        """What the ControlNet gives for a call: lists of tensors, of which each caller gets copies."""
+        if self._again:
+            return self._given.popleft()
+        given = self._control.get_control(*args)
+        self._given.append(given)
+        return given and {kind: list(tensors) for kind, tensors in given.items()}
+
+    def begin_again(self) -> None:
+        """From here on give what was given."""
+        self._again = True
+
+
+def with_kept_controls(
+    conds: Sequence[Sequence[Mapping[str, Any]] | None],
+) -> tuple[list[list[dict[str, Any]] | None], list[KeptControl]]:
+    """The prompts of all sides with such in the place of their ControlNets; prompts that share one share its stand-in."""
+    kept: dict[int, KeptControl] = {}
+
+    def changed(entry: Mapping[str, Any]) -> dict[str, Any]:
+        control = entry.get("control")
+        return {**entry, "control": None if control is None else kept.setdefault(id(control), KeptControl(control))}
+
+    sides = [None if side is None else [changed(entry) for entry in side] for side in conds]
+    return sides, list(kept.values())

@@ -1,0 +1,49 @@
+"""What a class of ComfyUI's computes when it is made and no file has, such as the frequencies of positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """Has memory that is only asked for, which is weights', on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def missing_buffers(module: nn.Module) -> list[str]:
+    """Buffers that come from no file and are on the meta device; empty ones are marks."""
+    filed = module.state_dict().keys()
+    return [name for name, buffer in module.named_buffers() if name not in filed and buffer.is_meta and buffer.numel()]
+
+
+def compute_buffers(module: nn.Module, described: Any, tensors: dict[str, Tensor]) -> None:
+    """Give a module on the meta device these buffers' values, in fp32, by making it once more without weights.
+
+    Args:
+        described: ComfyUI's configuration of the model, as it was made.
+        tensors: the file's, as ComfyUI's class is made of them.
+    """
+    missing = missing_buffers(module)
+    if not missing:
+        return
+    dtype = described.unet_config["dtype"]
+    described.unet_config["dtype"] = torch.float32
+    try:
+        with _WithoutWeights():
+            made = described.get_model(tensors, "", device=CPU).diffusion_model
+    finally:
+        described.unet_config["dtype"] = dtype
+    for name in missing:
+        owner, _, last = name.rpartition(".")
+        module.get_submodule(owner)._buffers[last] = made.get_buffer(name)

@@ -1,0 +1,25 @@
+"""FreeU in a worker: ComfyUI's own function, made of the numbers that its node was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .features.guidance import function_of
+
+FREE_U = "free_u"
+"""What the functions are told under among transformer_options."""
+
+MODULE = "nodes_freelunch"
+
+
+def free_u_patches(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The patches of a UNet's output blocks; `told` is what the host says of each."""
+    return {"output_block_patch": [_function(each) for each in told]}
+
+
+def _function(told: Mapping[str, Any]) -> Any:
+    scales = told["scales"]
+    pairs = zip(scales[::2], scales[1::2], strict=True)
+    scale_dict = dict(zip(told["channels"], pairs, strict=True))
+    return function_of(MODULE, told["function"], {"scale_dict": scale_dict, "on_cpu_devices": {}})

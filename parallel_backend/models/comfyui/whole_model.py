@@ -1,0 +1,85 @@
+"""A model of ComfyUI's that a rank runs whole, with ComfyUI's own code around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...conditioning import OPTIONS, SHAPES, SIGMAS, arguments
+from ..family import Execution
+from ..inputs import Inputs
+from ..region import Region
+from .free_u import FREE_U, free_u_patches
+from .rows import CONTROL
+
+NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
+
+
+class WholeModel:
+    """ComfyUI's diffusion model as it is.
+
+    Args:
+        base: ComfyUI's BaseModel on the meta device.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self.module: nn.Module = base.diffusion_model
+        self.block_modules: Sequence[nn.Module] = ()
+        self.features = 0
+        self.unknown: Sequence[str] = ()
+        self._base = base
+
+    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
+        """The latent itself."""
+        assert count == 1, "plans refuse patches"
+        return (Region(2, slice(0, latent_shape[2])),)
+
+    def forward_on(self, execution: Execution) -> WholeForward:
+        """Its forward, which is the same on every rank."""
+        return WholeForward(self, execution)
+
+    def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
+        """What ComfyUI's BaseModel does around its diffusion model, whose output this is."""
+        import comfy.utils
+
+        given = arguments(inputs.conditioning, inputs.values)
+        concat, context = given.pop("concat", None), given.pop("context", None)
+        options: dict[str, Any] = given.pop(OPTIONS, {})
+        sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
+        options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
+        timestep, control = given.pop("timestep", inputs.timestep), given.pop(CONTROL, None)
+        if FREE_U in options:
+            options["patches"] = free_u_patches(options.pop(FREE_U))
+        if not inputs.processed:
+            timestep = self._base.process_timestep(timestep, x=latent, **given)
+        x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
+        if SHAPES in given:
+            x = comfy.utils.unpack_latents(x, given.pop(SHAPES))
+        text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
+        out = self.module(x, timestep, context=text, control=control, transformer_options=options, **given)
+        return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
+
+
+class WholeForward:
+    """Runs a WholeModel."""
+
+    cache_bytes = 0
+
+    def __init__(self, model: WholeModel, execution: Execution) -> None:
+        self._model = model
+        self._mark = execution.mark
+        self._compiles = bool(execution.compiler)
+
+    def uncompiled(self) -> tuple[str, ...]:
+        """That nothing was, if it was asked for."""
+        return (NOT_COMPILED,) if self._compiles else ()
+
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """The output for the whole latent."""
+        assert latent is not None and patch is None, "there is one stage and one patch"
+        out = self._model.compute(latent, inputs)
+        self._mark()
+        return out

@@ -1,0 +1,84 @@
+"""Plans of models whose forward is not spread: each rank runs it whole, for its side of the prompts and its part of the batch."""
+
+from __future__ import annotations
+
+from ..errors import PlanRefused
+from .plan import ParallelPlan, Workload
+
+SPREADING = ("pipefusion", "ulysses", "ring", "patches")
+"""What can only be 1."""
+
+SPLIT = "this model is split by prompts and batches only"
+
+ONE_PICTURE = f"{SPLIT}: with a batch of 1, two GPUs at most"
+
+WORDS = ("no GPU", "one GPU", "two GPUs")
+
+
+def refuse_whole(plan: ParallelPlan, workers: int, workload: Workload) -> None:
+    """Refuse what would spread a forward, and more workers than have something to do.
+
+    Args:
+        workers: how many the plan's devices are.
+
+    Raises:
+        Refused: with the most that such a job has work for.
+    """
+    for name in SPREADING:
+        if getattr(plan, name) > 1:
+            raise PlanRefused(
+                f"{name} {getattr(plan, name)} cannot be used, as {ONE_PICTURE}; use {name} 1, and cfg or data."
+            )
+    if plan.stages:
+        raise PlanRefused(f"stages {plan.stages!r} cannot be used, as {ONE_PICTURE}; leave it empty.")
+    if plan.weights != "replicated":
+        raise PlanRefused(
+            f"weights {plan.weights} cannot be used with this model, whose forward each GPU runs whole: use weights replicated, "
+            "or smaller weights (fp8, GGUF)."
+        )
+    if plan.attention != "auto":
+        raise PlanRefused(
+            f"attention {plan.attention} cannot be used with this model, which runs with ComfyUI's own attention: use attention "
+            "auto."
+        )
+    if not _splits(plan, workers, workload):
+        most = _most(plan, workload)
+        fewer = max((count for count in range(1, workers) if _splits(plan, count, workload)), default=0)
+        if not fewer:
+            raise PlanRefused(
+                f"data {max(1, plan.data)} x cfg {max(1, plan.cfg)} takes {max(1, plan.data) * max(1, plan.cfg)} workers or a "
+                f"multiple of it, and devices {plan.devices!r} are {workers}: use data 0 and cfg 0 (automatic), or more devices."
+            )
+        way_out = f"{fewer} of them" + ("" if plan.data else ", or a larger batch")
+        raise PlanRefused(
+            f"devices {plan.devices!r} are {workers} workers, and {SPLIT}: {_job(plan, workload)}, {_gpus(most)} at most; use "
+            f"{way_out}."
+        )
+
+
+def usable(plan: ParallelPlan, workers: int, workload: Workload) -> int:
+    """Of automatic devices the most that have something to do; all where there are none such."""
+    return next((count for count in range(workers, 0, -1) if _splits(plan, count, workload)), workers)
+
+
+def _splits(plan: ParallelPlan, workers: int, workload: Workload) -> bool:
+    """Whether there are degrees that give so many workers something to do."""
+    sides = [plan.cfg] if plan.cfg else [1, 2] if workload.two_sided else [1]
+    parts = [workers // cfg for cfg in sides if workers % cfg == 0]
+    return any(data <= workload.batch and plan.data in (0, data) for data in parts)
+
+
+def _most(plan: ParallelPlan, workload: Workload) -> int:
+    return (plan.data or workload.batch) * (plan.cfg or (2 if workload.two_sided else 1))
+
+
+def _job(plan: ParallelPlan, workload: Workload) -> str:
+    """What limits the workers, in words."""
+    batch = f"data {plan.data}" if plan.data else f"a batch of {workload.batch}"
+    if plan.cfg:
+        return f"with {batch} and cfg {plan.cfg}"
+    return f"with {batch}" + ("" if workload.two_sided else " and no negative prompt")
+
+
+def _gpus(number: int) -> str:
+    return WORDS[number] if number < len(WORDS) else f"{number} GPUs"

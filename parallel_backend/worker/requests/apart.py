@@ -1,0 +1,72 @@
+"""Whether the rows of a batch can be computed apart: tried with a model's own class before its first split forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...diffusion import Value
+from ...errors import Refused
+from ...models.comfyui.rows import rows_of, together
+from ...models.comfyui.whole_family import WholeFamily
+from ...models.comfyui.whole_model import WholeModel
+from ...models.inputs import Inputs
+from .made_up import made_up
+
+ALIKE = 1e-3
+"""Relative L2 error of a row in fp32 up to which it is the same alone and beside another."""
+
+
+def refuse_rows_that_meet(
+    family: WholeFamily,
+    config: Any,
+    device: torch.device,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Value],
+    mark: Callable[[], None],
+) -> None:
+    """Run rows alone and beside others, which are given something else, in fp32.
+
+    Args:
+        family, config: whose model is made with made-up weights.
+        tensors, values: `x`, `timestep` and the conditioning of one forward.
+        mark: called after each forward, so that a watcher sees that the rank gets on.
+
+    Raises:
+        Refused: what is computed of them is not the same, as where a class swaps the halves of a batch.
+    """
+    model = made_up(family, replace(config, marks={}), torch.float32, device)
+    count, batch = together(values), tensors["x"].shape[0]
+    alone = _in_fp32(rows_of(tensors, values, torch.arange(count) % batch))
+    both = _in_fp32(rows_of(tensors, values, torch.arange(2 * count) % batch))
+    generator = torch.Generator().manual_seed(0)
+    for key, tensor in both.items():
+        if key != "timestep" and tensor.is_floating_point() and tensor.ndim and tensor.shape[0] == 2 * count:
+            drawn = torch.randn(tensor[count:].shape, generator=generator)
+            both[key] = torch.cat([tensor[:count], drawn.to(tensor)])
+    apart, beside = (_run(model, given, values, mark) for given in (alone, both))
+    error = (apart - beside[:count]).norm() / apart.norm()
+    if not error <= ALIKE:  # NaN is not
+        raise Refused(
+            f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices with "
+            "one GPU in Parallel Plan, or Load Diffusion Model."
+        )
+
+
+def _in_fp32(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in given.items()}
+
+
+def _run(
+    model: WholeModel, given: Mapping[str, Tensor], values: Mapping[str, Value], mark: Callable[[], None]
+) -> Tensor:
+    conditioning = {key: tensor for key, tensor in given.items() if key not in ("x", "timestep")}
+    x = given["x"]
+    inputs = Inputs("apart", x.shape, x.dtype, x.device, given.get("timestep"), conditioning, values=values)
+    out = model.compute(x, inputs)
+    mark()
+    return out

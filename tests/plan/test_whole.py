@@ -1,0 +1,98 @@
+"""Plans of models whose forward is not spread: who has what to do, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from parallel_backend.errors import Refused
+from parallel_backend.layout import length
+from parallel_backend.models.comfyui.whole_family import plan_shape
+from parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, check, feasible
+from parallel_backend.plan.choose import best
+from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.measure import BlockTimes, measured_profile
+from parallel_backend.plan.predict.profiles import ForwardTime, Profile
+from parallel_backend.plan.split.tokens import forward_times, share_batch
+from tests.plans import MEASURED, cpu_plan
+
+SDXL: ModelShape = plan_shape("SDXL", 2_600_000_000, 4)
+JOB = Job(image_tokens=128 * 128, text_tokens=77, batch=1, two_sided=True, item_bytes=2e9)
+
+
+def degrees(wish: ParallelPlan, batch: int, *, two_sided: bool, gpus: int = 0) -> list[tuple[int, int, int]]:
+    found = feasible(wish, gpus, SDXL.limits, Workload(batch, two_sided, 1))
+    return [(plan.world_size, plan.data, plan.cfg) for plan in found]
+
+
+def profile(*forwards: ForwardTime, memory: float = 80e9) -> Profile:
+    return dataclasses.replace(measured_profile(MEASURED, (memory,) * len(forwards), gpus=True), forwards=forwards)
+
+
+def test_automatic_devices_are_as_many_as_have_something_to_do() -> None:
+    assert degrees(ParallelPlan(), 1, two_sided=True, gpus=8) == [(2, 1, 2)]
+    assert degrees(ParallelPlan(), 1, two_sided=False, gpus=8) == [(1, 1, 1)]
+    assert degrees(ParallelPlan(), 3, two_sided=True, gpus=8) == [(6, 3, 2)]
+    assert degrees(ParallelPlan(cfg=1), 3, two_sided=True, gpus=8) == [(3, 3, 1)]
+    assert set(degrees(ParallelPlan(), 4, two_sided=True, gpus=4)) == {(4, 2, 2), (4, 4, 1)}
+
+
+def test_devices_that_are_named_are_all_used_or_refused() -> None:
+    assert set(degrees(ParallelPlan(devices="cpu:2"), 2, two_sided=True)) == {(2, 1, 2), (2, 2, 1)}
+    with pytest.raises(Refused, match="with a batch of 1, two GPUs at most; use 2 of them, or a larger batch"):
+        degrees(ParallelPlan(devices="cpu:4"), 1, two_sided=True)
+
+
+def test_a_plan_is_checked_before_a_job_is_known() -> None:
+    assert check(ParallelPlan(devices="cpu:4"), 0, SDXL.limits) == ("cpu",) * 4
+    with pytest.raises(Refused, match=r"^ring 2 cannot be used, as this model is split by prompts and batches only"):
+        check(ParallelPlan(devices="cpu:4", ring=2), 0, SDXL.limits)
+
+
+def test_times_of_a_forward_follow_from_two_of_them() -> None:
+    first, second = forward_times(BlockTimes(((3.0, 5.0), (4.0, 4.0)), (1, 2)))
+    assert first == ForwardTime(start=1.0, item=2.0)
+    assert second == ForwardTime(start=4.0, item=4.0)  # what takes no longer counts as one that does: never as nothing
+
+
+def test_a_batch_is_cut_by_pace() -> None:
+    plan = cpu_plan(data=2)
+    assert share_batch([ForwardTime(0, 1.0), ForwardTime(0, 1.02)], plan) is plan
+    uneven = share_batch([ForwardTime(0, 1.0), ForwardTime(0, 3.0)], plan)
+    assert [length(part) for part in uneven.parts(8)] == [6, 2]
+    assert [length(part) for part in uneven.parts(2)] == [1, 1]
+    assert "the batch 100 : 33 by speed" in uneven.describe()
+    both = share_batch([ForwardTime(0, 1.0), ForwardTime(0, 3.0)] * 2, cpu_plan(data=2, cfg=2))
+    assert both.batch_shares == ()  # each part waits for its slower side
+
+
+def test_rows_of_one_call_go_to_every_group() -> None:
+    plan = share_batch([ForwardTime(0, 1.0)] * 2 + [ForwardTime(0, 3.0)] * 2, cpu_plan(data=2, cfg=2))
+    groups = plan.groups(16)
+    assert [length(part) for part in groups] == [6, 6, 2, 2]
+    assert [part.start for part in groups[1:]] == [part.stop for part in groups[:-1]]
+    assert all(map(length, plan.groups(4)))
+
+
+def test_the_faster_plan_is_chosen_and_one_gpu_named_where_it_is_as_good() -> None:
+    def chosen(start: float, item: float) -> tuple[ResolvedPlan, bool]:
+        wish = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
+        choice = best(wish, SDXL, JOB, profile(ForwardTime(start, item), ForwardTime(start, item)))
+        return choice.plan, choice.better_alone
+
+    plan, alone = chosen(0.01, 0.2)
+    assert (plan.cfg, alone) == (2, False)
+    _, alone = chosen(0.2, 1e-7)  # both prompts at once take no longer than one, and there is the exchange
+    assert alone
+
+
+def test_memory_is_what_comfyui_takes_a_forward_to_need() -> None:
+    wish = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
+    time = ForwardTime(0.0, 0.1)
+    choice = best(wish, SDXL, JOB, profile(time, time))
+    weights, both = 2 * SDXL.parameters, 2 * JOB.item_bytes
+    assert choice.single.breakdown.memory == pytest.approx(weights + both, rel=0.2)
+    assert choice.ranking[0].breakdown.memory == pytest.approx(weights + JOB.item_bytes, rel=0.2)
+    with pytest.raises(Refused, match=r"Not enough GPU memory: the smallest plan, cfg 2, needs"):
+        best(wish, SDXL, JOB, profile(time, time, memory=6e9))
