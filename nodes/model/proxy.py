@@ -18,14 +18,14 @@ from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
-from .control_whole import Shapes, refuse_other_control, shapes_in
 from .features.attention_guidance import values_of as guides_as_values
 from .features.controlnet import Control
+from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
+from .features.free_u import values_of as free_u_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
-from .free_u import values_of as free_u_as_values
 from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP

@@ -21,7 +21,7 @@ from ...parallel_backend.conditioning import Conditioning
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .features.controlnet import Control
-from .kept_control import with_kept_controls
+from .features.controlnet_kept import with_kept_controls
 from .own_code import changed_model
 from .remote_model import RemoteModel
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
-from ..free_u import PLACE as FREE_U_PLACE
-from ..free_u import free_u
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from .attention_guidance import PLACE as GUIDES
 from .attention_guidance import attention_guides
+from .free_u import PLACE as FREE_U_PLACE
+from .free_u import free_u
 from .guidance import FOLDER
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")

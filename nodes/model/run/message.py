@@ -14,8 +14,8 @@ from ....parallel_backend.conditioning import Conditioning, in_dict
 from ....parallel_backend.denoise.samplers import SAMPLERS
 from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
 from ....parallel_backend.errors import Refused
-from .. import free_u
 from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
+from ..features import free_u
 from ..features.compile import compiler_of
 from ..features.guidance import guides_of
 from ..features.networks import PATCHES

@@ -12,7 +12,7 @@ from ...conditioning import OPTIONS, SHAPES, SIGMAS, arguments
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
-from .free_u import FREE_U, free_u_patches
+from .features.free_u import FREE_U, free_u_patches
 from .rows import CONTROL
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."

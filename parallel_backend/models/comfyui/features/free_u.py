@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .features.guidance import function_of
+from .guidance import function_of
 
 FREE_U = "free_u"
 """What the functions are told under among transformer_options."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...parallel_backend.errors import Refused
-from .features.controlnet import OTHER, Control
+from ....parallel_backend.errors import Refused
+from .controlnet import OTHER, Control
 
 Shapes = Mapping[str, Sequence[torch.Size]]
 """Of what a ControlNet's tensors are added to, by the list that they come from, in the order in which a model takes them."""
