@@ -28,6 +28,9 @@ KINDS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({"tuple": tup
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
+FREE_U = "free_u"
+"""The functions of ComfyUI's FreeU, as names and numbers, go under this name among these options."""
+
 SKIPPED_BLOCKS = "skipped_blocks"
 """Blocks that are left out of a call, as [kind, number], go under this name among these options."""
 

@@ -10,9 +10,8 @@ from typing import Any
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import nn
 
-from ....parallel_backend.conditioning import OPTIONS, flatten
+from ....parallel_backend.conditioning import FREE_U, OPTIONS, flatten
 from ....parallel_backend.diffusion import Value
-from ....parallel_backend.models.comfyui.features.free_u import FREE_U
 from .guidance import module_of
 
 PLACE = "output_block_patch"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...conditioning import OPTIONS, SHAPES, SIGMAS, arguments
+from ...conditioning import FREE_U, OPTIONS, SHAPES, SIGMAS, arguments
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
-from .features.free_u import FREE_U, free_u_patches
+from .features.free_u import free_u_patches
 from .rows import CONTROL
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."

@@ -7,9 +7,6 @@ from typing import Any
 
 from .guidance import function_of
 
-FREE_U = "free_u"
-"""What the functions are told under among transformer_options."""
-
 MODULE = "nodes_freelunch"
 
 
