@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..comm.communicator import Communicator
 from .prompts import Batch
-from .samplers import Process
+from .process import Process
 
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 

@@ -1,0 +1,163 @@
+"""From a run's SAMPLER to the program that the workers replay, or the reason why ComfyUI's own loop does it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import comfy.samplers
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ....parallel_backend.denoise.program import Program
+from ....parallel_backend.errors import Refused
+from ..given import NotSupported
+from ..sampler_run import SamplerRun
+from .kept import Generators, Kept
+from .latent import Recorded, number_of, spoilt, value_of
+from .noise import recorded_noise
+from .standing_in import StandIn, no_network, recorded_answers
+from .tape import Cell, NotLocal, Tape
+
+OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"
+"""What to choose for one that the workers do not run."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What has become of a sampler's function.
+
+    `program` is None where the workers cannot replay it, and `reason` says why. `both_sides` is whether it asks for both
+    prompts whatever the cfg, as far as it came. `sigmas` are those that it was given, with what it wrote into them.
+    """
+
+    name: str
+    program: Program | None
+    reason: str
+    both_sides: bool
+    sigmas: Tensor
+
+    def needed(self) -> Program:
+        """The program.
+
+        Raises:
+            NotSupported: there is none.
+        """
+        if self.program is None:
+            raise NotSupported(self.reason, OTHER_SAMPLER)
+        return self.program
+
+
+def name_of(function: Any) -> str:
+    """What users call a sampler's function."""
+    code = getattr(function, "__code__", None)
+    for name in comfy.samplers.SAMPLER_NAMES:
+        if code is not None and getattr(comfy.samplers.sampler_object(name).sampler_function, "__code__", None) is code:
+            return str(name)
+    return str(getattr(function, "__name__", type(function).__name__)).removeprefix("sample_")
+
+
+def recorded(run: SamplerRun, shape: torch.Size | None = None) -> Recording:
+    """Run a sampler's function on a latent without data; nothing of that is left behind.
+
+    Args:
+        shape: the latent's, where it is not to be that of the run.
+
+    Raises:
+        Refused: the function itself refuses with a sentence for the user.
+    """
+    function, masked = run.sampler.sampler_function, run.mask is not None
+    name = name_of(function)
+    generators, model = Generators(), run.guider.inner_model
+    with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
+        sigmas = run.sigmas.detach().to("cpu", copy=True)
+        tape = Tape(run.noise.shape if shape is None else shape, run.noise.dtype, len(sigmas))
+        given = {**run.extra_args, "denoise_mask": spoilt(tape, "uses the mask") if masked else None}
+        kept = Kept([vars(run.guider), vars(model), vars(model.model_sampling), run.model_options, function, options_of(run)])
+        stand_in = StandIn(run.guider, sigmas, given, kept, recorded_answers(tape, run.guider, masked))
+        stand_in.noise, stand_in.latent_image = spoilt(tape, "uses the noise"), spoilt(tape, "uses the latent before the noise")
+        if masked:
+            stand_in.denoise_mask = given["denoise_mask"]
+        program, word = None, ""
+        try:
+            with _Watched(tape):
+                x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
+                result = call(run, stand_in, x, sigmas, given, _telling(tape))
+            program = tape.program(name, value_of(result, "returns"))
+            if kept.changed:
+                word = "remembers what it has done"
+            elif generators.moved:
+                word = "draws numbers of its own"
+        except (comfy.model_management.InterruptProcessingException, Refused):
+            raise
+        except NotLocal as refusal:
+            word = refusal.word
+        except Exception as error:
+            word = f"raises {type(error).__name__} on a latent without data"
+        finally:
+            kept.put_back()
+            generators.put_back()
+        if tape.refused is not None:
+            word = tape.refused.word
+    reason = f"the sampler {name}, which {word}" if word else ""
+    return Recording(name, None if word else program, reason, bool(stand_in.both_sides), sigmas)
+
+
+def options_of(run: SamplerRun) -> Mapping[str, Any]:
+    """What a sampler's function is given of a node."""
+    return run.sampler.extra_options  # type: ignore[no-any-return]
+
+
+def call(
+    run: SamplerRun, model: Any, x: Tensor, sigmas: Tensor, given: Mapping[str, Any], callback: Callable[..., None]
+) -> Any:
+    """Call a run's function as KSAMPLER does, with copies of what is no plain value among its options.
+
+    Raises:
+        NotLocal: there is an option that cannot be copied.
+    """
+    try:
+        options = {name: copy.deepcopy(value) for name, value in options_of(run).items()}
+    except Exception:
+        raise NotLocal("has an option that cannot be copied") from None
+    return run.sampler.sampler_function(
+        model, x, sigmas, extra_args=dict(given), callback=callback, disable=True, **options
+    )
+
+
+def _telling(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
+    def callback(told: Mapping[str, Any]) -> None:
+        step = number_of(told["i"])
+        if not isinstance(step, int) or not 0 <= step < 2**31:
+            raise tape.refuse("tells a step that is no number")
+        tape.tell(step, value_of(told["x"], "tells"), value_of(told["denoised"], "tells"))
+
+    return callback
+
+
+class _Watched(TorchFunctionMode):
+    """Looks at the time whenever anything is computed."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._tape.look()
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled helpers run as they were written; where there is no compiler yet, there are none."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
