@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from .prompts import Batch
 from .process import Process
+from .prompts import Batch
 
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 

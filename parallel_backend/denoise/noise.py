@@ -23,7 +23,7 @@ Share = Callable[[Draw], Tensor]
 """What a sampler gets of a draw. It need not call it: another rank may have drawn for all."""
 
 Drawn = Callable[[float, float, float], Tensor]
-"""Standard normal noise for the step from one sigma to the next, clamped to so many of its standard deviations (0: not at all)."""
+"""Standard normal noise for the step from one sigma to another, clamped to so many of its deviations (0: not at all)."""
 
 
 def whole(draw: Draw) -> Tensor:
@@ -72,12 +72,14 @@ class LatentNoise:
         return draw
 
     def _brownian(self, source: Source) -> Callable[[float, float], Tensor]:
-        """Increments of one path, scaled to unit variance; a schedule with other steps over the same range follows the same path."""
+        """Increments of one path, scaled to unit variance; other steps over the same range follow the same path."""
 
         @cache
         def path() -> torchsde.BrownianTree:
             origin = torch.zeros(self.shape, dtype=torch.float32, device="cpu" if source.on_cpu else self.device)
-            return torchsde.BrownianTree(torch.tensor(source.low), origin, torch.tensor(source.high), entropy=source.seed)
+            return torchsde.BrownianTree(
+                torch.tensor(source.low), origin, torch.tensor(source.high), entropy=source.seed
+            )
 
         def draw(start: float, end: float) -> Tensor:
             # The path is parametrised upwards in sigma; samplers walk it downwards.

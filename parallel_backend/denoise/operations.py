@@ -16,7 +16,20 @@ _NUMBERS_ANYWHERE = ("pow", "where")
 _FIRST_A_TENSOR = (
     *("neg", "abs", "sign", "square", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10"),
     *("log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf"),
-    *("sigmoid", "logit", "relu", "floor", "ceil", "trunc", "round", "frac", "nan_to_num", "isnan", "isinf", "isfinite"),
+    *(
+        "sigmoid",
+        "logit",
+        "relu",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "frac",
+        "nan_to_num",
+        "isnan",
+        "isinf",
+        "isfinite",
+    ),
     *("clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "mul", "div", "fmod", "remainder", "copysign"),
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"),
 )

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from .noise import LatentNoise
 from .process import Process
 from .replay import Answer, Script, Steps, Wanted
-from .noise import LatentNoise
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Draw(Entry, frozen=True):
 
 
 class ModelCall(Entry, frozen=True):
-    """Makes the denoised latent that the model gives of the latent `x` at `sigma`, and with `sides` the positive and the negative."""
+    """Makes the denoised latent that the model gives of `x` at `sigma`, and with `sides` the positive and the negative."""
 
     x: int
     sigma: float
@@ -159,7 +159,9 @@ def decoded(data: Tensor, ndim: int, sigmas: int) -> Program:
     try:
         program = msgspec.msgpack.decode(data.numpy().tobytes(), type=Program)
     except msgspec.DecodeError as error:
-        raise Refused(f"the sampler's program cannot be read ({error}): use the same version of this pack everywhere.") from None
+        raise Refused(
+            f"the sampler's program cannot be read ({error}): use the same version of this pack everywhere."
+        ) from None
     _Check(program, ndim, sigmas).all()
     return program
 
@@ -187,13 +189,17 @@ class _Check:
     def all(self) -> None:
         """Raises Refused with the first entry that cannot be."""
         program = self._program
-        self._must(len(program.entries) <= self._most, f"{len(program.entries)} entries, of which {self._most} are the limit")
+        self._must(
+            len(program.entries) <= self._most, f"{len(program.entries)} entries, of which {self._most} are the limit"
+        )
         for weights in program.weights:
             self._must(0 < len(weights.numbers) <= MOST_STACKED, f"{len(weights.numbers)} weights")
             self._must(weights.dtype in DTYPES, f"the type {weights.dtype}")
         for source in program.sources:
             self._must(0 <= source.seed < 2**64, f"the seed {source.seed}")
-            self._must(source.kind == "gaussian" or source.low <= source.high, f"noise from {source.low:g} to {source.high:g}")
+            self._must(
+                source.kind == "gaussian" or source.low <= source.high, f"noise from {source.low:g} to {source.high:g}"
+            )
         for number, entry in enumerate(program.entries):
             try:
                 self._kinds.extend(self._made(entry))
@@ -234,7 +240,9 @@ class _Check:
             case "stack", _:
                 dim = entry.keywords.get("dim")
                 _need(all(kind == LATENT for kind in kinds) and len(kinds) == len(entry.arguments), "a stack of stacks")
-                _need(isinstance(dim, int) and 0 <= dim <= self._ndim and len(entry.keywords) == 1, f"the dimension {dim}")
+                _need(
+                    isinstance(dim, int) and 0 <= dim <= self._ndim and len(entry.keywords) == 1, f"the dimension {dim}"
+                )
                 return _Kind(len(kinds), int(str(dim)))
             case "to", (Ref(), str(dtype)):
                 _need(dtype in DTYPES, f"the type {dtype}")

@@ -1,9 +1,9 @@
 """A sampler's program, replayed on a latent or on one patch of it: the same code for both, and nobody waits for the device.
 
-    steps = script.replay(x, noise, told)
-    call = next(steps)
-    while True:
-        call = steps.send(model(call.x, call.sigma))        # StopIteration.value is the final latent
+steps = script.replay(x, noise, told)
+call = next(steps)
+while True:
+    call = steps.send(model(call.x, call.sigma))        # StopIteration.value is the final latent
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ class Script:
         arguments: list[Any] = []
         for place, argument in enumerate(entry.arguments):
             number = isinstance(argument, bool | int | float)
-            tensor = torch.tensor(argument, dtype=torch.float64 if isinstance(argument, float) else None) if number else None
+            tensor = (
+                torch.tensor(argument, dtype=torch.float64 if isinstance(argument, float) else None) if number else None
+            )
             arguments.append(tensor if place < wants and number else self._given(argument))
         return _Computed(
             function=function_of(entry.name),
@@ -176,8 +178,8 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Scr
         _check_latents(x, end.value)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise Refused(
-            f"the program of the sampler {program.name} cannot be run ({error}): use the same version of this pack everywhere, or "
-            "another sampler."
+            f"the program of the sampler {program.name} cannot be run ({error}): use the same version of this pack everywhere, "
+            "or another sampler."
         ) from None
     return Script(program, ndim, device)
 

@@ -24,7 +24,7 @@ from parallel_backend.worker.requests.sampling import sample
 from tests.allocations import peak_bytes
 from tests.dry.dry_rank import by_formula, model_of
 from tests.dry.full_size import JOBS
-from tests.dry.lone_rank import LoneRank, plan_of, request, tensors_of
+from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
 
 FLUX, FOUR_BLOCKS, SMALL = "FLUX.1-dev", "FLUX.1-dev, four blocks", "FLUX.1, small"
 
@@ -187,7 +187,8 @@ class Bench(ABC):
     def tensors(self, name: str, steps: int) -> dict[str, Tensor]:
         """Of a request, the same on every rank."""
         generator = torch.Generator().manual_seed(2)
-        return tensors_of(JOBS[name], 1, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device))
+        made = tensors_of(JOBS[name], 1, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device))
+        return made | {"program": program_for(JOBS[name], steps)}
 
     def tokens(self) -> int:
         """Of the picture and its text."""

@@ -17,7 +17,7 @@ from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
 from parallel_backend.models.comfyui.conditioning import SHAPES, flatten
 from parallel_backend.models.comfyui.text import ASKED, MARK
 
-FLOW = FlowSettings(1.0, 0.999, 1.0)
+FLOW = FlowSettings(1.0, 1.0)
 
 SETTINGS = {"dtype": torch.bfloat16, "device": "meta"}
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.diffusion import ModelSpec, Prompt
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.expansion import Expansion, expand_by
 from parallel_backend.weights.holding import Holding
 from parallel_backend.wire.messages import Done, Sample
+from tests.programs import FlowSampling, VelocitySampling, encoded_program
 
 from .full_size import Job
 
@@ -128,6 +129,14 @@ def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) ->
     return {"x": draw(1, *job.latent), "sigmas": sigmas, "log_sigmas": levels, **prompts}
 
 
+def program_for(job: Job, steps: int) -> Tensor:
+    """What its sampler does, for `tensors_of`; recorded where tensors have data."""
+    model_sampling = FlowSampling() if isinstance(job.sampling, FlowSettings) else VelocitySampling()
+    return encoded_program(
+        job.sampler, torch.linspace(1, 0, steps + 1), torch.empty(1, *job.latent), model_sampling=model_sampling
+    )
+
+
 def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> Sample:
     """A denoise; with a negative prompt where the plan has two sides."""
     positive, *negative = [
@@ -139,9 +148,6 @@ def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> Samp
         model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
         plan=plan,
         compute_dtype=computes_in,
-        sampler=job.sampler,
-        options={},
-        seed=1,
         sampling=job.sampling,
         cfg=float(plan.cfg),
         positive=positive,

@@ -132,7 +132,7 @@ def number_of(value: Any) -> float | int | bool | None:
         if isinstance(value, Recorded | Deviation) or value.numel() == 0:
             return None
         first = value.detach().flatten()[0]
-        one = value.numel() == 1 or bool((value == first).all())
+        one = value.numel() == 1 or bool(((value == first) | (value.isnan() & first.isnan())).all())
         return first.item() if one else None  # type: ignore[no-any-return]
     return _plain_number(value)
 
@@ -217,7 +217,9 @@ def _filled(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs: 
         number = args[-1] if name in ("full_like", "new_full") else 0.0
     if shape != tuple(tape.shape):
         return torch.full(shape, number, dtype=dtype)
-    return Recorded(tape, Cell(tape.cast(tape.operation("full_like", (Ref(0), number)), tape.dtype, dtype)), shape, dtype)
+    return Recorded(
+        tape, Cell(tape.cast(tape.operation("full_like", (Ref(0), number)), tape.dtype, dtype)), shape, dtype
+    )
 
 
 def _overwritten(tape: Tape, this: Recorded, given: Any) -> Recorded:

@@ -63,11 +63,8 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).removeprefix("sample_")
 
 
-def recorded(run: SamplerRun, shape: torch.Size | None = None) -> Recording:
-    """Run a sampler's function on a latent without data; nothing of that is left behind.
-
-    Args:
-        shape: the latent's, where it is not to be that of the run.
+def recorded(run: SamplerRun) -> Recording:
+    """Run a KSAMPLER's function on a latent without data; nothing of that is left behind.
 
     Raises:
         Refused: the function itself refuses with a sentence for the user.
@@ -77,11 +74,16 @@ def recorded(run: SamplerRun, shape: torch.Size | None = None) -> Recording:
     generators, model = Generators(), run.guider.inner_model
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
         sigmas = run.sigmas.detach().to("cpu", copy=True)
-        tape = Tape(run.noise.shape if shape is None else shape, run.noise.dtype, len(sigmas))
+        tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas))
         given = {**run.extra_args, "denoise_mask": spoilt(tape, "uses the mask") if masked else None}
-        kept = Kept([vars(run.guider), vars(model), vars(model.model_sampling), run.model_options, function, options_of(run)])
+        kept = Kept(
+            [vars(run.guider), vars(model), vars(model.model_sampling), run.model_options, function, options_of(run)]
+        )
         stand_in = StandIn(run.guider, sigmas, given, kept, recorded_answers(tape, run.guider, masked))
-        stand_in.noise, stand_in.latent_image = spoilt(tape, "uses the noise"), spoilt(tape, "uses the latent before the noise")
+        stand_in.noise, stand_in.latent_image = (
+            spoilt(tape, "uses the noise"),
+            spoilt(tape, "uses the latent before the noise"),
+        )
         if masked:
             stand_in.denoise_mask = given["denoise_mask"]
         program, word = None, ""

@@ -35,9 +35,7 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         same: whether all is still as it was when the run began.
     """
 
-    def __init__(
-        self, guider: Any, sigmas: Tensor, given: Mapping[str, Any], kept: Kept, answering: Answering
-    ) -> None:
+    def __init__(self, guider: Any, sigmas: Tensor, given: Mapping[str, Any], kept: Kept, answering: Answering) -> None:
         super().__init__(guider, sigmas)
         self._given = dict(given)
         self._kept = kept

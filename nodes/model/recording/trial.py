@@ -1,0 +1,161 @@
+"""A sampler function that is not ComfyUI's is tried before it is trusted: run plainly, and as a program, on small numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ....parallel_backend.denoise.noise import LatentNoise
+from ....parallel_backend.denoise.program import Program
+from ....parallel_backend.denoise.replay import Answer, Script
+from ....parallel_backend.errors import Refused
+from ..sampler_run import SamplerRun
+from .kept import Generators, Kept
+from .record import call, options_of, recorded
+from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, no_network
+from .tape import NotLocal
+
+TOLERANCE = 1e-6
+"""Relative L2; both compute the same in fp32, in another order at the most."""
+
+SEEDS = 1, 2
+ROWS = 5
+COLUMNS = 6
+SECONDS = 20.0
+"""How long a function may run plainly."""
+
+
+@dataclass
+class _Trials:
+    """What came of trials: why a function is not trusted with options, empty where it is."""
+
+    words: dict[str, str]
+
+
+class Trials:
+    """Tries each function once for each set of options; kept by the function."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, _Trials] = WeakKeyDictionary()
+
+    def word(self, run: SamplerRun) -> str:
+        """Why the program of a run's sampler is not to be trusted, behind "which"; empty if it is."""
+        options = options_of(run)
+        plain = all(isinstance(value, bool | int | float | str | None) for value in options.values())
+        if not plain:
+            return _tried(run)
+        key = json.dumps([dict(options), run.noise.ndim, run.mask is None], sort_keys=True)
+        try:
+            known = self._known.setdefault(run.sampler.sampler_function, _Trials({}))
+        except TypeError:  # what cannot be kept by reference, such as a method of C
+            return _tried(run)
+        if key not in known.words:
+            known.words[key] = _tried(run)
+        return known.words[key]
+
+
+def _tried(run: SamplerRun) -> str:
+    shape = torch.Size([2, run.noise.shape[1], *(min(2, size) for size in run.noise.shape[2:-2]), ROWS, COLUMNS])
+    small = replace(run, noise=torch.zeros(shape, dtype=run.noise.dtype), mask=None)
+    recording = recorded(small)
+    if recording.program is None:
+        return recording.reason.partition(", which ")[2]
+    noise, latent = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS)
+    first = run.sigmas[0].detach().cpu()
+    x = run.guider.inner_model.model_sampling.noise_scaling(first, noise, 0.5 * latent).to(run.noise.dtype)
+    try:
+        plain = _plain(small, x)
+    except (comfy.model_management.InterruptProcessingException, Refused):
+        raise
+    except NotLocal as refusal:
+        return refusal.word
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    middle = ROWS // 2
+    whole = _replayed(run, recording.program, x, slice(0, ROWS))
+    parts = [_replayed(run, recording.program, x, rows) for rows in (slice(0, middle), slice(middle, ROWS))]
+    for result in (whole, torch.cat(parts, dim=-2)):
+        if not _close(result, plain):
+            return "gives another picture when its recording is replayed"
+    return ""
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    known = theirs.isfinite()
+    if not torch.equal(ours.isfinite(), known):
+        return False
+    ours, theirs = ours[known], theirs[known]
+    return float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
+
+
+def _sides(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """What the model would say of both prompts: made of x and sigma element by element."""
+    sigma = sigma.to(x).view(-1, *[1] * (x.ndim - 1)).clamp(max=1)
+    positive, negative = (x * (slope - sigma / 2) / (1 + x * x) for slope in (1.1, 0.8))
+    return positive, negative
+
+
+def _guided(sides: tuple[Tensor, Tensor], cfg: float) -> Tensor:
+    positive, negative = sides
+    return negative + (positive - negative) * cfg
+
+
+def _plain_answers(run: SamplerRun) -> Answering:
+    ends = time.monotonic() + SECONDS
+
+    def answer(x: Tensor, sigma: Tensor, options: Mapping[str, Any], hooks: Hooks) -> Tensor:
+        if time.monotonic() > ends:
+            raise NotLocal("takes too long")
+        sides = _sides(x, sigma)
+        denoised = _guided(sides, run.guider.cfg)
+        told = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
+        call_hooks(hooks, arguments_of_hook(run.guider, options, sigma) | told)
+        return denoised
+
+    return answer
+
+
+def _plain(run: SamplerRun, x: Tensor) -> Tensor:
+    """What the function itself makes of it; nothing is left behind."""
+    generators = Generators()
+    with torch.no_grad(), no_network(run.guider):
+        sigmas = run.sigmas.detach().to("cpu", copy=True)
+        given = {**run.extra_args, "denoise_mask": None}
+        kept = Kept([vars(run.guider), run.model_options, run.sampler.sampler_function, options_of(run)])
+        stand_in = StandIn(run.guider, sigmas, given, kept, _plain_answers(run))
+        stand_in.noise, stand_in.latent_image = torch.zeros_like(x), torch.zeros_like(x)
+        try:
+            result: Tensor = call(run, stand_in, x.clone(), sigmas, given, _silent)
+        finally:
+            kept.put_back()
+            generators.put_back()
+    return result.to(x.dtype)
+
+
+def _silent(told: Mapping[str, Any]) -> None:
+    """What a function tells, which nobody sees."""
+
+
+def _replayed(run: SamplerRun, program: Program, x: Tensor, rows: slice) -> Tensor:
+    """What the program makes of some rows."""
+    share: Callable[[Callable[[], Tensor]], Tensor] = lambda draw: draw()[..., rows, :]  # noqa: E731
+    script = Script(program, x.ndim, x.device)
+    steps = script.replay(x[..., rows, :], LatentNoise(tuple(x.shape), x.device, share))
+    try:
+        wanted = next(steps)
+        while True:
+            sides = _sides(wanted.x, wanted.sigma.expand(len(x)))
+            wanted = steps.send(Answer(_guided(sides, run.guider.cfg), sides))
+    except StopIteration as end:
+        result: Tensor = end.value
+        return result
