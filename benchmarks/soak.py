@@ -44,7 +44,6 @@ FLUX = {"tiny-schnell": 4, "tiny-dev": 4, "tiny-3-heads": 3}
 """Models and their attention heads."""
 HEADS = FLUX | {"soak-pixart": 16, "soak-video": 3}
 LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVideoX"}
-"""Samplers of which some run as ComfyUI's own functions."""
 
 
 @dataclass(frozen=True)

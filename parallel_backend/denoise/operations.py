@@ -44,6 +44,9 @@ ELEMENTWISE: Mapping[str, int] = MappingProxyType(
 )
 """By torch's name: how many of the arguments, from the first on, torch wants as tensors."""
 
+KEYWORDS = ("alpha", "rounding_mode", "min", "max", "nan", "posinf", "neginf", "value", "decimals", "eps")
+"""What an elementwise operation may be given by name."""
+
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 
 

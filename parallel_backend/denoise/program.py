@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refused
-from .operations import DTYPES, ELEMENTWISE
+from .operations import DTYPES, ELEMENTWISE, KEYWORDS
 
 ENTRIES_FOR_A_SIGMA = 4096
 """How long a program may be; ComfyUI's own have some 40 entries for each sigma."""
@@ -158,7 +158,7 @@ def decoded(data: Tensor, ndim: int, sigmas: int) -> Program:
     """
     try:
         program = msgspec.msgpack.decode(data.numpy().tobytes(), type=Program)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(
             f"the sampler's program cannot be read ({error}): use the same version of this pack everywhere."
         ) from None
@@ -260,6 +260,7 @@ class _Check:
                 self._along(along, kinds[0])
                 return LATENT
         _need(entry.name in ELEMENTWISE, f"the operation {entry.name}")
+        _need({*entry.keywords} <= {*KEYWORDS}, f"the keywords {', '.join(entry.keywords)}")
         _need(all(kind == kinds[0] for kind in kinds), f"latents and stacks for {entry.name}")
         for argument in arguments:
             if isinstance(argument, Along):

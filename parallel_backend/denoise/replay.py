@@ -166,22 +166,29 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Scr
         Refused: it is not well-formed, so that nothing of it is run.
     """
     program = decoded(data, ndim, sigmas)
-    x = torch.zeros((1,) * ndim)
-    noise = LatentNoise(tuple(x.shape), x.device, lambda _draw: x)
     try:
-        steps = Script(program, ndim, x.device).replay(x, noise, lambda *told: _check_latents(x, *told[1:]))
-        call = next(steps)
-        while True:
-            _check_latents(x, call.x)
-            call = steps.send(Answer(x, (x, x)))
-    except StopIteration as end:
-        _check_latents(x, end.value)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        _try(program, torch.zeros((1,) * ndim))
+    except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise Refused(
             f"the program of the sampler {program.name} cannot be run ({error}): use the same version of this pack everywhere, "
             "or another sampler."
         ) from None
     return Script(program, ndim, device)
+
+
+def _try(program: Program, x: Tensor) -> None:
+    noise = LatentNoise(tuple(x.shape), x.device, lambda _draw: x)
+    steps = Script(program, x.ndim, x.device).replay(x, noise, lambda _step, *told: _check_latents(x, *told))
+    answer: Answer | None = None
+    while True:
+        try:
+            call = next(steps) if answer is None else steps.send(answer)
+        except StopIteration as end:
+            result = end.value
+            break
+        _check_latents(x, call.x)
+        answer = Answer(x, (x, x))
+    _check_latents(x, result)
 
 
 def _check_latents(like: Tensor, *latents: Tensor) -> None:

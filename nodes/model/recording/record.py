@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import comfy.model_management
@@ -69,46 +71,65 @@ def recorded(run: SamplerRun) -> Recording:
     Raises:
         Refused: the function itself refuses with a sentence for the user.
     """
-    function, masked = run.sampler.sampler_function, run.mask is not None
+    function = run.sampler.sampler_function
     name = name_of(function)
-    generators, model = Generators(), run.guider.inner_model
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas))
-        given = {**run.extra_args, "denoise_mask": spoilt(tape, "uses the mask") if masked else None}
-        kept = Kept(
-            [vars(run.guider), vars(model), vars(model.model_sampling), run.model_options, function, options_of(run)]
-        )
-        stand_in = StandIn(run.guider, sigmas, given, kept, recorded_answers(tape, run.guider, masked))
-        stand_in.noise, stand_in.latent_image = (
-            spoilt(tape, "uses the noise"),
-            spoilt(tape, "uses the latent before the noise"),
-        )
-        if masked:
-            stand_in.denoise_mask = given["denoise_mask"]
+        masked = spoilt(tape, "uses the mask") if run.mask is not None else None
+        given = {**run.extra_args, "denoise_mask": masked}
+        fixed = Kept(fixed_of(run))
+        stand_in = StandIn(run.guider, sigmas, given, fixed, recorded_answers(tape, run.guider, masked is not None))
+        stand_in.noise = spoilt(tape, "uses the noise")
+        stand_in.latent_image = spoilt(tape, "uses the latent before the noise")
+        stand_in.denoise_mask = masked
         program, word = None, ""
         try:
-            with _Watched(tape):
+            with left_alone(run, fixed) as options, _Watched(tape):
                 x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
-                result = call(run, stand_in, x, sigmas, given, _telling(tape))
-            program = tape.program(name, value_of(result, "returns"))
-            if kept.changed:
-                word = "remembers what it has done"
-            elif generators.moved:
-                word = "draws numbers of its own"
+                result = call(function, stand_in, x, sigmas, given, _telling(tape), options)
+                program = tape.program(name, value_of(result, "returns"))
         except (comfy.model_management.InterruptProcessingException, Refused):
             raise
         except NotLocal as refusal:
             word = refusal.word
         except Exception as error:
             word = f"raises {type(error).__name__} on a latent without data"
-        finally:
-            kept.put_back()
-            generators.put_back()
         if tape.refused is not None:
             word = tape.refused.word
     reason = f"the sampler {name}, which {word}" if word else ""
     return Recording(name, None if word else program, reason, bool(stand_in.both_sides), sigmas)
+
+
+def fixed_of(run: SamplerRun) -> list[Any]:
+    """What must be at every model call as it was at the beginning."""
+    model = run.guider.inner_model
+    return [vars(run.guider), vars(model), vars(model.model_sampling), run.model_options]
+
+
+@contextlib.contextmanager
+def left_alone(run: SamplerRun, fixed: Kept) -> Iterator[Mapping[str, Any]]:
+    """While this is entered a run's function may be called, with these options; all that it changes is put back.
+
+    Raises:
+        NotLocal: there is an option that cannot be copied, or it has changed what outlives it.
+    """
+    try:
+        options = copied_options(run)
+    except Exception:
+        raise NotLocal("has an option that cannot be copied") from None
+    generators, memory = Generators(), Kept(memories(run.sampler.sampler_function, options))
+    try:
+        yield options
+        if memory.changed:
+            raise NotLocal("remembers what it has done")
+        if fixed.changed:
+            raise NotLocal("changes the guider or the model")
+        if generators.moved:
+            raise NotLocal("draws numbers of its own")
+    finally:
+        for each in (memory, fixed, generators):
+            each.put_back()
 
 
 def options_of(run: SamplerRun) -> Mapping[str, Any]:
@@ -116,21 +137,35 @@ def options_of(run: SamplerRun) -> Mapping[str, Any]:
     return run.sampler.extra_options  # type: ignore[no-any-return]
 
 
-def call(
-    run: SamplerRun, model: Any, x: Tensor, sigmas: Tensor, given: Mapping[str, Any], callback: Callable[..., None]
-) -> Any:
-    """Call a run's function as KSAMPLER does, with copies of what is no plain value among its options.
+def copied_options(run: SamplerRun) -> dict[str, Any]:
+    """Copies of them: what is in them may change as the function runs."""
+    return {name: copy.deepcopy(value) for name, value in options_of(run).items()}
 
-    Raises:
-        NotLocal: there is an option that cannot be copied.
-    """
-    try:
-        options = {name: copy.deepcopy(value) for name, value in options_of(run).items()}
-    except Exception:
-        raise NotLocal("has an option that cannot be copied") from None
-    return run.sampler.sampler_function(
-        model, x, sigmas, extra_args=dict(given), callback=callback, disable=True, **options
-    )
+
+def memories(function: Any, options: Mapping[str, Any]) -> list[Any]:
+    """Where a function, and what it is given, may remember what has happened."""
+    made = [options]
+    for each in (function, *options.values()):
+        if isinstance(each, functools.partial):
+            made += memories(each.func, each.keywords)
+        elif isinstance(each, FunctionType | MethodType):
+            made.append(each)
+        elif hasattr(each, "__dict__") and not isinstance(each, type | Tensor):
+            made.append(vars(each))
+    return made
+
+
+def call(
+    function: Callable[..., Any],
+    model: Any,
+    x: Tensor,
+    sigmas: Tensor,
+    given: Mapping[str, Any],
+    callback: Callable[..., None],
+    options: Mapping[str, Any],
+) -> Any:
+    """Call a sampler's function as KSAMPLER does."""
+    return function(model, x, sigmas, extra_args=dict(given), callback=callback, disable=True, **options)
 
 
 def _telling(tape: Tape) -> Callable[[Mapping[str, Any]], None]:

@@ -18,8 +18,8 @@ from ....parallel_backend.denoise.program import Program
 from ....parallel_backend.denoise.replay import Answer, Script
 from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
-from .kept import Generators, Kept
-from .record import call, options_of, recorded
+from .kept import Kept
+from .record import call, fixed_of, left_alone, options_of, recorded
 from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, no_network
 from .tape import NotLocal
 
@@ -127,19 +127,16 @@ def _plain_answers(run: SamplerRun) -> Answering:
 
 def _plain(run: SamplerRun, x: Tensor) -> Tensor:
     """What the function itself makes of it; nothing is left behind."""
-    generators = Generators()
-    with torch.no_grad(), no_network(run.guider):
+    with torch.inference_mode(False), torch.no_grad(), no_network(run.guider):
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         given = {**run.extra_args, "denoise_mask": None}
-        kept = Kept([vars(run.guider), run.model_options, run.sampler.sampler_function, options_of(run)])
-        stand_in = StandIn(run.guider, sigmas, given, kept, _plain_answers(run))
-        stand_in.noise, stand_in.latent_image = torch.zeros_like(x), torch.zeros_like(x)
-        try:
-            result: Tensor = call(run, stand_in, x.clone(), sigmas, given, _silent)
-        finally:
-            kept.put_back()
-            generators.put_back()
-    return result.to(x.dtype)
+        fixed = Kept(fixed_of(run))
+        stand_in = StandIn(run.guider, sigmas, given, fixed, _plain_answers(run))
+        stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
+        with left_alone(run, fixed) as options:
+            made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, given, _silent, options)
+            result = made.to(x.dtype)
+    return result
 
 
 def _silent(told: Mapping[str, Any]) -> None:
