@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from scripts.comfyui import REPO
+REPO = Path(__file__).parents[1]
 
 
 def nodes_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:

@@ -21,7 +21,7 @@ import comfy.model_sampling  # noqa: E402
 import comfy.samplers  # noqa: E402
 
 
-class FlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
+class FlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):  # type: ignore[misc]
     """As ComfyUI builds it for flow models, with a shift, a multiplier of the time and a noise scale."""
 
     def __init__(self, shift: float = 1.0, multiplier: float = 1.0, noise_scale: float = 1.0) -> None:
@@ -29,11 +29,11 @@ class FlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_s
         super().__init__(SimpleNamespace(sampling_settings=settings))
 
 
-class NoiseSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):
+class NoiseSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):  # type: ignore[misc]
     """Diffusion that predicts noise, with ComfyUI's usual table of noise levels."""
 
 
-class VelocitySampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+class VelocitySampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):  # type: ignore[misc]
     """The same, predicting v."""
 
 

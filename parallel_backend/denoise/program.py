@@ -167,9 +167,9 @@ def decoded(data: Tensor, ndim: int, sigmas: int) -> Program:
 
 
 class _Kind(NamedTuple):
-    """What a value is: a latent, or `count` of them stacked along `dim`."""
+    """What a value is: a latent, or so many (`stacked`) along `dim`."""
 
-    count: int = 0
+    stacked: int = 0
     dim: int = 0
 
 
@@ -250,10 +250,10 @@ class _Check:
             case "full_like", (Ref(), bool() | int() | float()):
                 return kinds[0]
             case "sum", (Ref(), int(dim)):
-                _need(kinds[0].count > 0 and kinds[0].dim == dim, "a sum over a latent's own dimension")
+                _need(kinds[0].stacked > 0 and kinds[0].dim == dim, "a sum over a latent's own dimension")
                 return LATENT
             case "select", (Ref(), int(dim), int(index)):
-                _need(kinds[0].dim == dim and 0 <= index < kinds[0].count, f"the latent {index} of a stack")
+                _need(kinds[0].dim == dim and 0 <= index < kinds[0].stacked, f"the latent {index} of a stack")
                 return LATENT
             case "combine", (Ref(), int(dim), Along() as along):
                 _need(along.dim == dim, f"the dimension {dim}")
@@ -270,7 +270,7 @@ class _Check:
     def _along(self, along: Along, stack: _Kind) -> None:
         _need(0 <= along.weights < len(self._program.weights), f"the weights {along.weights}")
         count = len(self._program.weights[along.weights].numbers)
-        _need(along.dim == stack.dim and count == stack.count, f"{count} weights for {stack.count} latents")
+        _need(along.dim == stack.dim and count == stack.stacked, f"{count} weights for {stack.stacked} latents")
 
     def _kind(self, value: int) -> _Kind:
         _need(0 <= value < len(self._kinds), f"the value {value}")

@@ -249,7 +249,7 @@ class Loading(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """A step's first model call is done. Tensors: `denoised`, `x`."""
+    """What the sampler tells of a step, once its first model call is done. Tensors: `denoised`, `x`."""
 
     request: int
     step: int

@@ -49,7 +49,7 @@ class Recorded(torch.Tensor):
         made.tape, made.cell = tape, cell
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"Recorded({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
@@ -66,7 +66,9 @@ class Recorded(torch.Tensor):
                 raise _tape_of(args, kwargs).refuse(_word(getattr(func, "__name__", str(func)))) from None
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         tape = _tape_of(args, kwargs)
         tape.look()
@@ -87,7 +89,9 @@ class Deviation(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         tape, name = _tape_of(args, kwargs), func.overloadpacket.__name__
         ours = [each for each in args if isinstance(each, cls)]
@@ -274,8 +278,8 @@ def _combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reco
     else:
         operands = list(args[:2])
         dims = kwargs.get("dims", args[2] if len(args) > 2 else None)
-        places = [list(each) for each in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
-        places = [each[0] for each in places] if all(len(each) == 1 for each in places) else []
+        pairs = [list(each) for each in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
+        places = [each[0] for each in pairs] if all(len(each) == 1 for each in pairs) else []
     if len(operands) != 2 or len(places) != 2:
         return None
     (stack, dim), (weights, _) = sorted(

@@ -144,7 +144,7 @@ def copied_options(run: SamplerRun) -> dict[str, Any]:
 
 def memories(function: Any, options: Mapping[str, Any]) -> list[Any]:
     """Where a function, and what it is given, may remember what has happened."""
-    made = [options]
+    made: list[Any] = [options]
     for each in (function, *options.values()):
         if isinstance(each, functools.partial):
             made += memories(each.func, each.keywords)

@@ -130,13 +130,19 @@ def _state(denoised: Any) -> object:
     return denoised.cell.value if isinstance(denoised, Recorded) else None
 
 
+def cfg_of(guider: Any) -> float:
+    """By how much a guider guides; those that keep it elsewhere do not run in the workers' loop."""
+    return float(getattr(guider, "cfg", 1.0))
+
+
 def arguments_of_hook(guider: Any, options: Mapping[str, Any], sigma: Any) -> dict[str, Any]:
     """What a function behind the guidance is given, less the latents."""
-    unused = math.isclose(guider.cfg, 1.0) and not options.get(KEEPS_NEGATIVE, False)
+    cfg = cfg_of(guider)
+    unused = math.isclose(cfg, 1.0) and not options.get(KEEPS_NEGATIVE, False)
     return {
         "cond": guider.conds.get("positive"),
         "uncond": None if unused else guider.conds.get("negative"),
-        "cond_scale": guider.cfg,
+        "cond_scale": cfg,
         "model": guider.inner_model,
         "sigma": sigma,
         "model_options": options,

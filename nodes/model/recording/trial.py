@@ -20,7 +20,7 @@ from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
 from .kept import Kept
 from .record import call, fixed_of, left_alone, options_of, recorded
-from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, no_network
+from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, cfg_of, no_network
 from .tape import NotLocal
 
 TOLERANCE = 1e-6
@@ -117,7 +117,7 @@ def _plain_answers(run: SamplerRun) -> Answering:
         if time.monotonic() > ends:
             raise NotLocal("takes too long")
         sides = _sides(x, sigma)
-        denoised = _guided(sides, run.guider.cfg)
+        denoised = _guided(sides, cfg_of(run.guider))
         told = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
         call_hooks(hooks, arguments_of_hook(run.guider, options, sigma) | told)
         return denoised
@@ -152,7 +152,7 @@ def _replayed(run: SamplerRun, program: Program, x: Tensor, rows: slice) -> Tens
         wanted = next(steps)
         while True:
             sides = _sides(wanted.x, wanted.sigma.expand(len(x)))
-            wanted = steps.send(Answer(_guided(sides, run.guider.cfg), sides))
+            wanted = steps.send(Answer(_guided(sides, cfg_of(run.guider)), sides))
     except StopIteration as end:
         result: Tensor = end.value
         return result
