@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from parallel_backend.denoise.program import Program, encoded
 from tests.comfy_oracle import comfy_on_path
-from tests.nodes_module import nodes_module
+from tests.nodes_module import ForGood, nodes_module
 
-comfy_on_path()
+if "comfy.cli_args" not in sys.modules:  # where ComfyUI has been imported its switches are known
+    comfy_on_path()
 
-import comfy.model_sampling  # noqa: E402
-import comfy.samplers  # noqa: E402
+import comfy.model_sampling
+import comfy.samplers
 
 
 class FlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):  # type: ignore[misc]
@@ -40,12 +41,12 @@ class VelocitySampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_s
 @functools.cache
 def recording(module: str) -> ModuleType:
     """A module of the nodes' recording."""
-    return nodes_module(f"model.recording.{module}", pytest.MonkeyPatch())
+    return nodes_module(f"model.recording.{module}", ForGood())
 
 
 @functools.cache
 def _own_samplers() -> None:
-    nodes_module("samplers", pytest.MonkeyPatch()).register_samplers()
+    nodes_module("samplers", ForGood()).register_samplers()
 
 
 def guider_of(model_sampling: Any, cfg: float = 2.0) -> Any:
@@ -70,7 +71,7 @@ def run_of(
     model_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """What a SAMPLER_SAMPLE wrapper would be given of such a run."""
-    made = nodes_module("model.sampler_run", pytest.MonkeyPatch()).SamplerRun
+    made = nodes_module("model.sampler_run", ForGood()).SamplerRun
     extra = {"model_options": dict(model_options or {"transformer_options": {}}), "seed": seed}
     return made(sampler, guider_of(model_sampling, cfg), sigmas, extra, x, x, mask)
 

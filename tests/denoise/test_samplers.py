@@ -321,7 +321,7 @@ def test_masks(name: str, sampling: str) -> None:
     model = RecordingModel(model_sampling, sigmas.clone(), smooth)
     model.noise, model.latent_image = noise, latent
 
-    def shown(x: Tensor, sigma: Tensor, noise: Tensor, latent_image: Tensor) -> Any:
+    def shown(x: Tensor, sigma: Tensor, noise: Tensor, latent_image: Tensor, **_: Any) -> Any:
         return model_sampling.noise_scaling(sigma.view(-1, 1, 1, 1), noise, latent_image)
 
     model.inner_model.inner_model.scale_latent_inpaint = shown

@@ -18,7 +18,6 @@ from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.expansion import Expansion, expand_by
 from parallel_backend.weights.holding import Holding
 from parallel_backend.wire.messages import Done, Sample
-from tests.programs import FlowSampling, VelocitySampling, encoded_program
 
 from .full_size import Job
 
@@ -131,6 +130,12 @@ def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) ->
 
 def program_for(job: Job, steps: int) -> Tensor:
     """What its sampler does, for `tensors_of`; recorded where tensors have data."""
+    from tests.programs import (
+        FlowSampling,
+        VelocitySampling,
+        encoded_program,
+    )  # by now it is known how ComfyUI is switched
+
     model_sampling = FlowSampling() if isinstance(job.sampling, FlowSettings) else VelocitySampling()
     return encoded_program(
         job.sampler, torch.linspace(1, 0, steps + 1), torch.empty(1, *job.latent), model_sampling=model_sampling

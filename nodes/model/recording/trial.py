@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,24 +27,18 @@ TOLERANCE = 1e-6
 """Relative L2; both compute the same in fp32, in another order at the most."""
 
 SEEDS = 1, 2
-ROWS = 5
-COLUMNS = 6
+SIZES = 2, 2, 5, 6
+"""Of the last dimensions of a small latent."""
+
 SECONDS = 20.0
 """How long a function may run plainly."""
-
-
-@dataclass
-class _Trials:
-    """What came of trials: why a function is not trusted with options, empty where it is."""
-
-    words: dict[str, str]
 
 
 class Trials:
     """Tries each function once for each set of options; kept by the function."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, _Trials] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
     def word(self, run: SamplerRun) -> str:
         """Why the program of a run's sampler is not to be trusted, behind "which"; empty if it is."""
@@ -54,16 +48,16 @@ class Trials:
             return _tried(run)
         key = json.dumps([dict(options), run.noise.ndim, run.mask is None], sort_keys=True)
         try:
-            known = self._known.setdefault(run.sampler.sampler_function, _Trials({}))
+            known = self._known.setdefault(run.sampler.sampler_function, {})
         except TypeError:  # what cannot be kept by reference, such as a method of C
             return _tried(run)
-        if key not in known.words:
-            known.words[key] = _tried(run)
-        return known.words[key]
+        if key not in known:
+            known[key] = _tried(run)
+        return known[key]
 
 
 def _tried(run: SamplerRun) -> str:
-    shape = torch.Size([2, run.noise.shape[1], *(min(2, size) for size in run.noise.shape[2:-2]), ROWS, COLUMNS])
+    shape = torch.Size([2, run.noise.shape[1], *SIZES[len(SIZES) - (run.noise.ndim - 2) :]])
     small = replace(run, noise=torch.zeros(shape, dtype=run.noise.dtype), mask=None)
     recording = recorded(small)
     if recording.program is None:
@@ -79,10 +73,8 @@ def _tried(run: SamplerRun) -> str:
         return refusal.word
     except Exception as error:
         return f"raises {type(error).__name__}"
-    middle = ROWS // 2
-    whole = _replayed(run, recording.program, x, slice(0, ROWS))
-    parts = [_replayed(run, recording.program, x, rows) for rows in (slice(0, middle), slice(middle, ROWS))]
-    for result in (whole, torch.cat(parts, dim=-2)):
+    whole, *parts = (_replayed(run, recording.program, x, columns) for columns in (slice(6), slice(2), slice(2, 6)))
+    for result in (whole, torch.cat(parts, dim=-1)):
         if not _close(result, plain):
             return "gives another picture when its recording is replayed"
     return ""
@@ -143,11 +135,11 @@ def _silent(told: Mapping[str, Any]) -> None:
     """What a function tells, which nobody sees."""
 
 
-def _replayed(run: SamplerRun, program: Program, x: Tensor, rows: slice) -> Tensor:
-    """What the program makes of some rows."""
-    share: Callable[[Callable[[], Tensor]], Tensor] = lambda draw: draw()[..., rows, :]  # noqa: E731
+def _replayed(run: SamplerRun, program: Program, x: Tensor, columns: slice) -> Tensor:
+    """What the program makes of some columns."""
+    share: Callable[[Callable[[], Tensor]], Tensor] = lambda draw: draw()[..., columns]  # noqa: E731
     script = Script(program, x.ndim, x.device)
-    steps = script.replay(x[..., rows, :], LatentNoise(tuple(x.shape), x.device, share))
+    steps = script.replay(x[..., columns], LatentNoise(tuple(x.shape), x.device, share))
     try:
         wanted = next(steps)
         while True:
