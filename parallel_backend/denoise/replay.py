@@ -19,7 +19,8 @@ from ..errors import Refused
 from ..moving import sent_to
 from .noise import Drawn, LatentNoise
 from .operations import ELEMENTWISE, function_of
-from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, Told, decoded, view_along
+from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, Told, view_along
+from .well_formed import decoded
 
 
 class Wanted(NamedTuple):

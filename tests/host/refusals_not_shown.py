@@ -81,11 +81,11 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/plan/resolve.py": ("weights sharded needs a GPU for each",),
     },
     "what a host records is well-formed; it is what came that is looked at (tests/denoise)": {
-        "parallel_backend/denoise/program.py": (
+        "parallel_backend/denoise/replay.py": ("the program of the sampler … cannot be run",),
+        "parallel_backend/denoise/well_formed.py": (
             "the sampler's program cannot be read (…):",
             "the program of the sampler … is not well-formed",
         ),
-        "parallel_backend/denoise/replay.py": ("the program of the sampler … cannot be run",),
     },
     "of the command line alone (tests/plan)": {
         "parallel_backend/plan/known_machines.py": ("the card … is unknown: use ….",),

@@ -24,6 +24,7 @@ from ..sampler_run import SamplerRun
 from .kept import Generators, Kept
 from .latent import Recorded, number_of, spoilt, value_of
 from .noise import recorded_noise
+from .rules import Rules
 from .standing_in import StandIn, no_network, recorded_answers
 from .tape import Cell, NotLocal, Tape
 
@@ -75,7 +76,7 @@ def recorded(run: SamplerRun) -> Recording:
     name = name_of(function)
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
         sigmas = run.sigmas.detach().to("cpu", copy=True)
-        tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas))
+        tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas), Rules())
         masked = spoilt(tape, "uses the mask") if run.mask is not None else None
         given = {**run.extra_args, "denoise_mask": masked}
         fixed = Kept(fixed_of(run))

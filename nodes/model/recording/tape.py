@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -53,6 +54,16 @@ class Cell:
     dim: int = 0
 
 
+class Rules(Protocol):
+    """What becomes of torch's operations on recorded latents."""
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a function of torch's makes, where it is not to be looked into; None otherwise."""
+
+    def done(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What one of the operations makes that torch's functions consist of."""
+
+
 @dataclass
 class Tape:
     """The entries of a program, as they are written.
@@ -65,6 +76,7 @@ class Tape:
     shape: torch.Size
     dtype: torch.dtype
     sigmas: int
+    rules: Rules
     entries: list[Operation | Draw | ModelCall | Told] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
