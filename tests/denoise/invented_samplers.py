@@ -297,6 +297,7 @@ def each_its_sigma(model, x, sigmas, extra_args=None, callback=None, disable=Non
     return model(x, sigmas[0] * torch.linspace(0.5, 1, len(x)), **extra_args)
 
 
+@torch.no_grad()
 def another_seed(model, x, sigmas, extra_args=None, callback=None, disable=None):
     return model(x, sigmas[0] * torch.ones(len(x)), **{**extra_args, "seed": 5})
 

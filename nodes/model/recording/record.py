@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,12 +59,16 @@ class Recording:
 
 
 def name_of(function: Any) -> str:
-    """What users call a sampler's function."""
-    code = getattr(function, "__code__", None)
+    """What users call a sampler's function; some of ComfyUI's are made anew whenever they are asked for."""
+    code = _code(function)
     for name in comfy.samplers.SAMPLER_NAMES:
-        if code is not None and getattr(comfy.samplers.sampler_object(name).sampler_function, "__code__", None) is code:
+        if code is not None and _code(comfy.samplers.sampler_object(name).sampler_function) is code:
             return str(name)
     return str(getattr(function, "__name__", type(function).__name__)).removeprefix("sample_")
+
+
+def _code(function: Any) -> Any:
+    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def recorded(run: SamplerRun) -> Recording:
