@@ -106,6 +106,20 @@ def test_a_function_that_treats_every_element_for_itself_is_recorded(comfyui, la
     assert relative_error(latent_of(custom()), latent_of(graph)) > 0.1
 
 
+def test_a_function_that_tells_nothing_is_recorded_and_takes_no_pipefusion(comfyui, latent_of):
+    graph = sampled("a function that tells nothing")
+    for plan, way in [
+        ({"devices": "cpu:2", "cfg": 2}, "loop"),
+        (
+            {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+            "the sampler silent, which tells no steps, with PipeFusion",
+        ),
+    ]:
+        run, log = queue_logged(comfyui, parallel(graph, **plan))
+        assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+        assert ways(log) == [way]
+
+
 @pytest.mark.parametrize("kind", ["object patch apply_model", "timestep of its own", "an injection"])
 def test_parallel_sampler_refuses_it(comfyui, kind):
     graph, reason = STEP_BY_STEP[kind]
