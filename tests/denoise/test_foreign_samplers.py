@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),
 ]
 
-SOURCE = Path(__file__).with_name("invented_samplers.py")
+SOURCE = Path(__file__).parent / "another_pack" / "__init__.py"
 SIGMAS = torch.tensor([1.0, 0.75, 0.5, 0.2, 0.0])
 SAMPLING = FlowSampling(3.0)
 
@@ -54,9 +54,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 def names(table: str) -> list[str]:
     """Those of the module's `LOCAL` or `REFUSED`, without another import of it here."""
-    from tests.denoise import invented_samplers
+    from tests.denoise import another_pack
 
-    return list(getattr(invented_samplers, table))
+    return list(getattr(another_pack, table))
 
 
 def recorded(function: Any, batch: int = 2, trials: Any = None, **options: Any) -> Any:
