@@ -302,6 +302,16 @@ def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
     assert worst(complete, comfy_run(name, options, model_sampling, x, sigmas, smooth)) <= TOLERANCE
 
 
+@product(shape=[(2, 1, 40), (1, 4, 3, 6, 5)], name=LOCAL)
+def test_latents_of_three_and_five_dimensions(name: str, shape: tuple[int, ...]) -> None:
+    """Video with sound in one, and video."""
+    model_sampling = SAMPLINGS["shifted"]
+    sigmas = comfy.samplers.calculate_sigmas(model_sampling, "simple", 4)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+    given = (name, {}, model_sampling, x)
+    assert worst(our_run(*given, sigmas.clone()), comfy_run(*given, sigmas.clone())) <= TOLERANCE
+
+
 def process_of(model_sampling: Any) -> Process:
     if isinstance(model_sampling, VelocitySampling):
         return Diffusion(True, model_sampling.log_sigmas)
