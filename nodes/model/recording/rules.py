@@ -11,7 +11,7 @@ from torch import Tensor
 from ....parallel_backend.denoise.operations import ELEMENTWISE
 from ....parallel_backend.denoise.program import Ref
 from .elementwise import elementwise
-from .latent import OWN_NOISE, Deviation, Recorded, copied, number_of, spoilt, tape_of, word_of
+from .latent import OWN_NOISE, Deviation, Recorded, copied, number_of, plain_number, spoilt, tape_of, word_of
 from .stacks import combined, of_stack, stacked
 from .tape import Cell, Tape
 
@@ -55,7 +55,7 @@ def _done(tape: Tape, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
             return _filled(tape, this, name, args, kwargs)
         if name in ("copy_", "fill_", "zero_"):
             return _overwritten(tape, this, args[1] if len(args) > 1 else 0.0)
-        if name == "std" and this.cell.drawn is not None and not set(kwargs) - {"correction"} and len(args) == 1:
+        if name == "std" and this.cell.drawn is not None and len(args) == 1 and kwargs in ({}, {"correction": 1}):
             return Deviation(tape, this.cell, 1.0, this.dtype)
         if this.cell.count and not this.cell.spoilt and (made := of_stack(tape, this, name, args, kwargs)) is not None:
             return made
@@ -82,9 +82,9 @@ def _same_memory(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: 
 def _filled(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     dtype = kwargs.get("dtype") or this.dtype
     shape = tuple(args[1]) if name.startswith("new") else tuple(this.shape)
-    number = FILLED.get(name)
-    if number is None:
-        number = args[-1] if name in ("full_like", "new_full") else 0.0
+    number = FILLED.get(name) if name in FILLED else 0.0
+    if number is None and (number := plain_number(args[-1])) is None:
+        raise tape.refuse("fills a latent with what is no number")
     if shape != tuple(tape.shape):
         return torch.full(shape, number, dtype=dtype)
     return Recorded(
@@ -109,6 +109,8 @@ def _clipped(tape: Tape, noise: Recorded, low: Any = None, high: Any = None) -> 
     bounds = low, high
     if not all(isinstance(each, Deviation) and each.cell is noise.cell for each in bounds) or -low.times != high.times:
         raise tape.refuse(word_of("std"))
+    if noise.cell.drawn is None:
+        raise tape.refuse("clamps noise that it has changed")
     if not high.times > 0:
         raise tape.refuse("clamps noise to nothing")
     return Recorded(tape, tape.clip(noise.cell, high.times), noise.shape, noise.dtype)

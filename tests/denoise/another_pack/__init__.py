@@ -332,6 +332,33 @@ def no_seed(model, x, sigmas, extra_args=None, callback=None, disable=None):
     return model(x, sigmas[0] * torch.ones(len(x)), **extra_args) + noise_of(x)(1, 0)
 
 
+def clamps_by(deviations):
+    """Fresh noise, clamped by what `deviations` makes of it."""
+
+    def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        denoised = model(x, sigmas[0] * torch.ones(len(x)), **extra_args)
+        noise = noise_of(x, seed=3)(1, 0)
+        limit = deviations(noise)
+        return denoised + noise.clamp(-limit, limit)
+
+    sample.__name__ = deviations.__name__
+    return sample
+
+
+def biased(noise):
+    return noise.std(unbiased=False)
+
+
+def changed_since(noise):
+    limit = noise.std()
+    noise.mul_(2.0)
+    return limit
+
+
+def of_rows(noise):
+    return noise.std(dim=-1, keepdim=True)
+
+
 def transformed(model, x, sigmas, extra_args=None, callback=None, disable=None):
     denoised = model(x, sigmas[0] * torch.ones(len(x)), **extra_args)
     return denoised + BrownianTreeNoiseSampler(x, 0.1, 1.0, seed=1, transform=lambda t: t**2)(0.5, 0.2)
@@ -416,6 +443,9 @@ REFUSED = {
             (the_noise, "uses the noise"),
             (a_seed_for_each, "draws noise without a seed, or with a seed for each picture"),
             (no_seed, "draws noise without a seed"),
+            (clamps_by(biased), "takes a statistic of the latent"),
+            (clamps_by(changed_since), "clamps noise that it has changed"),
+            (clamps_by(of_rows), "takes a statistic of the latent"),
             (transformed, "draws noise over a transformed schedule"),
             (counts_runs, "remembers what it has done"),
             (counts_calls, "remembers what it has done"),
