@@ -170,8 +170,9 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Scr
     try:
         _try(program, torch.zeros((1,) * ndim))
     except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
         raise Refused(
-            f"the program of the sampler {program.name} cannot be run ({error}): use the same version of this pack everywhere, "
+            f"the program of the sampler {program.name} cannot be run ({reason}): use the same version of this pack everywhere, "
             "or another sampler."
         ) from None
     return Script(program, ndim, device)
