@@ -24,6 +24,7 @@ from parallel_backend.host import Backend
 from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
 from tests.engine.conftest import Runner
 from tests.plans import cpu_plan
+from tests.programs import VelocitySampling, encoded_program
 from tests.tiny_cogvideox import schedulers
 from tests.tiny_models import save_model
 
@@ -128,10 +129,12 @@ def make(run: Runner, path: Path, steps: int, patches: int, warmup_steps: int) -
     shape = (16, FRAMES, SIZE, SIZE)
     noise = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS])
     text = texts(torch.tensor(CAPTIONS)).repeat_interleave(len(SEEDS), dim=0)
+    noise = noise.repeat(len(CAPTIONS), 1, 1, 1, 1)
     tensors = {
-        "x": noise.repeat(len(CAPTIONS), 1, 1, 1, 1) * (1 + sigmas[0] ** 2).sqrt(),
+        "x": noise * (1 + sigmas[0] ** 2).sqrt(),
         "sigmas": sigmas,
         "log_sigmas": table.log(),
+        "program": encoded_program("cogvideox_ddim", sigmas, noise, model_sampling=VelocitySampling()),
         "prompt.positive.context": text,
         "prompt.negative.context": torch.zeros_like(text),
     }
@@ -141,7 +144,6 @@ def make(run: Runner, path: Path, steps: int, patches: int, warmup_steps: int) -
             path,
             tensors,
             cpu_plan(patches=patches, warmup_steps=warmup_steps, blocks=LAYERS),
-            sampler="cogvideox_ddim",
             sampling=DiffusionSettings("v"),
             cfg=CFG,
             positive=[Prompt({"context": "prompt.positive.context"})],

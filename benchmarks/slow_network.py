@@ -34,6 +34,7 @@ from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.secret import VARIABLE
 from tests.plans import cpu_plan
+from tests.programs import encoded_program
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PAGE = Path(__file__).parents[1] / "docs" / "slow-network.md"
@@ -204,8 +205,10 @@ class Job:
             "prompt.positive.context": (1, TEXT, TEXT_WIDTH),
             "prompt.positive.y": (1, POOLED_WIDTH),
         }
+        sigmas = torch.linspace(1, 0, self.steps + 1)
         self._tensors: Mapping[str, Tensor] = {
-            "sigmas": torch.linspace(1, 0, self.steps + 1),
+            "sigmas": sigmas,
+            "program": encoded_program("euler", sigmas, torch.empty(shapes["x"])),
             **{name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()},
         }
 
@@ -220,10 +223,7 @@ class Job:
             model=ModelSpec("comfyui", str(self.path), status.st_mtime_ns, status.st_size, "float32"),
             plan=plan,
             compute_dtype="float32",
-            sampler="euler",
-            options={},
-            seed=0,
-            sampling=FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0),
+            sampling=FlowSettings(timestep_scale=1.0, noise_scale=1.0),
             cfg=1.0,
             positive=[Prompt({"context": "prompt.positive.context", "y": "prompt.positive.y"})],
             negative=None,

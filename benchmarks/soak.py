@@ -28,11 +28,11 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.denoise.samplers import SAMPLERS
 from scripts.comfyui import ComfyUI, Graph
 from tests import tiny_cogvideox, tiny_pixart
 from tests.host.conftest import TEXT_LENGTHS, fill, relative_error, saved_latent
 from tests.host.graphs import ksampler_graph, node, parallel
+from tests.sampler_names import LOCAL
 from tests.tiny_models import draw
 
 MEBIBYTE = 1 << 20
@@ -44,8 +44,6 @@ FLUX = {"tiny-schnell": 4, "tiny-dev": 4, "tiny-3-heads": 3}
 """Models and their attention heads."""
 HEADS = FLUX | {"soak-pixart": 16, "soak-video": 3}
 LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVideoX"}
-COMFYUIS = ("ddim", "uni_pc", "dpm_fast", "lms")
-"""Samplers of which some run as ComfyUI's own functions."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
         seed=chance.getrandbits(32),
         steps=chance.randint(1, 4),
         cfg=2.0 if two_sided else 1.0,
-        sampler=chance.choice([name for name in SAMPLERS if not SAMPLERS[name].own] + list(COMFYUIS)),
+        sampler=chance.choice(LOCAL),
         scheduler=chance.choice(("simple", "normal", "beta", "sgm_uniform")),
     )
     if model not in FLUX:

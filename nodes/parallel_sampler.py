@@ -11,7 +11,6 @@ import nodes as comfy_nodes  # type: ignore[import-not-found]
 
 from ..parallel_backend.errors import Refused
 from .model.patcher import ParallelModelPatcher
-from .model.run.sampler import runs_in_workers
 from .runtime import CATEGORY
 
 
@@ -20,7 +19,7 @@ class ParallelSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """KSampler's inputs, with those samplers that the workers run."""
+        """KSampler's inputs."""
         return io.Schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
@@ -51,8 +50,9 @@ class ParallelSampler(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "sampler_name",
-                    options=[name for name in comfy.samplers.KSampler.SAMPLERS if runs_in_workers(name)],
-                    tooltip="The algorithm of the denoise: those that the workers run.",
+                    options=comfy.samplers.KSampler.SAMPLERS,
+                    tooltip="The algorithm of the denoise. All run in the workers but dpm_adaptive, which looks at the picture; "
+                    "KSampler runs that one model call at a time.",
                 ),
                 io.Combo.Input(
                     "scheduler",

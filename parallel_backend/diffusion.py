@@ -31,12 +31,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """The MODEL's rectified-flow sampling (ComfyUI's CONST), as plain numbers.
 
-    `timestep_scale` turns sigma into the model's timestep; `first_sigma` stands in for a first sigma of 1 in SDE
-    samplers; `noise_scale` multiplies fresh noise.
+    `timestep_scale` turns sigma into the model's timestep; `noise_scale` multiplies noise.
     """
 
     timestep_scale: float
-    first_sigma: float
     noise_scale: float
 
 
@@ -59,17 +57,6 @@ class GuideFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     module: str
     function: str
     values: dict[str, Value]
-
-
-class StockSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sampler that runs as ComfyUI's own function (`models/comfyui/sampler.py`).
-
-    `percents` are the sigmas that it may ask the MODEL for, by how much of the denoise is done, `functions` the options that
-    a node has made functions of.
-    """
-
-    percents: dict[float, float]
-    functions: dict[str, GuideFunction] = {}
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

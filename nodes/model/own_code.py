@@ -90,8 +90,6 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
     yield from foreign(guider, "guider")
     yield from _unknown_sides(guider)
     yield from foreign(sampler, "sampler")
-    if not own(getattr(sampler, "sampler_function", None)):
-        yield "a sampler's function of another pack"
     for options in (model_options, guider.model_options):
         known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
         names = MODEL_OPTIONS | ({COMPILE_OPTION} if known else set())

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
+from .process import Process
 from .prompts import Batch
-from .samplers import Process
 
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
 from ..weights.stores.holding import Holding
+from .process import Process
 from .prompts import Batch, Prompts
-from .samplers import Process
 from .step_cache import StepCache
 
 Behind = Callable[[Batch], PatchForward | None]

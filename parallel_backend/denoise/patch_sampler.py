@@ -1,13 +1,16 @@
-"""The sampler of one patch: a coroutine over that patch's part of the latent, with inpainting around the model."""
+"""The sampler of one patch: a program, replayed on that patch's part of the latent, with inpainting around the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from .samplers import ModelCall, Process, Steps
+from .noise import LatentNoise
+from .process import Process
+from .replay import Answer, Script, Steps, Wanted
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,29 @@ class Inpaint:
         return denoised * self.mask + self.latent * (1.0 - self.mask)
 
 
-class PatchSampler:
-    """Drives a sampler's coroutine from one model call to the next.
+class Shown(NamedTuple):
+    """What a sampler tells of a step."""
 
-    After `advance`, `x` and `denoised` are those of the call that was just answered.
+    step: int
+    denoised: Tensor
+    x: Tensor
+
+
+class PatchSampler:
+    """Drives a program from one model call to the next.
+
+    Args:
+        x: the noisy latent or a patch of it, fp32; `noise` is where its fresh noise comes from.
+        inpaint: what stands around the model, if there is a mask.
     """
 
-    def __init__(self, steps: Steps, inpaint: Inpaint | None) -> None:
-        self._steps = steps
+    def __init__(self, script: Script, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
+        self._steps: Steps = script.replay(x, noise, lambda *told: self._told.append(Shown(*told)))
         self._inpaint = inpaint
-        self._call: ModelCall | None = None
+        self._told: list[Shown] = []
+        self._call: Wanted | None = None
         self.result: Tensor | None = None
-        self._step(lambda: next(steps))
+        self._step(lambda: next(self._steps))
 
     @property
     def model_input(self) -> Tensor:
@@ -64,14 +78,18 @@ class PatchSampler:
         call = self._call
         return self._inpaint.before(call.x, call.sigma) if self._inpaint else call.x
 
-    def advance(self, denoised: Tensor) -> None:
-        """Answer the waiting call with what the guidance made of the model's outputs."""
-        assert self._call is not None
-        self.denoised = self._inpaint.after(denoised) if self._inpaint else denoised
-        self.x = self._call.x
-        self._step(lambda: self._steps.send(self.denoised))
+    def advance(self, answer: Answer) -> None:
+        """Answer the waiting call with what the guidance made of the model's outputs, and with the sides."""
+        denoised, sides = answer
+        answer = Answer(self._inpaint.after(denoised) if self._inpaint else denoised, sides)
+        self._step(lambda: self._steps.send(answer))
 
-    def _step(self, resume: Callable[[], ModelCall]) -> None:
+    def told(self) -> list[Shown]:
+        """What has been told since this was last asked."""
+        told, self._told = self._told, []
+        return told
+
+    def _step(self, resume: Callable[[], Wanted]) -> None:
         try:
             self._call = resume()
         except StopIteration as end:

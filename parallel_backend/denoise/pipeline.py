@@ -23,10 +23,11 @@ from ..transfers import sent_to
 from .guidance import NOTHING, Guidance
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler
+from .program import Call
 from .prompts import Batch
-from .schedule import Call
+from .replay import Answer
 
-OnCall = Callable[[int, Tensor, Tensor], None]
+OnTold = Callable[[int, Tensor, Tensor], None]
 
 
 class Pipeline:
@@ -40,7 +41,7 @@ class Pipeline:
         patches: the parts of the latent, and `samplers`, one for each.
         cancelled: asked before each model call.
         enter: called when a step begins, with its number from 0.
-        on_call: called on the last stage after a step's first call with the step, the denoised latent and x.
+        on_told: called on the last stage with the step, the denoised latent and x, when the sampler tells them.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Pipeline:
         warmup_steps: int,
         cancelled: CancelSignal,
         enter: Callable[[int], None],
-        on_call: OnCall,
+        on_told: OnTold,
     ) -> None:
         self._mesh = mesh
         self._model = model
@@ -67,7 +68,7 @@ class Pipeline:
         self._warmup_steps = warmup_steps
         self._cancelled = cancelled
         self._enter = enter
-        self._on_call = on_call
+        self._on_told = on_told
         self._returning = _Returning(mesh.returning, patches, latent)
         times = [model.process.timestep(call.sigma) for call in calls]
         self._timesteps = sent_to(torch.stack(times), latent.device) if times else latent.new_empty(0)
@@ -92,7 +93,7 @@ class Pipeline:
         self._mesh.finish_sending()
         if not self._mesh.last:
             return None
-        return self._join([sampler.result for sampler in self._samplers])
+        return self._join([sampler.result for sampler in self._samplers if sampler.result is not None])
 
     def _take_updates(self, index: int, patch: int | None) -> None:
         """First stage: put in the latents that came back for this call."""
@@ -136,18 +137,23 @@ class Pipeline:
             part = self._patches[number]
             predicted = [out if patch is not None else part.of(out) for out in outputs if out is not None]
             sampler = self._samplers[number]
-            sampler.advance(self._denoised(sampler.model_input, call.sigma, batches, predicted))
+            sampler.advance(self._answer(sampler.model_input, call.sigma, batches, predicted))
             if index + 1 < len(self._calls):
                 self._returning.put(number, sampler.model_input)
-        if call.opens_step and patch in (None, len(self._patches) - 1):
-            denoised = self._join([sampler.denoised for sampler in self._samplers])
-            self._on_call(call.step, denoised, self._join([sampler.x for sampler in self._samplers]))
+        if patch in (None, len(self._patches) - 1):
+            for told in zip(*(sampler.told() for sampler in self._samplers), strict=True):
+                denoised, x = (self._join(parts) for parts in zip(*(each[1:] for each in told), strict=True))
+                self._on_told(told[0].step, denoised, x)
 
-    def _denoised(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
+    def _answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Answer:
+        sides: list[Tensor] = []
+
         def guide(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
-            return self._guidance.combined(x, self._guidance.sides(x, sigma, batches, outputs, moved))
+            sides.extend(self._guidance.sides(x, sigma, batches, outputs, moved))
+            return self._guidance.combined(x, sides)
 
-        return self._model.cache.denoised(sigma, x, guide)
+        denoised = self._model.cache.denoised(sigma, x, guide)
+        return Answer(denoised, sides)
 
     def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
         """The forward of a patch of this call that comes behind this one; a step's first waits for the word."""
@@ -162,8 +168,8 @@ class Pipeline:
     def _numbers(self, patch: int | None) -> Sequence[int]:
         return range(len(self._patches)) if patch is None else [patch]
 
-    def _join(self, parts: Sequence[Tensor | None]) -> Tensor:
-        return torch.cat([part for part in parts if part is not None], dim=self._patches[0].dim)
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=self._patches[0].dim)
 
 
 class CancelSignal:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..mesh import Mesh
 from ..models.region import Region
-from .samplers.noise import Draw
+from .noise import Draw
 
 KIND = "noise"
 """What the meter calls this traffic."""
@@ -28,14 +28,12 @@ class SharedNoise:
     """Gives the ranks of the last stage their part of what one of them draws. A collective of these ranks.
 
     `shape` is the whole latent's, `rows` are the runs of its batch, one a data rank, and `patch` is what a sampler holds.
-    `kind` is what the meter calls it.
     """
 
     mesh: Mesh
     shape: Sequence[int]
     rows: Sequence[slice]
     patch: Region
-    kind: str = KIND
 
     def __call__(self, draw: Draw) -> Tensor:
         """This rank's rows of the patch, of one draw."""
@@ -48,10 +46,10 @@ class SharedNoise:
             drawn = draw()
             noise = torch.cat([self.patch.of(drawn[rows]).flatten() for rows in self.rows])
         if mesh.cfg.rank == mesh.sequence.rank == 0:
-            noise = mesh.data.scatter(noise, [part.numel() for part in parts], self.kind)
+            noise = mesh.data.scatter(noise, [part.numel() for part in parts], KIND)
         if mesh.sequence.rank == 0:
-            noise = _to_all(mesh.cfg, noise, mine.numel(), self.kind)
-        return _to_all(mesh.sequence, noise, mine.numel(), self.kind).view(mine.shape)
+            noise = _to_all(mesh.cfg, noise, mine.numel(), KIND)
+        return _to_all(mesh.sequence, noise, mine.numel(), KIND).view(mine.shape)
 
 
 def _to_all(axis: Communicator, noise: Tensor | None, count: int, kind: str) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Sampling, StockSampler, Value
+from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Sampling, Value
 from ..plan import ResolvedPlan
 from ..plan.predict.measure import BlockTimes, Machine
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -42,32 +42,31 @@ class Gone(Message, frozen=True):
     """From the gateway: the client has left, so give up what it asked for."""
 
 
+PROGRAM = "program"
+"""The tensor of a Sample message that holds what the sampler does, uint8."""
+
+
 class Sample(Message, frozen=True):
     """Run a whole denoise, with the adapters of this id ("" for none) in the weights.
 
     `working` is what a rank is thought to need beside the weights, in bytes. With `clean_inpaint` the part outside the mask
     is shown to the model as it is, without noise. `compiler` is torch.compile's backend for the blocks, empty for none.
-    With `stock` the sampler is ComfyUI's own function, and the answer has the sigmas too, to which it may have written.
     `guides` change what classifier-free guidance gives, one after the other.
 
-    Tensors: `x` (the noised latent), `sigmas`, the prompts' tensors, for inpainting `mask`, `latent`, `noise`, and for
-    diffusion `log_sigmas`.
+    Tensors: `x` (the noised latent), `program` (`denoise/program.py`), `sigmas`, the prompts' tensors, for
+    inpainting `mask`, `latent`, `noise`, and for diffusion `log_sigmas`.
     """
 
     request: int
     model: ModelSpec
     plan: ResolvedPlan
     compute_dtype: str
-    sampler: str
-    options: dict[str, bool | float | int | str]
-    seed: int
     sampling: Sampling
     cfg: float
     positive: list[Prompt]
     negative: list[Prompt] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
-    stock: StockSampler | None = None
     guides: list[GuideFunction] = []
     compiler: str = ""
     adapters: str = ""
@@ -250,7 +249,7 @@ class Loading(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """A step's first model call is done. Tensors: `denoised`, `x`."""
+    """What the sampler tells of a step, once its first model call is done. Tensors: `denoised`, `x`."""
 
     request: int
     step: int

@@ -23,7 +23,7 @@ from parallel_backend.worker.requests.sampling import sample
 from tests.allocations import peak_bytes
 from tests.dry.dry_rank import by_formula, model_of
 from tests.dry.full_size import JOBS
-from tests.dry.lone_rank import LoneRank, plan_of, request, tensors_of
+from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
 
 from .report import Report, Work
 
@@ -165,9 +165,10 @@ class Bench(Report):
     def tensors(self, name: str, steps: int, sides: int = 1) -> dict[str, Tensor]:
         """Of a request, the same on every rank."""
         generator = torch.Generator().manual_seed(2)
-        return tensors_of(
+        made = tensors_of(
             JOBS[name], sides, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device)
         )
+        return made | {"program": program_for(JOBS[name], steps)}
 
     def tokens(self) -> int:
         """Of the picture and its text."""

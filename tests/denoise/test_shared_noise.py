@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.denoise.samplers import Flow, start
-from parallel_backend.denoise.samplers.noise import Draw, Share
+from parallel_backend.denoise.noise import Draw, LatentNoise, Share
+from parallel_backend.denoise.program import Program
+from parallel_backend.denoise.replay import Answer, Script
 from parallel_backend.denoise.shared_noise import SharedNoise
 from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.plan import ResolvedPlan
 from tests.plans import cpu_plan
+from tests.programs import program_of
 from tests.ranks import run_ranks
 
 SHAPE = (3, 2, 5, 4)
@@ -25,14 +27,19 @@ SAMPLERS = ("euler_ancestral", "dpmpp_sde", "seeds_2", "lcm")
 SEED = 7
 
 
-def run(name: str, x: Tensor, seed: int, share: Share) -> Tensor:
+def program(name: str, seed: int) -> Program:
+    return program_of(name, SIGMAS, torch.empty(SHAPE), seed=seed)
+
+
+def run(program: Program, x: Tensor, share: Share) -> Tensor:
     """A sampler's result with a model that works on each element alone."""
     with torch.inference_mode():
-        steps = start(name, x, SIGMAS, process=Flow(0.9999), seed=seed, latent_shape=SHAPE, share=share)
+        steps = Script(program, x.ndim, x.device).replay(x, LatentNoise(SHAPE, x.device, share))
         try:
             call = next(steps)
             while True:
-                call = steps.send(call.x * (1.1 - call.sigma) / (1 + call.x * call.x))
+                denoised = call.x * (1.1 - call.sigma) / (1 + call.x * call.x)
+                call = steps.send(Answer(denoised, (denoised,)))
         except StopIteration as end:
             return end.value
 
@@ -53,14 +60,16 @@ def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> 
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
     runs, patches = cut(SHAPE[0], plan.data), Picture(SHAPE, (2, 2)).regions(plan.patches)
 
+    programs = {seed: [program(name, SEED + 100 * seed) for name in SAMPLERS] for seed in range(plan.world_size)}
+
     def on_rank(rank: int) -> tuple[int, list[Tensor], dict[str, int]] | None:
         meter = Meter()
         mesh = build_mesh(plan, torch.device("cpu"), meter)
         if not mesh.last:
             return None
         results = [
-            run(name, patch.of(x[runs[mesh.data.rank]]), SEED + 100 * rank, SharedNoise(mesh, SHAPE, runs, patch))
-            for name in SAMPLERS
+            run(program, patch.of(x[runs[mesh.data.rank]]), SharedNoise(mesh, SHAPE, runs, patch))
+            for program in programs[rank]
             for patch in patches
         ]
         return mesh.data.rank, results, dict(meter.sent)
@@ -71,7 +80,7 @@ def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> 
         draws.append(draw)
         return draw()
 
-    expected = [run(name, x, SEED + 100 * drawing, counted) for name in SAMPLERS]
+    expected = [run(program, x, counted) for program in programs[drawing]]
     answers = [answer for answer in run_ranks(plan.world_size, on_rank) if answer is not None]
     for data, results, _ in answers:
         parts = [patch.of(latent[runs[data]]) for latent in expected for patch in patches]

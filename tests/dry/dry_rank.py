@@ -39,7 +39,7 @@ from parallel_backend.worker.requests.sampling import sample
 
 from .fake_gpu import DEVICE, Counts, FakeGpu
 from .full_size import JOBS, write_header
-from .lone_rank import LoneRank, plan_of, request, tensors_of
+from .lone_rank import LoneRank, plan_of, program_for, request, tensors_of
 
 STEPS = 3
 COUNTED = 2
@@ -159,7 +159,7 @@ def dry_run(
         expanded = max(expanding_bytes(storage, layer.weight.numel(), 2) for layer in linears(model))
         for layer in linears(model):
             pack(layer, storage, scaled=False)
-    gpu = FakeGpu()
+    gpu, program = FakeGpu(), program_for(job, STEPS)
     with gpu.running(rank, plan.world_size):
         meter = Meter()
         store, holding = held(model, plan, meter)
@@ -168,6 +168,7 @@ def dry_run(
         warm_up_kernels(DEVICE)
         dry = DryRank(gpu, model, meter, holding, room)
         tensors = tensors_of(job, plan.cfg, STEPS, functools.partial(torch.empty, device=DEVICE))
+        tensors["program"] = program
         sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]
     return dry.result(by_formula(name, plan, expanded).activations)
 

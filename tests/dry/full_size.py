@@ -16,7 +16,7 @@ import torch
 from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
 
-FLOW = FlowSettings(1.0, 0.999, 1.0)
+FLOW = FlowSettings(1.0, 1.0)
 
 SETTINGS = {"dtype": torch.bfloat16, "device": "meta"}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.diffusion import ModelSpec, Prompt
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models.family import Execution
 from parallel_backend.plan import AXES, ResolvedPlan
@@ -129,6 +129,20 @@ def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) ->
     return {"x": draw(1, *job.latent), "sigmas": sigmas, "log_sigmas": levels, **prompts}
 
 
+def program_for(job: Job, steps: int) -> Tensor:
+    """What its sampler does, for `tensors_of`; recorded where tensors have data."""
+    from tests.programs import (
+        FlowSampling,
+        VelocitySampling,
+        encoded_program,
+    )  # by now it is known how ComfyUI is switched
+
+    model_sampling = FlowSampling() if isinstance(job.sampling, FlowSettings) else VelocitySampling()
+    return encoded_program(
+        job.sampler, torch.linspace(1, 0, steps + 1), torch.empty(1, *job.latent), model_sampling=model_sampling
+    )
+
+
 def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> Sample:
     """A denoise; with a negative prompt where the plan has two sides."""
     positive, *negative = [
@@ -140,9 +154,6 @@ def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> Samp
         model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
         plan=plan,
         compute_dtype=computes_in,
-        sampler=job.sampler,
-        options={},
-        seed=1,
         sampling=job.sampling,
         cfg=float(plan.cfg),
         positive=positive,

@@ -22,10 +22,11 @@ from parallel_backend.host.backend import OnPixels
 from parallel_backend.host.workers.exchange import Answer, Caller
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.files.digest import file_digest
+from tests.programs import encoded_program
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 TOLERANCE = 1e-5
-SCHNELL = FlowSettings(timestep_scale=1.0, first_sigma=0.9999, noise_scale=1.0)
+SCHNELL = FlowSettings(timestep_scale=1.0, noise_scale=1.0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Runner:
         **fields: Any,
     ) -> Tensor:
         """The final latent of any model; `fields` are further ones of the Sample message."""
-        settings: dict[str, Any] = {"compute_dtype": "float32", "options": {}, "seed": 3} | fields
+        settings: dict[str, Any] = {"compute_dtype": "float32"} | fields
         self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
@@ -143,7 +144,8 @@ class Runner:
             seen.append(step)
             on_step()
 
-        tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas}
+        program = encoded_program(job.sampler, job.sigmas, job.noise, seed=job.seed)
+        tensors = {"x": job.sigmas[0] * job.noise, "sigmas": job.sigmas, "program": program}
         sides = []
         for side, (context, pooled) in zip(("positive", "negative"), job.prompts, strict=True):
             names = {"context": f"prompt.{side}.context", "y": f"prompt.{side}.y"}
@@ -169,9 +171,6 @@ class Runner:
             model=spec_of("comfyui", job.path),
             plan=plan,
             compute_dtype="float32",
-            sampler=job.sampler,
-            options={},
-            seed=job.seed,
             sampling=SCHNELL,
             cfg=job.cfg,
             positive=sides[0],

@@ -15,6 +15,7 @@ from parallel_backend.diffusion import Prompt
 from parallel_backend.errors import Cancelled
 from tests.engine.conftest import SCHNELL, Runner, sigmas
 from tests.plans import cpu_plan
+from tests.programs import encoded_program
 from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PATIENCE = 2.0
@@ -30,12 +31,13 @@ def lopsided(runner: Runner, path: Path, steps: int, is_cancelled: Callable[[], 
     """A denoise in which the positive side, one rank, has five times the negative's work."""
     generator = torch.Generator().manual_seed(5)
     tensors = {"x": torch.randn(1, 16, 16, 16, generator=generator), "sigmas": sigmas(steps)}
+    tensors["program"] = encoded_program("euler", tensors["sigmas"], tensors["x"])
     prompts = []
     for number, length in enumerate((*TEXTS, TEXTS[0])):
         tensors[f"prompt.{number}.context"] = torch.randn(1, length, TEXT_WIDTH, generator=generator)
         tensors[f"prompt.{number}.y"] = torch.randn(1, POOLED_WIDTH, generator=generator)
         prompts.append(Prompt({name: f"prompt.{number}.{name}" for name in ("context", "y")}))
-    fields: dict[str, Any] = {"sampler": "euler", "sampling": SCHNELL, "cfg": 2.0}
+    fields: dict[str, Any] = {"sampling": SCHNELL, "cfg": 2.0}
     sides = {"positive": prompts[:-1], "negative": prompts[-1:]}
     plan = cpu_plan(cfg=2, weights="sharded", blocks=4)
     return runner.sample("comfyui", path, tensors, plan, is_cancelled, **sides, **fields)

@@ -23,6 +23,7 @@ from parallel_backend.plan import ResolvedPlan
 from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
+from tests.programs import VelocitySampling, encoded_program
 from tests.selection import product, thorough
 from tests.tiny_cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
 from tests.tiny_formats import FORMS, as_stored, save_as
@@ -151,6 +152,9 @@ def on_workers(
         timesteps = torch.arange(999, -1, -1000 // STEPS)
         sigmas = torch.cat([table[timesteps], torch.zeros(1)])
         tensors = {"x": job.noise * (1 + sigmas[0] ** 2).sqrt(), "sigmas": sigmas, "log_sigmas": table.log()}
+        tensors["program"] = encoded_program(
+            job.sampler, sigmas, job.noise, seed=SEED, model_sampling=VelocitySampling()
+        )
         extra: dict[str, Tensor] = {}
         if job.from_image:
             encoded = vae.encode(2 * job.image[:, :, None] - 1).latent_dist.sample(torch.Generator().manual_seed(0))
@@ -169,7 +173,6 @@ def on_workers(
             files[f"{job.kind} {job.form}".strip()],
             tensors,
             plan,
-            sampler=job.sampler,
             sampling=DiffusionSettings("v"),
             cfg=CFG,
             **sides,

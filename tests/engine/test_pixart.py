@@ -15,6 +15,7 @@ from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.plan import ResolvedPlan
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.plans import cpu_plan
+from tests.programs import NoiseSampling, encoded_program
 from tests.tiny_formats import FORMS, as_stored, save_as
 from tests.tiny_models import draw
 from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
@@ -105,6 +106,7 @@ def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture,
         table = ((1 - scheduler.alphas_cumprod) / scheduler.alphas_cumprod).sqrt()
         sigmas = scheduler.sigmas.float()
         tensors = {"x": job.noise * (1 + sigmas[0] ** 2).sqrt(), "sigmas": sigmas, "log_sigmas": table.log()}
+        tensors["program"] = encoded_program(job.sampler, sigmas, job.noise, model_sampling=NoiseSampling())
         if job.sampler == "euler":
             tensors["x"] = job.noise * scheduler.init_noise_sigma
         sides = {}
@@ -120,7 +122,6 @@ def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture,
             files[job.micro_conditions, job.form],
             tensors,
             plan,
-            sampler=job.sampler,
             sampling=DiffusionSettings("eps"),
             cfg=CFG,
             **sides,

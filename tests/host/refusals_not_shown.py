@@ -81,12 +81,11 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/plan/devices/names.py": ("devices … lists … workers; at most …",),
         "parallel_backend/plan/resolve.py": ("weights sharded needs a GPU for each",),
     },
-    "a sampler or an option that the workers' loop does not know goes to ComfyUI's own function (tests/denoise)": {
-        "parallel_backend/denoise/samplers/__init__.py": (
-            "The sampler … is not supported; these",
-            "The sampler … is not supported with",
-            "The option … of … must be …, not ….",
-            "The option … of … must be of type …,",
+    "what a host records is well-formed; it is what came that is looked at (tests/denoise)": {
+        "parallel_backend/denoise/replay.py": ("the program of the sampler … cannot be run",),
+        "parallel_backend/denoise/well_formed.py": (
+            "the sampler's program cannot be read (…):",
+            "the program of the sampler … is not well-formed",
         ),
     },
     "of the command line alone (tests/plan)": {

@@ -81,8 +81,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Changing … (…)",
             "Changing …",
         ),
-        "nodes/samplers.py": ("The sampler … cannot be used with …:",),
-        "parallel_backend/denoise/samplers/__init__.py": ("The sampler … is made for CogVideoX:",),
+        "nodes/samplers.py": ("The sampler … cannot be used with …:", "The sampler … is made for CogVideoX:"),
     },
     "saved prompts": {
         "nodes/model/conditioning_files.py": (

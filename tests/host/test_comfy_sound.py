@@ -42,7 +42,7 @@ from tests.host.graphs import (
 from tests.host.test_comfy_files import save_lora, with_lora
 from tests.host.test_comfy_wide import MATTERS
 from tests.host.test_families import refused
-from tests.host.test_ksamplers_list import COMFYUIS, OWN
+from tests.sampler_names import LOCAL
 from tests.selection import pairwise, thorough
 from tests.tiny_comfy import LTXAV
 from tests.vae.comfy_vaes import KINDS, build
@@ -336,7 +336,7 @@ def test_reference_sound(name: str, guided: bool, plan: dict[str, Any], comfyui:
 
 
 @thorough
-@pytest.mark.parametrize("sampler", ["euler", "dpmpp_sde", "dpm_adaptive"])
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_sde", "sa_solver"])
 @pytest.mark.parametrize("plan", [PLANS[0], {"devices": "cpu:2", "data": 2}, {"devices": "cpu:2", "cfg": 2}])
 def test_a_batch(plan: dict[str, Any], sampler: str, comfyui: ComfyUI, stock: Any) -> None:
     """LTX-2's, from latents, with a sound as a reference for each."""
@@ -379,27 +379,23 @@ def test_a_mask_of_the_sound(name: str, both_masked: bool, plan: dict[str, Any],
         assert_same(comfyui, spread(graph, **plan), expected)
 
 
-SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": PLANS[0], "cfg 2": {"devices": "cpu:2", "cfg": 2}}
-SPLITS_OR_STAGES: Mapping[str, dict[str, Any]] = {**SPLITS, "pipefusion 2": SOUND_PLANS[3]}
+SPLITS_OR_STAGES: Mapping[str, dict[str, Any]] = {
+    "ulysses 2": PLANS[0],
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "pipefusion 2": SOUND_PLANS[3],
+}
 
 
 @thorough
-@pairwise(sampler=COMFYUIS, name=("minimax", "ltxav"), split=SPLITS)
-def test_comfyuis_own_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
-    """Noise and errors are of both latents, packed in one.
+@pairwise(sampler=LOCAL, name=("minimax", "ltxav"), split=SPLITS_OR_STAGES)
+def test_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
+    """Noise is of both latents, packed in one.
 
     CFG++ adds what guidance gives at full weight in each step, and MiniMax-H3's sound is scaled by up to 4, so rounding of
     2e-7 in a forward grows to 6e-6 at cfg 1.5, which is what it is made for, and in proportion to cfg.
     """
     cfg = 1.5 if sampler.endswith("cfg_pp") else 2.5
     graph = sound_graph(name, sampler_name=sampler, steps=4, cfg=cfg)
-    assert_same(comfyui, spread(graph, **split), stock(graph))
-
-
-@thorough
-@pairwise(sampler=OWN, name=("minimax", "ltxav"), split=SPLITS_OR_STAGES)
-def test_the_backends_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Any) -> None:
-    graph = sound_graph(name, sampler_name=sampler, steps=4)
     assert_same(comfyui, spread(graph, **split), stock(graph))
 
 

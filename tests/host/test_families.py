@@ -374,4 +374,4 @@ def test_bad_input_is_refused_in_one_sentence(comfyui: ComfyUI) -> None:
         "LoadParallelFlux", unet_name="flux-for-families.safetensors", weight_dtype="default", plan=["plan", 0]
     )
     graph["positive"]["inputs"]["conditioning"] = graph["negative"]["inputs"]["conditioning"] = "cond-37.safetensors"
-    assert "cogvideox_ddim, which is made for CogVideoX" in refused(comfyui, graph)
+    assert "The sampler 'cogvideox_ddim' is made for CogVideoX" in refused(comfyui, graph)

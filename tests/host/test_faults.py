@@ -60,8 +60,8 @@ class Disturbed:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"sampler": "dpm_2"}, {"sampler": "lms"}, {"stepwise": True}, {"pipefusion": 2}],
-    ids=["one call a step", "two calls a step", "ComfyUI's own function", "step by step", "PipeFusion"],
+    [{}, {"sampler": "dpm_2"}, {"sampler": "euler_cfg_pp"}, {"stepwise": True}, {"pipefusion": 2}],
+    ids=["one call a step", "two calls a step", "both sides at each call", "step by step", "PipeFusion"],
 )
 def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, settings):
     before = server.with_workers()

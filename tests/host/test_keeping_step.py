@@ -147,7 +147,7 @@ SPLITS: Mapping[str, dict[str, int]] = {
 
 WAYS: Mapping[str, tuple[str, bool]] = {
     "loop": ("euler", False),
-    "ComfyUI's sampler": ("uni_pc", False),
+    "uni_pc": ("uni_pc", False),
     "one call at a time": ("euler", True),
 }
 """The sampler, and whether a node is added that the workers' loop does not know."""

@@ -7,31 +7,22 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
+from tests.comfyuis import tell_new
 from tests.host.comfy_graphs import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
 from tests.host.test_families import refused
+from tests.sampler_names import LOCAL, NOT_LOCAL
 from tests.selection import pairwise, thorough
 
-OWN = (
-    *("euler", "euler_ancestral", "heun", "exp_heun_2_x0", "exp_heun_2_x0_sde", "dpm_2", "dpm_2_ancestral"),
-    *("dpmpp_2s_ancestral", "dpmpp_sde", "dpmpp_sde_gpu", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_2m_sde_gpu"),
-    *("dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu", "dpmpp_3m_sde", "dpmpp_3m_sde_gpu", "ddpm", "lcm", "ipndm", "deis"),
-    *("res_multistep", "res_multistep_ancestral", "gradient_estimation", "er_sde", "seeds_2", "ddim"),
-)
-"""Those which the backend has, for PipeFusion."""
-
-COMFYUIS = (
-    *("uni_pc", "uni_pc_bh2", "lms", "dpm_fast", "dpm_adaptive", "heunpp2", "sa_solver", "sa_solver_pece", "seeds_3"),
-    *("ipndm_v", "euler_cfg_pp", "euler_ancestral_cfg_pp", "dpmpp_2s_ancestral_cfg_pp", "dpmpp_2m_cfg_pp"),
-    *("res_multistep_cfg_pp", "res_multistep_ancestral_cfg_pp", "gradient_estimation_cfg_pp"),
-)
-"""Those which run as ComfyUI's own functions."""
+QUICK = ("euler", "dpmpp_2m_sde", "uni_pc", "dpm_fast", "sa_solver_pece", "euler_ancestral_cfg_pp")
+"""Those of which one has what no other has: noise, a path, a sigma that is written, steps of its own, weights, both sides."""
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "ring": 1},
     "cfg2": {"devices": "cpu:2", "cfg": 2, "ulysses": 1, "ring": 1},
     "ring2-sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 1, "ring": 2, "weights": "sharded"},
+    "pipefusion2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": 99},
 }
 SCHEDULERS = ("simple", "beta", "karras", "normal")
 SIZE = {"width": 40, "height": 56}
@@ -60,28 +51,37 @@ def check(latent_of: LatentOf, stock: Graph, spread_out: Graph) -> None:
     assert error <= TOLERANCE
 
 
-@pairwise(sampler=COMFYUIS, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
-def test_comfyuis_own_functions(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
+@pairwise(sampler=QUICK, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+def test_samplers(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
-@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call
-@pairwise(sampler=OWN, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
-def test_the_backends(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
+@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call, whole and in patches
+@pairwise(
+    sampler=tuple(name for name in LOCAL if name not in QUICK),
+    scheduler=SCHEDULERS,
+    model=("flux1", "wan"),
+    plan=(*PLANS,),
+)
+def test_the_other_samplers(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
 def test_no_sampler_is_missing(comfyui: ComfyUI) -> None:
-    (known, *_) = comfyui.object_info("KSampler")["input"]["required"]["sampler_name"]
-    assert {name for name in known if not name.startswith("cogvideox")} == {*OWN, *COMFYUIS}
+    for kind in ("KSampler", "ParallelSampler"):
+        (known, *more) = comfyui.object_info(kind)["input"]["required"]["sampler_name"]
+        listed = known if isinstance(known, list) else more[0]["options"]
+        names = {name for name in listed if not name.startswith("cogvideox")}
+        assert names >= {*LOCAL, *NOT_LOCAL}
+        tell_new("samplers", names - {*LOCAL, *NOT_LOCAL})
 
 
 BATCH = {"devices": "cpu:2", "data": 2, "cfg": 1, "ulysses": 1, "ring": 1}
 
 
-@pytest.mark.parametrize("sampler", [pytest.param("dpm_adaptive", marks=thorough), "sa_solver", "euler_cfg_pp"])
+@pytest.mark.parametrize("sampler", ["sa_solver", pytest.param("euler_cfg_pp", marks=thorough)])
 def test_a_batch_over_data_ranks(latent_of: LatentOf, sampler: str) -> None:
-    """What is decided by the error, drawn, or read of the negative, is the whole batch's."""
+    """What is drawn, or read of the negative, is the whole batch's."""
     graph = ksampler_graph(FLUX1, **SIZE, batch=3, cfg=2.0, sampler=sampler)
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
 
@@ -107,22 +107,33 @@ def test_a_step_cache(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None
     check(latent_of, graph, parallel(graph, sampler=True, **PLANS["cfg2"]))
 
 
-def test_with_pipefusion_they_go_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="lms")
-    staged = {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99}
-    run, log = queue_logged(comfyui, parallel(graph, **staged))
+ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
+
+
+def test_what_looks_at_the_latent_goes_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
+    run, log = queue_logged(comfyui, parallel(graph, **PLANS["ulysses2"]))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
-    assert ways(log) == ["the sampler lms with PipeFusion"]
-    assert "choose pipefusion 1 in Parallel Plan" in log
+    assert ways(log) == [ADAPTIVE]
+    assert "choose another sampler, such as euler or dpmpp_2m" in log
 
 
-@thorough
-def test_with_pipefusion_parallel_sampler_refuses_them(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="lms")
-    assert refused(comfyui, parallel(graph, sampler=True, devices="cpu:2", pipefusion=2, warmup_steps=99)) == (
-        "Parallel Sampler does not support the sampler lms with PipeFusion: choose pipefusion 1 in Parallel Plan, or KSampler, "
-        "which is slower (one model call at a time)."
+def test_parallel_sampler_refuses_it(comfyui: ComfyUI) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
+    assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
+        f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
+        "slower (one model call at a time)."
     )
+
+
+def test_cfg_pp_in_patches(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Its sides are sent to each patch's sampler, and with two workers for the sides from both."""
+    graph = ksampler_graph(FLUX1, **SIZE, steps=5, cfg=2.0, sampler="euler_cfg_pp")
+    stale = {"patches": 3, "warmup_steps": 1, "ulysses": 1, "ring": 1}
+    one = parallel(graph, sampler=True, devices="cpu", pipefusion=1, cfg=1, **stale)
+    four = parallel(graph, sampler=True, devices="cpu:4", pipefusion=2, cfg=2, **stale)
+    assert relative_error(latent_of(four), latent_of(one)) <= TOLERANCE
+    assert TOLERANCE < relative_error(latent_of(one), latent_of(graph)) < 1
 
 
 def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:

@@ -66,7 +66,10 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     ),
     "a subclass": (guided("a subclass"), "the class StrongGuider in the guider"),
     "sample on the instance": (sampled("sample on the instance"), "a sampler with its own sample"),
-    "a function around ComfyUI's": (sampled("a function around ComfyUI's"), "a sampler's function of another pack"),
+    "a function that looks at the latent": (
+        sampled("a function that looks at the latent"),
+        "the sampler looking, which takes a norm of the latent",
+    ),
 }
 """What ComfyUI's loop does, and the reason given."""
 
@@ -92,6 +95,29 @@ def test_what_changes_the_sampling_runs_in_comfyuis_loop_and_changes_it_alike(co
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == [reason]
+
+
+def test_a_function_that_treats_every_element_for_itself_is_recorded(comfyui, latent_of):
+    graph = sampled("a function around ComfyUI's")
+    run, log = queue_logged(comfyui, parallel(graph))
+    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
+    assert error <= 1e-5
+    assert ways(log) == ["loop"]
+    assert relative_error(latent_of(custom()), latent_of(graph)) > 0.1
+
+
+def test_a_function_that_tells_nothing_is_recorded_and_takes_no_pipefusion(comfyui, latent_of):
+    graph = sampled("a function that tells nothing")
+    for plan, way in [
+        ({"devices": "cpu:2", "cfg": 2}, "loop"),
+        (
+            {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+            "the sampler silent, which tells no steps, with PipeFusion",
+        ),
+    ]:
+        run, log = queue_logged(comfyui, parallel(graph, **plan))
+        assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+        assert ways(log) == [way]
 
 
 @pytest.mark.parametrize("kind", ["object patch apply_model", "timestep of its own", "an injection"])

@@ -15,11 +15,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from parallel_backend.denoise.samplers import SAMPLERS
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import TEXT_LENGTHS, relative_error, saved_latent
 from tests.host.faulty import workers_among
 from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel
+from tests.sampler_names import LOCAL
 from tests.selection import product, thorough
 from tests.tiny_flux import save_conditioning, save_flux
 
@@ -250,9 +250,7 @@ def check_sampler(error, sampler, scheduler, cfg, plan):
 
 
 @thorough
-@pytest.mark.parametrize(
-    "sampler", sorted({name for name, sampler in SAMPLERS.items() if not sampler.own} - set(USUAL_SAMPLERS))
-)
+@pytest.mark.parametrize("sampler", sorted({*LOCAL} - {*USUAL_SAMPLERS}))
 def test_further_samplers(error, sampler):
     assert error(small(sampler=sampler, scheduler="normal"), ULYSSES_2) <= TOLERANCE
 
@@ -271,7 +269,7 @@ def test_further_schedulers(error, sampler, scheduler):
 
 def test_every_supported_sampler_is_one_of_ksamplers(comfyui):
     (known, *_) = comfyui.object_info("KSampler")["input"]["required"]["sampler_name"]
-    assert set(known) >= {*SAMPLERS, *USUAL_SAMPLERS}
+    assert set(known) >= {*LOCAL, *USUAL_SAMPLERS}
 
 
 def test_the_largest_seed(error):

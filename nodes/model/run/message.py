@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import comfy.model_sampling
-import comfy.samplers
 import torch
 from torch import Tensor
 
 from ....parallel_backend.conditioning import Conditioning, in_dict
-from ....parallel_backend.denoise.samplers import SAMPLERS
-from ....parallel_backend.diffusion import DiffusionSettings, FlowSettings, Prompt, Sampling, Value
+from ....parallel_backend.denoise.program import encoded
+from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..features import free_u
 from ..features.compile import compiler_of
 from ..features.guidance import guides_of
 from ..features.networks import PATCHES
 from ..features.step_cache import cache_of
+from ..noise_process import sampling_of
+from ..recording.record import Recording
 from ..refusals import refuse_prompts, refuse_transformer_options
 from ..remote_model import dtype_name
 from .arguments import SamplerRun
-from .sampler import OTHER_SAMPLER, chosen, stock_sampler
 from .sides import two_sided
-
-PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
-"""What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
@@ -56,81 +53,43 @@ def _text_length(conds: Mapping[str, Any]) -> int:
     return conds[CROSS_ATTENTION].cond.shape[1] if CROSS_ATTENTION in conds else 0
 
 
-def fields_of(run: SamplerRun) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields and tensors of the Sample message that does the same.
 
     Raises:
         NotSupported: with the reason.
     """
-    if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
-        raise NotSupported("a sampler with arguments of its own", OTHER_SAMPLER)
-    sampler = chosen(run.sampler)
+    program = recording.needed()
     model_sampling = run.guider.inner_model.model_sampling
-    prompts, tensors = _prompts(run)
+    prompts, tensors = _prompts(run, recording.both_sides)
     sampling = sampling_of(model_sampling, tensors)
-    if sampler.stock:
-        if bool((run.sigmas[:-1] <= 0).any()):
-            raise NotSupported(f"sigmas of 0 before the last one with the sampler {sampler.name}", OTHER_SAMPLER)
-    elif SAMPLERS[sampler.name].own and isinstance(sampling, FlowSettings):
-        raise NotSupported(f"the sampler {sampler.name}, which is made for CogVideoX, with this model", OTHER_SAMPLER)
+    cache = cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton)
+    if cache is not None and not program.tells:
+        raise NotSupported(f"{cache.kind} with the sampler {program.name}, which tells no steps")
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
-        "sampler": sampler.name,
-        "options": sampler.options,
-        "stock": stock_sampler(model_sampling, sampler.functions) if sampler.stock else None,
-        "seed": run.extra_args["seed"],
         "sampling": sampling,
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
         "guides": guides_of(run.model_options) or [],
         "compiler": compiler_of(run.model_options),
-        "cache": cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton),
+        "cache": cache,
     }
     if run.mask is not None:
         fields["clean_inpaint"] = _shows_clean_latent(run, _inpaint_noise(run))
     full = run.sampler.max_denoise(run.guider, run.sigmas)
     tensors["x"] = model_sampling.noise_scaling(run.sigmas[0], run.noise, run.latent, full)
-    tensors["sigmas"] = run.sigmas.float()
+    tensors["sigmas"] = recording.sigmas.float()
+    tensors[PROGRAM] = encoded(program)
     if run.mask is not None:
         tensors |= {"mask": run.mask, "latent": run.latent, "noise": _inpaint_noise(run)}
     return fields, tensors
 
 
-def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:
-    """A MODEL's noise process; a table of noise levels is added to the tensors.
-
-    Raises:
-        NotSupported: it is of another kind.
-    """
-    kind, comfy_kinds = type(sampling), comfy.model_sampling
-    if _is(kind, comfy_kinds.CONST):
-        scales: dict[Callable[..., Any], Callable[[], float]] = {
-            comfy_kinds.ModelSamplingFlux.timestep: lambda: 1.0,
-            comfy_kinds.ModelSamplingDiscreteFlow.timestep: lambda: float(sampling.multiplier),
-        }
-        if kind.timestep in scales:
-            return FlowSettings(
-                timestep_scale=scales[kind.timestep](),
-                first_sigma=float(sampling.percent_to_sigma(1e-4)),
-                noise_scale=float(getattr(sampling, "noise_scale", 1.0)),
-            )
-    predictions: dict[Literal["eps", "v"], type] = {"eps": comfy_kinds.EPS, "v": comfy_kinds.V_PREDICTION}
-    for prediction, comfy_kind in predictions.items():
-        by_table = kind.timestep is comfy_kinds.ModelSamplingDiscrete.timestep
-        if _is(kind, comfy_kind) and by_table and sampling.sigma_data == 1.0:
-            tensors["log_sigmas"] = sampling.log_sigmas
-            return DiffusionSettings(prediction)
-    raise NotSupported(f"the model sampling {kind.__name__}", "another ModelSampling node")
-
-
-def _is(kind: type, comfy_kind: type) -> bool:
-    return all(getattr(kind, name, None) is getattr(comfy_kind, name) for name in PROCESS_METHODS)
-
-
-def _prompts(run: SamplerRun) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
+def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
     sides = dict(run.guider.conds)
-    if not two_sided(run):
+    if not two_sided(run, keeps_negative):
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Mapping, Sequence
@@ -12,23 +11,21 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
-from ..conditioning import NotSupported
 from ..features.step_cache import known_wrappers
 from ..own_code import GUIDER_METHODS, own, plain_guider, put_back
+from ..recording.standing_in import KEEPS_NEGATIVE
 from .arguments import SamplerRun
-from .sampler import asks_both_sides, chosen
 
 KEY = "parallel_sides"
-
-KEEPS_NEGATIVE = "disable_cfg1_optimization"
-"""The model option for what uses the negative at cfg 1 too."""
 
 INSTEAD = ("sampler_calc_cond_batch_function", "context_handler")
 """What stands between a guider and the function that is asked here, and does not change the sides."""
 
 
-def two_sided(run: SamplerRun) -> bool:
+def two_sided(run: SamplerRun, keeps_negative: bool) -> bool:
     """Whether more than one side of a guider's prompts takes part in a call.
+
+    `keeps_negative` says that the sampler itself uses the negative whatever the cfg.
 
     A guider of ComfyUI's is asked, because only it knows (the cfg of DualCFGGuider is not where CFGGuider keeps it, CFGOverride
     changes it as it goes). What another pack's does only its own code knows, which is run once a step and no oftener: all
@@ -37,8 +34,8 @@ def two_sided(run: SamplerRun) -> bool:
     if not _known(run):
         return sum(bool(entries) for entries in run.guider.conds.values()) > 1
     if not (wrappers := _wrappers(run)) and plain_guider(run.guider):
-        return _negative_counts(run)
-    return any(_asked(run, sigma, wrappers) > 1 for sigma in run.sigmas[:-1])
+        return _negative_counts(run, keeps_negative)
+    return any(_asked(run, sigma, wrappers, keeps_negative) > 1 for sigma in run.sigmas[:-1])
 
 
 def _known(run: SamplerRun) -> bool:
@@ -50,19 +47,10 @@ def _known(run: SamplerRun) -> bool:
     )
 
 
-def _negative_counts(run: SamplerRun) -> bool:
-    """At cfg 1 ComfyUI leaves the negative out, but for samplers that use it themselves."""
-    unused = math.isclose(run.guider.cfg, 1.0) and not _keeps_negative(run)
-    return run.guider.conds.get("negative") is not None and not unused
-
-
-def _keeps_negative(run: SamplerRun) -> bool:
-    """Whether a node or the sampler itself uses the negative whatever the cfg."""
-    with contextlib.suppress(NotSupported):
-        chosen(run.sampler)
-        if asks_both_sides(run.sampler, run.guider.inner_model.model_sampling):
-            return True
-    return bool(run.model_options.get(KEEPS_NEGATIVE, False))
+def _negative_counts(run: SamplerRun, keeps_negative: bool) -> bool:
+    """At cfg 1 ComfyUI leaves the negative out, but for nodes and samplers that use it themselves."""
+    kept = keeps_negative or bool(run.model_options.get(KEEPS_NEGATIVE, False))
+    return run.guider.conds.get("negative") is not None and (kept or not math.isclose(run.guider.cfg, 1.0))
 
 
 def _wrappers(run: SamplerRun) -> Mapping[str, list[Any]]:
@@ -79,7 +67,7 @@ class _Asked(BaseException):
         self.sides = sum(bool(side) for side in conds)
 
 
-def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]]) -> int:
+def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]], keeps_negative: bool) -> int:
     """For how many sides a guider asks the model at once in its first call at a sigma; nothing is computed."""
 
     def ask(executor: Any, model: Any, conds: Sequence[Any], *_: Any) -> Any:
@@ -87,7 +75,7 @@ def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]]) ->
 
     kept = {WrappersMP.PREDICT_NOISE: dict(wrappers), WrappersMP.CALC_COND_BATCH: {KEY: [ask]}}
     options = {name: value for name, value in run.model_options.items() if name not in INSTEAD}
-    options[KEEPS_NEGATIVE] = _keeps_negative(run)
+    options[KEEPS_NEGATIVE] = keeps_negative or bool(run.model_options.get(KEEPS_NEGATIVE, False))
     options["transformer_options"] = {**run.transformer_options, "wrappers": kept, "callbacks": {}}
     guider = copy.copy(run.guider)
     guider.model_options = options

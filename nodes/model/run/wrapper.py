@@ -14,13 +14,15 @@ from tqdm.auto import tqdm
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.host.runs.finite import check_sampled
 from ...progress import Run
-from ...runtime import progress
+from ...runtime import progress, trials
 from ..conditioning import STRICT, NotSupported, of_prompt
 from ..features.attention_guidance import attention_guides, name_of, refuse_split
 from ..features.networks import WHOLE, refuse_stages
 from ..features.step_cache import tell_skipped
 from ..own_code import not_supported
 from ..proxy import DiffusionProxy
+from ..recording.chosen import recording_of
+from ..recording.record import Recording
 from ..refusals import refuse_weights
 from ..remote_model import RemoteModel, dtype_name
 from ..step_by_step import StepByStep
@@ -84,6 +86,9 @@ def run_in_workers(
         remote.check_numbers("noise mask", denoise_mask, OF_A_MASK)
     compared = attention_guides(run.transformer_options)
     refuse_split(remote.wish, compared)
+    if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
+        return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+    recording = recording_of(run, trials())
     reason = None
     try:
         if executor.idx + 1 < len(executor.wrappers):
@@ -92,22 +97,18 @@ def run_in_workers(
             raise NotSupported(unknown)
         if compared:
             raise NotSupported(name_of(compared[0]))
-        fields, tensors = fields_of(run)
+        fields, tensors = fields_of(run, recording)
         if adapters.networks and fields["compiler"]:
             raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
     except NotSupported as error:
         reason = _taken(error, run)
-    if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
-        if reason is not None:
-            return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
-        return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], tensors["x"])
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
         example = example_of(run)
-        job = remote.job(example, dtype, two_sided(run), len(sigmas) - 1)
+        job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose attentions compare its rows no worker can have some alone
         planned = replace(job, batch=1, two_sided=False) if compared else job
         plan = remote.plan(planned, example, dtype, fields["compiler"] if reason is None else "")
-        if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields)):
+        if reason is None and max(plan.patches, plan.pipefusion) > 1 and (exact := _exact_only(fields, recording)):
             reason = _taken(NotSupported(f"{exact} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
         refuse_stages(plan, adapters.networks)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in adapters.networks):
@@ -137,8 +138,9 @@ def run_in_workers(
             return samples
         cached = f", {fields['cache'].kind} (approximate)" if fields["cache"] is not None else ""
         compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
-        log.info("Parallel: %s in the workers on %s%s%s", fields["sampler"], where, cached, compiled)
+        log.info("Parallel: %s in the workers on %s%s%s", recording.name, where, cached, compiled)
         total = len(sigmas) - 1
+        sigmas.copy_(recording.sigmas)  # as the sampler's function leaves them: uni_pc writes to the last one
         with tqdm(total=total, disable=disable_pbar) as bar:
 
             def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
@@ -151,18 +153,16 @@ def run_in_workers(
             told.warnings.append(reason)
     tell_skipped(run.transformer_options, done.message.skipped)
     samples = done.tensors["result"]
-    if fields["stock"] is not None:  # as ComfyUI's own function would have left them
-        sigmas.copy_(done.tensors["sigmas"])
     return guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(noise.device))
 
 
-def _exact_only(fields: Mapping[str, Any]) -> str | None:
-    """What of a Sample message needs every step to be of the whole picture; None if nothing does."""
+def _exact_only(fields: Mapping[str, Any], recording: Recording) -> str | None:
+    """What of a run needs every step to be of the whole picture; None if nothing does."""
     if fields["cache"] is not None:
         return str(fields["cache"].kind)
     if fields["guides"]:
         return str(fields["guides"][0].function.partition(".")[0])
-    return f"the sampler {fields['sampler']}" if fields["stock"] is not None else None
+    return None if recording.needed().tells else f"the sampler {recording.name}, which tells no steps,"
 
 
 def _taken(reason: NotSupported, run: SamplerRun) -> NotSupported:

@@ -7,6 +7,7 @@ import torch
 from ...attention.kernels import kernel_refusals, warm_up_kernels
 from ...wire.frames import Frame
 from ...wire.messages import (
+    PROGRAM,
     RESIDUAL,
     Adapters,
     Declined,
@@ -64,10 +65,14 @@ class Engine:
         rank.status.enter("idle")
 
     def _compute(self, message: MeasureBlocks | Sample | Forward, frame: Frame) -> None:
-        """With all tensors on the device, but for residuals, of which no rank needs all."""
+        """With all tensors on the device, but for residuals, of which no rank needs all, and the program, which is read here."""
         rank = self._rank
         residuals = {name: tensor for name, tensor in frame.tensors.items() if name.startswith(RESIDUAL)}
-        tensors = {name: tensor.to(rank.device) for name, tensor in frame.tensors.items() if name not in residuals}
+        tensors = {
+            name: tensor if name == PROGRAM else tensor.to(rank.device)
+            for name, tensor in frame.tensors.items()
+            if name not in residuals
+        }
         match message:
             case Sample():
                 sample(rank, message, tensors)

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from ...denoise.guidance import Guidance
-from ...denoise.led import Ask, LedDenoise, answers, whole_batch
 from ...denoise.model_calls import ModelCalls
+from ...denoise.noise import LatentNoise
 from ...denoise.patch_sampler import Inpaint, PatchSampler
 from ...denoise.pipeline import CancelSignal, Pipeline
+from ...denoise.process import process_of
 from ...denoise.prompts import Prompts
-from ...denoise.samplers import Steps, process_of, start
-from ...denoise.samplers.noise import whole
-from ...denoise.schedule import schedule
+from ...denoise.replay import Script, script_of
 from ...denoise.shared_noise import SharedNoise
 from ...denoise.step_cache import StepCache, step_cache
-from ...errors import Cancelled
+from ...errors import Cancelled, Refused
+from ...layout import length
 from ...mesh import Mesh
 from ...models.comfyui.features.guidance import guide_function
 from ...models.comfyui.rows import parts_of
-from ...models.comfyui.sampler import SamplerFunction
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...models.region import Region
 from ...weights.stores.holding import Holding
-from ...wire.messages import Done, Progress, Sample
+from ...wire.messages import PROGRAM, Declined, Done, Progress, Sample
 from .previews import Previews
 from .rank import Rank
 
@@ -39,17 +38,23 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     Args:
         tensors: the prompts' are taken out: they are not kept in fp32 beside what they are cast to.
     """
+    x, sigmas = tensors["x"], tensors["sigmas"]
+    try:
+        script = script_of(tensors.pop(PROGRAM), x.ndim, len(sigmas), x.device)
+    except Refused as reason:  # on all ranks alike
+        if rank.world.rank == 0:
+            rank.link.send(Declined(message.request, str(reason)))
+        return
     mesh = rank.mesh(message.plan)
     try:
         model, forward, holding = rank.prepare(message, mesh)
-        function = _function(rank, message, mesh)
         started = rank.start()
         shown = Previews(rank.device, rank.link.send) if mesh.reports else nullcontext()
         with shown as previews, rank.keeping():
             prompts = _prompts(message, tensors, mesh)
             cache = step_cache(message.cache, prompts, mesh, rank.agree)
-            run = _Run(rank, message, tensors, mesh, model, forward, holding, prompts, cache, previews)
-            answer = run.whole(run.pipeline().run()) if message.stock is None else run.led(function)
+            run = _Run(rank, message, tensors, mesh, model, forward, holding, prompts, cache, previews, script)
+            answer = run.whole(run.pipeline().run())
     except Cancelled:
         rank.cancelled(message, mesh.reports)
         return
@@ -57,14 +62,6 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     if mesh.reports:
         uncompiled = (*forward.uncompiled(), *rank.expansion.told())
         rank.link.send(Done(message.request, cache.skipped, uncompiled), answer)
-
-
-def _function(rank: Rank, message: Sample, mesh: Mesh) -> SamplerFunction | None:
-    """ComfyUI's own sampler, on the rank that leads."""
-    if message.stock is None or not mesh.reports:
-        return None
-    rank.status.enter("importing ComfyUI's samplers")
-    return SamplerFunction(message.sampler, message.options, message.stock, message.sampling, message.seed, message.cfg)
 
 
 class _Run:
@@ -82,12 +79,14 @@ class _Run:
         prompts: Prompts,
         cache: StepCache,
         previews: Previews | None,
+        script: Script,
     ) -> None:
         self._rank = rank
         self._message = message
         self._tensors = tensors
         self._mesh = mesh
         self._previews = previews
+        self._script = script
         self._x = tensors["x"]
         self._runs = parts_of(message.plan, self._x.shape[0], message.positive[0].values)
         self._process = process_of(message.sampling, tensors)
@@ -107,61 +106,26 @@ class _Run:
 
     def whole(self, result: Tensor | None) -> dict[str, Tensor]:
         """The answer, on the rank that answers the host."""
-        if result is None or not answers(self._mesh):
+        if result is None or not _answers(self._mesh):
             return {}
-        return {"result": whole_batch(result, self._mesh, self._runs)}
+        return {"result": _whole_batch(result, self._mesh, self._runs)}
 
     def pipeline(self) -> Pipeline:
-        """The loop of the backend's own samplers."""
+        """The loop."""
         rank, message, mesh = self._rank, self._message, self._mesh
         rows = self._runs[mesh.data.rank]
         return Pipeline(
             mesh=mesh,
             model=self._model,
             guidance=self._guidance,
-            calls=schedule(lambda nothing: self._begin(nothing, None)),
+            calls=self._script.calls(),
             patches=self._patches,
             samplers=[self._sampler(patch, rows) for patch in self._patches],
             latent=self._x[rows],
             warmup_steps=message.plan.warmup_steps,
             cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree),
             enter=self._enter,
-            on_call=self._on_call,
-        )
-
-    def led(self, function: SamplerFunction | None) -> dict[str, Tensor]:
-        """The answer of ComfyUI's own sampler, on the rank that leads."""
-        (whole,) = self._patches
-        sigmas = self._tensors["sigmas"].clone()
-
-        def sampler(ask: Ask) -> Tensor:
-            assert function is not None
-            masked = Inpaint.of(self._tensors, self._process, lambda tensor: tensor, self._message.clean_inpaint)
-            return function(ask, masked, self._x, sigmas, self._show)
-
-        result = LedDenoise(
-            mesh=self._mesh,
-            model=self._model,
-            guidance=self._guidance,
-            shape=self._x.shape,
-            rows=self._runs,
-            whole=whole,
-            cancelled=self._cancelled,
-            enter=self._enter,
-        ).run(sampler)
-        return {} if result is None else {"result": result, "sigmas": sigmas}
-
-    def _begin(self, latent: Tensor, patch: Region | None) -> Steps:
-        message, shape = self._message, self._x.shape
-        return start(
-            message.sampler,
-            latent,
-            self._tensors["sigmas"],
-            process=self._process,
-            seed=message.seed,
-            options=message.options,
-            latent_shape=tuple(shape) if patch else (0,),
-            share=SharedNoise(self._mesh, shape, self._runs, patch) if patch else whole,
+            on_told=self._on_told,
         )
 
     def _sampler(self, patch: Region, rows: slice) -> PatchSampler:
@@ -171,7 +135,9 @@ class _Run:
             return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
 
         inpaint = Inpaint.of(self._tensors, self._process, view, self._message.clean_inpaint)
-        return PatchSampler(self._begin(view(self._x), patch), inpaint)
+        shape = self._x.shape
+        noise = LatentNoise(tuple(shape), self._x.device, SharedNoise(self._mesh, shape, self._runs, patch))
+        return PatchSampler(self._script, view(self._x), noise, inpaint)
 
     def _cancelled(self) -> bool:
         return self._rank.link.cancelled(self._message.request)
@@ -179,13 +145,25 @@ class _Run:
     def _enter(self, step: int) -> None:
         self._rank.status.enter("sampling", step + 1)
 
-    def _on_call(self, step: int, denoised: Tensor, x: Tensor) -> None:
-        if answers(self._mesh):
-            self._show(step, *(whole_batch(part, self._mesh, self._runs) for part in (denoised, x)))
-
-    def _show(self, step: int, denoised: Tensor, x: Tensor) -> None:
+    def _on_told(self, step: int, denoised: Tensor, x: Tensor) -> None:
+        if not _answers(self._mesh):
+            return
+        shown = {"denoised": denoised, "x": x}
+        whole = {name: _whole_batch(part, self._mesh, self._runs) for name, part in shown.items()}
         if self._previews is not None:
-            self._previews.show(Progress(self._message.request, step), {"denoised": denoised, "x": x})
+            self._previews.show(Progress(self._message.request, step), whole)
+
+
+def _answers(mesh: Mesh) -> bool:
+    """Whether this rank's latents are those that are answered with, for its part of the batch."""
+    return mesh.last and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
+
+
+def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
+    """All data ranks' latents, joined along the batch, of which each holds its run of `rows`. A collective over the data axis."""
+    sizes = [length(run) for run in rows]
+    joined = mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes)
+    return joined.view(sum(sizes), *latent.shape[1:])
 
 
 def _prompts(message: Sample, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts:

@@ -402,7 +402,32 @@ def own_function(sampler: Any) -> None:
     sampler.sampler_function = halved(sampler.sampler_function)
 
 
-SAMPLERS = {"sample on the instance": own_sample, "a function around ComfyUI's": own_function}
+def looking_function(sampler: Any) -> None:
+    """One that looks at the latent."""
+    function = sampler.sampler_function
+
+    def sample_looking(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(model, x / (1 + 0.1 * x.norm()), *args, **kwargs)
+
+    sampler.sampler_function = sample_looking
+
+
+def silent_function(sampler: Any) -> None:
+    """One that tells nobody which step it is at."""
+    function = sampler.sampler_function
+
+    def sample_silent(model: Any, x: Any, sigmas: Any, callback: Any = None, **kwargs: Any) -> Any:
+        return function(model, x, sigmas, callback=None, **kwargs)
+
+    sampler.sampler_function = sample_silent
+
+
+SAMPLERS = {
+    "a function that tells nothing": silent_function,
+    "sample on the instance": own_sample,
+    "a function around ComfyUI's": own_function,
+    "a function that looks at the latent": looking_function,
+}
 
 
 class PackSampler:

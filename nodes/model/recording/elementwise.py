@@ -1,0 +1,112 @@
+"""Operations that treat every element of a latent for itself, with numbers and weights beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....parallel_backend.denoise.program import Along, Argument, Ref
+from .latent import Deviation, Recorded, copied, number_of, spoilt, word_of
+from .tape import Cell, Tape
+
+
+def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Recorded:
+    """What one makes; in place it makes another value of the same latent."""
+    latents = [each for each in (*args, *kwargs.values()) if isinstance(each, Recorded)]
+    if not latents:
+        raise tape.refuse(word_of("std"))
+    like = latents[0]
+    in_place = name.endswith("_")
+    if any(each.cell.count != like.cell.count or each.cell.dim != like.cell.dim for each in latents):
+        raise tape.refuse("computes with stacked latents and others")
+    if any(each.shape != like.shape for each in latents) or (in_place and args[0] is not like):
+        raise tape.refuse("computes with latents of several shapes")
+    dtype = _dtype(tape, func, args, kwargs)
+    word = next((each.cell.spoilt for each in latents if each.cell.spoilt), "")
+    if word:
+        made = spoilt(tape, word, like.shape, dtype)
+    else:
+        promoted = dtype if dtype.is_floating_point and _promotes(like, args, dtype) else None
+        argument = _Argument(tape, like, promoted)
+        arguments = [argument(each) for each in args]
+        keywords = {key: argument(each) for key, each in kwargs.items()}
+        if name.rstrip("_") == "lerp" and not all(isinstance(each, Ref) for each in arguments[:2]):
+            raise tape.refuse("interpolates between the latent and a number")
+        value = tape.operation(name.rstrip("_"), arguments, keywords)
+        made = Recorded(tape, Cell(value, count=like.cell.count, dim=like.cell.dim), like.shape, dtype)
+    if not in_place:
+        return made
+    target: Recorded = args[0]
+    target.cell.__dict__.update(vars(copied(tape, made, target.dtype).cell))
+    return target
+
+
+class _Argument:
+    """What stands for an operand in a program: a value, a number, weights over a stack."""
+
+    def __init__(self, tape: Tape, like: Recorded, promoted: torch.dtype | None) -> None:
+        self._tape = tape
+        self._like = like
+        self._promoted = promoted
+
+    def __call__(self, operand: Any) -> Argument:
+        tape = self._tape
+        if isinstance(operand, Recorded):
+            value = operand.cell.value
+            return Ref(tape.cast(value, operand.dtype, self._promoted) if self._promoted else value)
+        if isinstance(operand, Deviation):
+            raise tape.refuse(word_of("std"))
+        if isinstance(operand, Tensor):
+            if _broadcast(operand, self._like) and (number := number_of(operand)) is not None:
+                return number
+            return self._along(operand)
+        if operand is None or isinstance(operand, bool | int | float | str):
+            return operand  # type: ignore[no-any-return]
+        if isinstance(operand, np.generic):
+            return operand.item()  # type: ignore[no-any-return]
+        raise tape.refuse("computes with the latent and something that is no number")
+
+    def _along(self, weights: Tensor) -> Along:
+        stack, ndim = self._like.cell, self._like.ndim
+        shape = (1,) * (ndim - weights.ndim) + tuple(weights.shape)
+        wanted = tuple(stack.count if place == stack.dim else 1 for place in range(ndim))
+        if not stack.count or shape != wanted:
+            raise self._tape.refuse("computes with a tensor that is not made of the latent")
+        return Along(self._tape.weigh(weights.flatten().tolist(), weights.dtype), stack.dim)
+
+
+def _broadcast(plain: Tensor, like: Recorded) -> bool:
+    """Whether a result has the latent's shape."""
+    try:
+        return torch.broadcast_shapes(plain.shape, like.shape) == like.shape
+    except RuntimeError:
+        return False
+
+
+def _promotes(like: Recorded, args: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Whether a plain tensor with dimensions makes the result wider, which a number would not."""
+    plain = any(isinstance(each, Tensor) and not isinstance(each, Recorded) and each.ndim for each in args)
+    return plain and like.dtype.is_floating_point and dtype != like.dtype
+
+
+def _dtype(tape: Tape, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
+    """Of a result, by what torch makes of tensors of these types."""
+
+    def described(each: Any) -> object:
+        return (each.dtype, min(each.ndim, 1)) if isinstance(each, Tensor) else type(each)
+
+    key = func, *map(described, args), *((name, described(each)) for name, each in kwargs.items())
+    if key not in tape.dtypes:
+
+        def small(each: Any) -> Any:
+            if not isinstance(each, Tensor):
+                return each
+            return torch.ones((1,) * min(each.ndim, 1), dtype=each.dtype)
+
+        made = func(*map(small, args), **{name: small(each) for name, each in kwargs.items()})
+        tape.dtypes[key] = made.dtype
+    return tape.dtypes[key]

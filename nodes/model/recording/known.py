@@ -1,0 +1,59 @@
+"""Which sampler functions are ComfyUI's own, and what of them is another pack's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, ModuleType
+from typing import Any
+
+from ..own_code import own
+
+LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
+"""What ComfyUI's sampler functions call besides ComfyUI and torch."""
+
+
+def is_comfyuis(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether a function and those among its options are ComfyUI's or this pack's own, and all that they call there."""
+    functions = [function, *(value for value in options.values() if callable(value))]
+    if any(
+        not isinstance(value, bool | int | float | str | None) and not callable(value) for value in options.values()
+    ):
+        return False
+    return all(inspect.isfunction(each) and own(each) and next(_changed(each), None) is None for each in functions)
+
+
+def _changed(function: Callable[..., Any]) -> Iterator[str]:
+    """The names of what is not ComfyUI's own of all that one of its functions calls there."""
+    waiting, seen = [inspect.unwrap(function)], set()
+    while waiting:
+        code, names = waiting[-1].__code__, waiting.pop().__globals__
+        used = {*_names(code)}
+        spaces = [
+            names,
+            *(vars(names[n]) for n in used if isinstance(names.get(n), ModuleType) and _comfyuis(names[n])),
+        ]
+        for space in spaces:
+            for name in used & space.keys():
+                value = space[name]
+                if id(value) in seen or isinstance(value, ModuleType):
+                    continue
+                seen.add(id(value))
+                parts = vars(value).values() if isinstance(value, type) else [value]
+                for part in parts:
+                    if not own(part) and getattr(part, "__module__", "").partition(".")[0] not in LIBRARIES:
+                        yield name
+                    elif inspect.isfunction(part) and _comfyuis(inspect.getmodule(part)):
+                        waiting.append(inspect.unwrap(part))
+
+
+def _comfyuis(module: Any) -> bool:
+    """Whether a module holds samplers of ComfyUI's."""
+    return getattr(module, "__name__", "").startswith(("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers"))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,165 @@
+"""A latent without data that writes down what is done to it, and refuses what is not done to each element for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .tape import Cell, NotLocal, Tape
+
+READS = "reads values of the latent"
+
+WORDS = {
+    **dict.fromkeys(
+        ("_local_scalar_dense", "is_nonzero", "equal", "__float__", "__int__", "__index__", "__bool__", "item"), READS
+    ),
+    **dict.fromkeys(("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__reduce_ex__"), READS),
+    **dict.fromkeys(("linalg_vector_norm", "norm"), "takes a norm of the latent"),
+    **dict.fromkeys(("slice", "select", "index", "unbind", "split", "narrow"), "takes a part of the latent"),
+    **dict.fromkeys(("std", "var", "mean", "sum", "max", "min", "amax", "amin"), "takes a statistic of the latent"),
+}
+"""What is refused, in the user's words; anything else by torch's name."""
+
+OWN_NOISE = "draws noise of its own"
+
+
+class Recorded(torch.Tensor):
+    """A tensor of a shape and type whose values are those of a program that is being written."""
+
+    tape: Tape
+    cell: Cell
+
+    @staticmethod
+    def __new__(cls, tape: Tape, cell: Cell, shape: Sequence[int], dtype: torch.dtype) -> Recorded:
+        made = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=torch.device("cpu"))
+        made.tape, made.cell = tape, cell
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Recorded({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            tape = tape_of(args, kwargs)
+            if (made := tape.rules.before(func, args, kwargs)) is not None:
+                return made
+            try:
+                return func(*args, **kwargs)
+            except NotLocal:
+                raise
+            except Exception:
+                raise tape.refuse(word_of(getattr(func, "__name__", str(func)))) from None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tape = tape_of(args, kwargs)
+        tape.look()
+        return tape.rules.done(func, args, kwargs)
+
+
+class Deviation(torch.Tensor):
+    """So many standard deviations of fresh noise, 0-dim: good for clamping that noise, and for nothing else."""
+
+    tape: Tape
+    cell: Cell
+    times: float
+
+    @staticmethod
+    def __new__(cls, tape: Tape, cell: Cell, times: float, dtype: torch.dtype) -> Deviation:
+        made = torch.Tensor._make_wrapper_subclass(cls, (), dtype=dtype, device=torch.device("cpu"))
+        made.tape, made.cell, made.times = tape, cell, times
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tape, name = tape_of(args, kwargs), func.overloadpacket.__name__
+        ours = [each for each in args if isinstance(each, cls)]
+        numbers = [number for each in args if (number := plain_number(each)) is not None]
+        if any(isinstance(each, Recorded) for each in args):
+            return tape.rules.done(func, args, kwargs)
+        if len(ours) == 1 and len(ours) + len(numbers) == len(args) and not kwargs:
+            this = ours[0]
+            if name == "neg":
+                return cls(tape, this.cell, -this.times, this.dtype)
+            if name == "mul" and numbers:
+                return cls(tape, this.cell, this.times * numbers[0], this.dtype)
+            if name in ("detach", "alias", "clone"):
+                return this
+        raise tape.refuse(word_of("std"))
+
+
+def spoilt(tape: Tape, word: str, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Recorded:
+    """What may be held, and is refused with this word where it would show."""
+    return Recorded(tape, Cell(-1, spoilt=word), tape.shape if shape is None else shape, dtype or tape.dtype)
+
+
+def value_of(latent: Any, what: str) -> int:
+    """The number of the value that a whole latent of the run's type is.
+
+    Raises:
+        NotLocal: it is not recorded, not of the run's shape, or must not be used.
+    """
+    if not isinstance(latent, Recorded):
+        raise NotLocal(f"{what} what is not made of the latent")
+    tape, cell = latent.tape, latent.cell
+    if cell.spoilt:
+        raise tape.refuse(cell.spoilt)
+    if latent.shape != tape.shape or cell.count:
+        raise tape.refuse(f"{what} a latent of another shape")
+    return tape.cast(cell.value, latent.dtype, tape.dtype)
+
+
+def number_of(value: Any) -> float | int | bool | None:
+    """The one number that a plain value or a plain tensor has everywhere; None if there is none."""
+    if isinstance(value, Tensor):
+        if isinstance(value, Recorded | Deviation) or value.numel() == 0:
+            return None
+        first = value.detach().flatten()[0]
+        one = value.numel() == 1 or bool(((value == first) | (value.isnan() & first.isnan())).all())
+        return first.item() if one else None  # type: ignore[no-any-return]
+    return plain_number(value)
+
+
+def plain_number(value: Any) -> float | int | bool | None:
+    """The number that this is; None if it is none."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Tensor) and not isinstance(value, Recorded | Deviation) and value.numel() == 1:
+        value = value.item()
+    return value if isinstance(value, bool | int | float) else None
+
+
+def tape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
+    """That of the recorded latents among some arguments, of which there is one."""
+    for each in (*args, *kwargs.values()):
+        for one in each if isinstance(each, list | tuple) else (each,):
+            if isinstance(one, Recorded | Deviation):
+                return one.tape
+    raise AssertionError("torch asks a recorded latent about others")
+
+
+def word_of(name: str) -> str:
+    """Why something of torch's, by its name, is refused."""
+    return WORDS.get(name.rstrip("_") if name not in WORDS else name, f"calls torch's {name} on the latent")
+
+
+def copied(tape: Tape, this: Recorded, dtype: torch.dtype) -> Recorded:
+    """Another latent of the same values, perhaps in another type."""
+    cell = this.cell
+    if cell.spoilt:
+        return spoilt(tape, cell.spoilt, this.shape, dtype)
+    value = tape.cast(cell.value, this.dtype, dtype)
+    drawn = cell.drawn if value == cell.value else None
+    return Recorded(tape, Cell(value, drawn=drawn, count=cell.count, dim=cell.dim), this.shape, dtype)

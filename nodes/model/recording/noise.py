@@ -1,0 +1,99 @@
+"""ComfyUI's noise samplers while a function is recorded: each draw becomes an entry of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import comfy.k_diffusion.sampling as comfy_sampling
+
+from ....parallel_backend.denoise.program import Source
+from .latent import Recorded, number_of
+from .tape import Tape
+
+NoiseSampler = Callable[[Any, Any], Recorded]
+
+
+def default_noise_sampler(x: Any, seed: Any = None) -> NoiseSampler:
+    """In the place of ComfyUI's of this name: independent noise at every call."""
+    tape = _tape_of(x)
+    return _source(tape, Source("gaussian", _seed(tape, seed)))
+
+
+def brownian_noise_sampler(
+    x: Any, sigma_min: Any, sigma_max: Any, seed: Any = None, transform: Any = None, cpu: bool = False
+) -> NoiseSampler:
+    """In the place of ComfyUI's BrownianTreeNoiseSampler: one path over the sigmas."""
+    tape = _tape_of(x)
+    if transform is not None:
+        raise tape.refuse("draws noise over a transformed schedule")
+    low, high = (_sigma(tape, each) for each in (sigma_min, sigma_max))
+    if not low <= high:
+        raise tape.refuse("draws noise over a schedule that rises")
+    return _source(tape, Source("brownian", _seed(tape, seed), low, high, bool(cpu)))
+
+
+STANDING_IN = (
+    (comfy_sampling.default_noise_sampler, default_noise_sampler),
+    (comfy_sampling.BrownianTreeNoiseSampler, brownian_noise_sampler),
+)
+
+
+@contextlib.contextmanager
+def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
+    """While this is entered, a function's own modules, and ComfyUI's, hold these in the places of ComfyUI's."""
+    package = (getattr(function, "__module__", None) or "").partition(".")[0]
+    with contextlib.ExitStack() as stack:
+        for module in _modules(package):
+            for name, value in list(vars(module).items()):
+                for original, ours in STANDING_IN:
+                    if value is original:
+                        stack.enter_context(patch.object(module, name, ours))
+        yield
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in {package, "comfy", "comfy_extras"} and isinstance(module, ModuleType):
+            yield module
+
+
+def _tape_of(x: Any) -> Tape:
+    if not isinstance(x, Recorded):
+        raise TypeError("noise for what is not the latent")
+    if x.shape != x.tape.shape or x.dtype != x.tape.dtype or x.cell.count:
+        raise x.tape.refuse("draws noise of another shape or type than the latent's")
+    return x.tape
+
+
+def _seed(tape: Tape, seed: Any) -> int:
+    seed = number_of(seed) if not isinstance(seed, list | tuple) else None
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+        raise tape.refuse("draws noise without a seed, or with a seed for each picture")
+    return seed
+
+
+def _sigma(tape: Tape, sigma: Any) -> float:
+    number = number_of(sigma)
+    if number is None or not math.isfinite(number):
+        raise tape.refuse("draws noise at a sigma that is no number")
+    return float(number)
+
+
+def _source(tape: Tape, source: Source) -> NoiseSampler:
+    tape.sources.append(source)
+    number = len(tape.sources) - 1
+
+    def sampler(sigma: Any, sigma_next: Any) -> Recorded:
+        brownian = source.kind == "brownian"
+        start, end = (_sigma(tape, each) if brownian else 0.0 for each in (sigma, sigma_next))
+        if brownian and start == end:
+            raise tape.refuse("draws noise for a step of no length")
+        return Recorded(tape, tape.draw(number, start, end), tape.shape, tape.dtype)
+
+    return sampler

@@ -1,0 +1,206 @@
+"""From a run's SAMPLER to the program that the workers replay, or the reason why ComfyUI's own loop does it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import comfy.model_management
+import comfy.samplers
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ....parallel_backend.denoise.program import Program
+from ....parallel_backend.errors import Refused
+from ..conditioning import NotSupported
+from ..run.arguments import SamplerRun
+from .kept import Generators, Kept
+from .latent import Recorded, number_of, spoilt, value_of
+from .noise import recorded_noise
+from .rules import Rules
+from .standing_in import StandIn, no_network, recorded_answers
+from .tape import Cell, NotLocal, Tape
+
+OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"
+"""What to choose for one that the workers do not run."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What has become of a sampler's function.
+
+    `program` is None where the workers cannot replay it, and `reason` says why. `both_sides` is whether it asks for both
+    prompts whatever the cfg, as far as it came. `sigmas` are those that it was given, with what it wrote into them.
+    """
+
+    name: str
+    program: Program | None
+    reason: str
+    both_sides: bool
+    sigmas: Tensor
+
+    def needed(self) -> Program:
+        """The program.
+
+        Raises:
+            NotSupported: there is none.
+        """
+        if self.program is None:
+            raise NotSupported(self.reason, OTHER_SAMPLER)
+        return self.program
+
+
+def name_of(function: Any) -> str:
+    """What users call a sampler's function; some of ComfyUI's are made anew whenever they are asked for."""
+    code = _code(function)
+    for name in comfy.samplers.SAMPLER_NAMES:
+        if code is not None and _code(comfy.samplers.sampler_object(name).sampler_function) is code:
+            return str(name)
+    return str(getattr(function, "__name__", type(function).__name__)).removeprefix("sample_")
+
+
+def _code(function: Any) -> Any:
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def recorded(run: SamplerRun) -> Recording:
+    """Run a KSAMPLER's function on a latent without data; nothing of that is left behind.
+
+    Raises:
+        Refused: the function itself refuses with a sentence for the user.
+    """
+    function = run.sampler.sampler_function
+    name = name_of(function)
+    with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
+        sigmas = run.sigmas.detach().to("cpu", copy=True)
+        tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas), Rules())
+        masked = spoilt(tape, "uses the mask") if run.mask is not None else None
+        given = {**run.extra_args, "denoise_mask": masked}
+        fixed = Kept(fixed_of(run))
+        stand_in = StandIn(run.guider, sigmas, given, fixed, recorded_answers(tape, run.guider, masked is not None))
+        stand_in.noise = spoilt(tape, "uses the noise")
+        stand_in.latent_image = spoilt(tape, "uses the latent before the noise")
+        stand_in.denoise_mask = masked
+        program, word = None, ""
+        try:
+            with left_alone(run, fixed) as options, _Watched(tape):
+                x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
+                result = call(function, stand_in, x, sigmas, given, _telling(tape), options)
+                program = tape.program(name, value_of(result, "returns"))
+        except (comfy.model_management.InterruptProcessingException, Refused):
+            raise
+        except NotLocal as refusal:
+            word = refusal.word
+        except Exception as error:
+            word = f"raises {type(error).__name__} on a latent without data"
+        if tape.refused is not None:
+            word = tape.refused.word
+    reason = f"the sampler {name}, which {word}" if word else ""
+    return Recording(name, None if word else program, reason, bool(stand_in.both_sides), sigmas)
+
+
+def fixed_of(run: SamplerRun) -> list[Any]:
+    """What must be at every model call as it was at the beginning."""
+    model = run.guider.inner_model
+    return [vars(run.guider), vars(model), vars(model.model_sampling), run.model_options]
+
+
+@contextlib.contextmanager
+def left_alone(run: SamplerRun, fixed: Kept) -> Iterator[Mapping[str, Any]]:
+    """While this is entered a run's function may be called, with these options; all that it changes is put back.
+
+    Raises:
+        NotLocal: there is an option that cannot be copied, or it has changed what outlives it.
+    """
+    try:
+        options = copied_options(run)
+    except Exception:
+        raise NotLocal("has an option that cannot be copied") from None
+    generators, memory = Generators(), Kept(memories(run.sampler.sampler_function, options))
+    try:
+        yield options
+        if memory.changed:
+            raise NotLocal("remembers what it has done")
+        if fixed.changed:
+            raise NotLocal("changes the guider or the model")
+        if generators.moved:
+            raise NotLocal("draws numbers of its own")
+    finally:
+        for each in (memory, fixed, generators):
+            each.put_back()
+
+
+def options_of(run: SamplerRun) -> Mapping[str, Any]:
+    """What a sampler's function is given of a node."""
+    return run.sampler.extra_options  # type: ignore[no-any-return]
+
+
+def copied_options(run: SamplerRun) -> dict[str, Any]:
+    """Copies of them: what is in them may change as the function runs."""
+    return {name: copy.deepcopy(value) for name, value in options_of(run).items()}
+
+
+def memories(function: Any, options: Mapping[str, Any]) -> list[Any]:
+    """Where a function, and what it is given, may remember what has happened."""
+    made: list[Any] = [options]
+    for each in (function, *options.values()):
+        if isinstance(each, functools.partial):
+            made += memories(each.func, each.keywords)
+        elif isinstance(each, FunctionType | MethodType):
+            made.append(each)
+        elif hasattr(each, "__dict__") and not isinstance(each, type | Tensor):
+            made.append(vars(each))
+    return made
+
+
+def call(
+    function: Callable[..., Any],
+    model: Any,
+    x: Tensor,
+    sigmas: Tensor,
+    given: Mapping[str, Any],
+    callback: Callable[..., None],
+    options: Mapping[str, Any],
+) -> Any:
+    """Call a sampler's function as KSAMPLER does."""
+    return function(model, x, sigmas, extra_args=dict(given), callback=callback, disable=True, **options)
+
+
+def _telling(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
+    def callback(told: Mapping[str, Any]) -> None:
+        step = number_of(told["i"])
+        if not isinstance(step, int) or not 0 <= step < 2**31:
+            raise tape.refuse("tells a step that is no number")
+        tape.tell(step, value_of(told["x"], "tells"), value_of(told["denoised"], "tells"))
+
+    return callback
+
+
+class _Watched(TorchFunctionMode):
+    """Looks at the time whenever anything is computed."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._tape.look()
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled helpers run as they were written; where there is no compiler yet, there are none."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,82 @@
+"""Latents that are stacked along a dimension of their own, as multistep samplers stack their history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ....parallel_backend.denoise.program import Along, Argument, Ref
+from .latent import Deviation, Recorded, spoilt
+from .tape import Cell, Tape
+
+
+def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
+    """What torch.stack makes."""
+    if not all(isinstance(part, Recorded) and not part.cell.count for part in parts):
+        raise tape.refuse("stacks the latent with others")
+    first = parts[0]
+    dim %= first.ndim + 1
+    shape = [*first.shape[:dim], len(parts), *first.shape[dim:]]
+    if any(part.shape != tape.shape or part.dtype != first.dtype for part in parts):
+        raise tape.refuse("stacks latents of several shapes or types")
+    if word := next((part.cell.spoilt for part in parts if part.cell.spoilt), ""):
+        return spoilt(tape, word, shape, first.dtype)
+    value = tape.operation("stack", [Ref(part.cell.value) for part in parts], {"dim": dim})
+    return Recorded(tape, Cell(value, count=len(parts), dim=dim), shape, first.dtype)
+
+
+def of_stack(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """One latent, or all of them, of a stack; None if it is something else that is asked for."""
+    stack, ndim = this.cell, this.ndim
+
+    def latent(name: str, *arguments: Argument) -> Recorded:
+        return Recorded(tape, Cell(tape.operation(name, (Ref(stack.value), *arguments))), tape.shape, this.dtype)
+
+    if name == "select" and args[1] % ndim == stack.dim:
+        return latent("select", stack.dim, args[2] % stack.count)
+    if name == "unbind" and (args[1] if len(args) > 1 else 0) % ndim == stack.dim:
+        return [latent("select", stack.dim, index) for index in range(stack.count)]
+    if name == "sum" and len(args) == 2 and not kwargs and [dim % ndim for dim in args[1]] == [stack.dim]:
+        return latent("sum", stack.dim)
+    return None
+
+
+def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recorded | None:
+    """A sum of stacked latents with plain weights; None if it is something else."""
+    if func is torch.einsum:
+        formula, *operands = args
+        operands = list(operands[0]) if len(operands) == 1 else operands
+        places = _einsum_places(formula, operands)
+    else:
+        operands = list(args[:2])
+        dims = kwargs.get("dims", args[2] if len(args) > 2 else None)
+        pairs = [list(each) for each in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
+        places = [each[0] for each in pairs] if all(len(each) == 1 for each in pairs) else []
+    if len(operands) != 2 or len(places) != 2:
+        return None
+    (stack, dim), (weights, _) = sorted(
+        zip(operands, places, strict=True), key=lambda pair: not isinstance(pair[0], Recorded)
+    )
+    if not isinstance(stack, Recorded) or isinstance(weights, Recorded | Deviation) or weights.ndim != 1:
+        return None
+    tape, cell = stack.tape, stack.cell
+    if not cell.count or dim % stack.ndim != cell.dim or len(weights) != cell.count or weights.dtype != stack.dtype:
+        return None
+    if cell.spoilt:
+        return spoilt(tape, cell.spoilt, tape.shape, stack.dtype)
+    along = Along(tape.weigh(weights.tolist(), weights.dtype), cell.dim)
+    return Recorded(tape, Cell(tape.operation("combine", (Ref(cell.value), cell.dim, along))), tape.shape, stack.dtype)
+
+
+def _einsum_places(formula: Any, operands: Sequence[Any]) -> list[int]:
+    """Where in each of two operands the one letter is that is summed over, all others keeping their order; else nothing."""
+    if not isinstance(formula, str) or len(operands) != 2:
+        return []
+    given, _, kept = formula.replace(" ", "").partition("->")
+    letters = given.split(",")
+    vector = min(letters, key=len)
+    if len(letters) != 2 or len(vector) != 1 or max(letters, key=len).replace(vector, "", 1) != kept:
+        return []
+    return [each.index(vector) for each in letters]

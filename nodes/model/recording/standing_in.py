@@ -1,0 +1,175 @@
+"""What a sampler function finds in the place of the model: the run's own guider, whose calls are looked at, and no network."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import comfy.model_management
+import comfy.samplers
+from torch import Tensor
+
+from ..features.guidance import OPTION as GUIDES
+from .kept import Kept
+from .latent import Recorded, number_of, spoilt, value_of
+from .tape import Cell, NotLocal, Tape
+
+KEEPS_NEGATIVE = "disable_cfg1_optimization"
+"""The model option of what uses the negative at cfg 1 too."""
+
+Hooks = Sequence[Callable[[dict[str, Any]], Any]]
+"""What a function has put behind the guidance."""
+
+Answering = Callable[[Any, Any, Mapping[str, Any], Hooks], Any]
+"""Gives the denoised of x, sigma, the model options and the function's hooks."""
+
+
+class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
+    """The model that a function calls.
+
+    Args:
+        guider: the run's.
+        given: what the function was given to hand on at each call.
+        same: whether all is still as it was when the run began.
+    """
+
+    def __init__(self, guider: Any, sigmas: Tensor, given: Mapping[str, Any], kept: Kept, answering: Answering) -> None:
+        super().__init__(guider, sigmas)
+        self._given = dict(given)
+        self._kept = kept
+        self._answering = answering
+        self.both_sides: bool | None = None
+        """Whether the function asks for both prompts whatever the cfg; None before it has called the model."""
+
+    def __call__(self, x: Any, sigma: Any, **given: Any) -> Any:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        if self._kept.changed:
+            raise NotLocal("changes the guider or the model's options on its way")
+        if set(given) != set(self._given):
+            raise NotLocal("gives the model other arguments than it was given")
+        for name, value in given.items():
+            if name != "model_options" and not _alike(value, self._given[name]):
+                raise NotLocal(f"gives the model another {name}")
+        options = given["model_options"]
+        hooks = self._hooks(options)
+        asks = bool(options.get(KEEPS_NEGATIVE, False))
+        if self.both_sides not in (None, asks):
+            raise NotLocal("asks for both prompts in some model calls only")
+        self.both_sides = asks
+        return self._answering(x, sigma, options, hooks)
+
+    def _hooks(self, options: Mapping[str, Any]) -> Hooks:
+        own = self._given["model_options"]
+        other = {
+            name
+            for name in {*own, *options} - {GUIDES, KEEPS_NEGATIVE}
+            if name not in own or name not in options or not _alike(options[name], own[name])
+        }
+        if other:
+            raise NotLocal(f"changes the model option {min(other)}")
+        before, now = own.get(GUIDES, []), list(options.get(GUIDES, []))
+        if len(now) < len(before) or any(one is not other for one, other in zip(now, before, strict=False)):
+            raise NotLocal(f"changes the model option {GUIDES}")
+        if own.get(KEEPS_NEGATIVE, False) and not options.get(KEEPS_NEGATIVE, False):
+            raise NotLocal(f"changes the model option {KEEPS_NEGATIVE}")
+        return now[len(before) :]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two things are the same, or collections and plain values of the same."""
+    if one is other:
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return isinstance(one, bool | int | float | str) and type(one) is type(other) and one == other
+
+
+def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
+    """Model calls as entries of a program; `masked` says that the run has a mask around the model."""
+
+    def answer(x: Any, sigma: Any, options: Mapping[str, Any], hooks: Hooks) -> Recorded:
+        tape.look()
+        level = number_of(sigma) if isinstance(sigma, Tensor) and tuple(sigma.shape) == tape.shape[:1] else None
+        if level is None:
+            raise tape.refuse("gives the model a sigma that differs by picture, or is made of the latent")
+        seen = value_of(x, "gives the model")
+        first = tape.call(seen, float(level), sides=bool(hooks))
+
+        def latent(number: int) -> Recorded:
+            return Recorded(tape, Cell(tape.cast(number, tape.dtype, x.dtype)), tape.shape, x.dtype)
+
+        denoised = latent(first)
+        if hooks:
+            behind = "uses the latent inside of the mask" if masked else ""
+            told = arguments_of_hook(guider, options, sigma) | {
+                "denoised": spoilt(tape, behind, dtype=x.dtype) if masked else denoised,
+                "cond_denoised": latent(first + 1),
+                "uncond_denoised": latent(first + 2),
+                "input": spoilt(tape, behind, dtype=x.dtype) if masked else latent(seen),
+            }
+            call_hooks(hooks, told)
+        return denoised
+
+    return answer
+
+
+def call_hooks(hooks: Hooks, told: dict[str, Any]) -> None:
+    """Call what stands behind the guidance, which may look and not change."""
+    denoised = told["denoised"]
+    before = _state(denoised)
+    for hook in hooks:
+        if hook(dict(told)) is not denoised or _state(denoised) != before:
+            raise NotLocal("changes what the guidance gives")
+
+
+def _state(denoised: Any) -> object:
+    return denoised.cell.value if isinstance(denoised, Recorded) else None
+
+
+def cfg_of(guider: Any) -> float:
+    """By how much a guider guides; those that keep it elsewhere do not run in the workers' loop."""
+    return float(getattr(guider, "cfg", 1.0))
+
+
+def arguments_of_hook(guider: Any, options: Mapping[str, Any], sigma: Any) -> dict[str, Any]:
+    """What a function behind the guidance is given, less the latents."""
+    cfg = cfg_of(guider)
+    unused = math.isclose(cfg, 1.0) and not options.get(KEEPS_NEGATIVE, False)
+    return {
+        "cond": guider.conds.get("positive"),
+        "uncond": None if unused else guider.conds.get("negative"),
+        "cond_scale": cfg,
+        "model": guider.inner_model,
+        "sigma": sigma,
+        "model_options": options,
+    }
+
+
+@contextlib.contextmanager
+def no_network(guider: Any) -> Iterator[None]:
+    """While this is entered, what a function might call past its model is refused."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotLocal("calls the model past the way of samplers")
+
+    model = guider.inner_model
+    closed = [
+        *((vars(guider), name) for name in ("outer_predict_noise", "predict_noise")),
+        *((vars(model), name) for name in ("apply_model", "_apply_model")),
+        (vars(model.diffusion_model), "forward"),
+    ]
+    before = [(names, name, names.get(name)) for names, name in closed]
+    for names, name in closed:
+        names[name] = refuse
+    try:
+        yield
+    finally:
+        for names, name, value in before:
+            if value is None:
+                names.pop(name, None)
+            else:
+                names[name] = value

@@ -1,0 +1,161 @@
+"""What has been recorded so far of a sampler function's run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from ....parallel_backend.denoise.program import (
+    Argument,
+    Draw,
+    ModelCall,
+    Operation,
+    Program,
+    Ref,
+    Source,
+    Told,
+    Weights,
+)
+
+ENTRIES = 2000
+ENTRIES_FOR_A_SIGMA = 1000
+"""How much a function may do: ComfyUI's own do up to 40 things for each sigma."""
+
+SECONDS = 10.0
+SECONDS_FOR_A_SIGMA = 0.5
+"""How long it may take: ComfyUI's own take 2 ms for each sigma."""
+
+
+class NotLocal(Exception):
+    """A sampler does what cannot be done to each element of a latent for itself; `word` says what, behind "which"."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(word)
+        self.word = word
+
+
+@dataclass
+class Cell:
+    """What a recorded latent is at this moment; shared by those that are one memory in a plain run.
+
+    `spoilt` says why it must not be used: it is not known to be what it would be in a plain run. `drawn` is the place of the
+    entry that drew it, for fresh noise. Where `count` is not 0 it is so many latents, stacked along `dim`.
+    """
+
+    value: int
+    spoilt: str = ""
+    drawn: int | None = None
+    count: int = 0
+    dim: int = 0
+
+
+class Rules(Protocol):
+    """What becomes of torch's operations on recorded latents."""
+
+    def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a function of torch's makes, where it is not to be looked into; None otherwise."""
+
+    def done(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What one of the operations makes that torch's functions consist of."""
+
+
+@dataclass
+class Tape:
+    """The entries of a program, as they are written.
+
+    Args:
+        shape, dtype: the latent's.
+        sigmas: how many there are.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    sigmas: int
+    rules: Rules
+    entries: list[Operation | Draw | ModelCall | Told] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    refused: NotLocal | None = None
+    """The first thing that was refused, which a function may have caught."""
+    dtypes: dict[object, torch.dtype] = field(default_factory=dict)
+    """Of results, by what they are made of."""
+
+    def __post_init__(self) -> None:
+        self._values = 1
+        self._used: set[int] = set()
+        self._ends = time.monotonic() + SECONDS + SECONDS_FOR_A_SIGMA * self.sigmas
+
+    def refuse(self, word: str) -> NotLocal:
+        """The refusal of something, for good."""
+        self.refused = self.refused or NotLocal(word)
+        return self.refused
+
+    def look(self) -> None:
+        """Raise NotLocal if the function should have been stopped already, or takes too long."""
+        if self.refused is not None:
+            raise self.refused
+        if time.monotonic() > self._ends:
+            raise self.refuse("takes too long on a latent without data")
+
+    def operation(self, name: str, arguments: Sequence[Argument], keywords: dict[str, Argument] | None = None) -> int:
+        """The value that an operation makes."""
+        keywords = keywords or {}
+        self._used |= {each.value for each in (*arguments, *keywords.values()) if isinstance(each, Ref)}
+        return self._write(Operation(name, tuple(arguments), keywords), 1)
+
+    def call(self, x: int, sigma: float, sides: bool) -> int:
+        """The first of the values that a model call makes: the denoised, and with `sides` the positive and the negative."""
+        self._used.add(x)
+        return self._write(ModelCall(x, sigma, sides), 3 if sides else 1)
+
+    def tell(self, step: int, x: int, denoised: int) -> None:
+        """What the function tells of a step."""
+        self._used |= {x, denoised}
+        self._write(Told(step, x, denoised), 0)
+
+    def draw(self, source: int, start: float, end: float) -> Cell:
+        """Fresh noise."""
+        if not any(isinstance(entry, ModelCall) for entry in self.entries):
+            raise self.refuse("draws noise before it calls the model")
+        value = self._write(Draw(source, start, end), 1)
+        return Cell(value, drawn=len(self.entries) - 1)
+
+    def clip(self, noise: Cell, deviations: float) -> Cell:
+        """Fresh noise, clamped to so many of its own standard deviations, in the place of what was drawn."""
+        assert noise.drawn is not None
+        if noise.value in self._used:
+            raise self.refuse("uses noise before it clamps it")
+        draw = self.entries[noise.drawn]
+        assert isinstance(draw, Draw)
+        self.entries[noise.drawn] = msgspec.structs.replace(draw, clip=deviations)
+        noise.spoilt = "uses noise before and behind clamping it"
+        return Cell(noise.value)
+
+    def weigh(self, numbers: Sequence[float], dtype: torch.dtype) -> int:
+        """The number of a vector of weights."""
+        weights = Weights(tuple(numbers), str(dtype).removeprefix("torch."))
+        if weights not in self.weights:
+            self.weights.append(weights)
+        return self.weights.index(weights)
+
+    def cast(self, value: int, given: torch.dtype, wanted: torch.dtype) -> int:
+        """A value in another type."""
+        return value if given == wanted else self.operation("to", (Ref(value), str(wanted).removeprefix("torch.")))
+
+    def program(self, name: str, result: int) -> Program:
+        """All of it."""
+        return Program(name, tuple(self.entries), result, tuple(self.weights), tuple(self.sources))
+
+    def _write(self, entry: Operation | Draw | ModelCall | Told, values: int) -> int:
+        self.look()
+        if len(self.entries) >= ENTRIES + ENTRIES_FOR_A_SIGMA * self.sigmas:
+            raise self.refuse(f"does more than {len(self.entries)} things to the latent")
+        self.entries.append(entry)
+        first = self._values
+        self._values += values
+        return first

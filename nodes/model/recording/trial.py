@@ -1,0 +1,150 @@
+"""A sampler function that is not ComfyUI's is tried before it is trusted: run plainly, and as a program, on small numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ....parallel_backend.denoise.noise import LatentNoise
+from ....parallel_backend.denoise.program import Program
+from ....parallel_backend.denoise.replay import Answer, Script
+from ....parallel_backend.errors import Refused
+from ..run.arguments import SamplerRun
+from .kept import Kept
+from .record import call, fixed_of, left_alone, options_of, recorded
+from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, cfg_of, no_network
+from .tape import NotLocal
+
+TOLERANCE = 1e-6
+"""Relative L2; both compute the same in fp32, in another order at the most."""
+
+SEEDS = 1, 2
+SIZES = 2, 2, 5, 6
+"""Of the last dimensions of a small latent."""
+
+SECONDS = 20.0
+"""How long a function may run plainly."""
+
+
+class Trials:
+    """Tries each function once for each set of options; kept by the function."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+
+    def word(self, run: SamplerRun) -> str:
+        """Why the program of a run's sampler is not to be trusted, behind "which"; empty if it is."""
+        options = options_of(run)
+        plain = all(isinstance(value, bool | int | float | str | None) for value in options.values())
+        if not plain:
+            return _tried(run)
+        key = json.dumps([dict(options), run.noise.ndim, run.mask is None], sort_keys=True)
+        try:
+            known = self._known.setdefault(run.sampler.sampler_function, {})
+        except TypeError:  # what cannot be kept by reference, such as a method of C
+            return _tried(run)
+        if key not in known:
+            known[key] = _tried(run)
+        return known[key]
+
+
+def _tried(run: SamplerRun) -> str:
+    shape = torch.Size([2, run.noise.shape[1], *SIZES[len(SIZES) - (run.noise.ndim - 2) :]])
+    small = replace(run, noise=torch.zeros(shape, dtype=run.noise.dtype), mask=None)
+    recording = recorded(small)
+    if recording.program is None:
+        return recording.reason.partition(", which ")[2]
+    noise, latent = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS)
+    first = run.sigmas[0].detach().cpu()
+    x = run.guider.inner_model.model_sampling.noise_scaling(first, noise, 0.5 * latent).to(run.noise.dtype)
+    try:
+        plain = _plain(small, x)
+    except (comfy.model_management.InterruptProcessingException, Refused):
+        raise
+    except NotLocal as refusal:
+        return refusal.word
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    whole, *parts = (_replayed(run, recording.program, x, columns) for columns in (slice(6), slice(2), slice(2, 6)))
+    for result in (whole, torch.cat(parts, dim=-1)):
+        if not _close(result, plain):
+            return "gives another picture when its recording is replayed"
+    return ""
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    known = theirs.isfinite()
+    if not torch.equal(ours.isfinite(), known):
+        return False
+    ours, theirs = ours[known], theirs[known]
+    return float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
+
+
+def _sides(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """What the model would say of both prompts: made of x and sigma element by element."""
+    sigma = sigma.to(x).view(-1, *[1] * (x.ndim - 1)).clamp(max=1)
+    positive, negative = (x * (slope - sigma / 2) / (1 + x * x) for slope in (1.1, 0.8))
+    return positive, negative
+
+
+def _guided(sides: tuple[Tensor, Tensor], cfg: float) -> Tensor:
+    positive, negative = sides
+    return negative + (positive - negative) * cfg
+
+
+def _plain_answers(run: SamplerRun) -> Answering:
+    ends = time.monotonic() + SECONDS
+
+    def answer(x: Tensor, sigma: Tensor, options: Mapping[str, Any], hooks: Hooks) -> Tensor:
+        if time.monotonic() > ends:
+            raise NotLocal("takes too long")
+        sides = _sides(x, sigma)
+        denoised = _guided(sides, cfg_of(run.guider))
+        told = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
+        call_hooks(hooks, arguments_of_hook(run.guider, options, sigma) | told)
+        return denoised
+
+    return answer
+
+
+def _plain(run: SamplerRun, x: Tensor) -> Tensor:
+    """What the function itself makes of it; nothing is left behind."""
+    with torch.inference_mode(False), torch.no_grad(), no_network(run.guider):
+        sigmas = run.sigmas.detach().to("cpu", copy=True)
+        given = {**run.extra_args, "denoise_mask": None}
+        fixed = Kept(fixed_of(run))
+        stand_in = StandIn(run.guider, sigmas, given, fixed, _plain_answers(run))
+        stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
+        with left_alone(run, fixed) as options:
+            made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, given, _silent, options)
+            result = made.to(x.dtype)
+    return result
+
+
+def _silent(told: Mapping[str, Any]) -> None:
+    """What a function tells, which nobody sees."""
+
+
+def _replayed(run: SamplerRun, program: Program, x: Tensor, columns: slice) -> Tensor:
+    """What the program makes of some columns."""
+    share: Callable[[Callable[[], Tensor]], Tensor] = lambda draw: draw()[..., columns]  # noqa: E731
+    script = Script(program, x.ndim, x.device)
+    steps = script.replay(x[..., columns], LatentNoise(tuple(x.shape), x.device, share))
+    try:
+        wanted = next(steps)
+        while True:
+            sides = _sides(wanted.x, wanted.sigma.expand(len(x)))
+            wanted = steps.send(Answer(_guided(sides, cfg_of(run.guider)), sides))
+    except StopIteration as end:
+        result: Tensor = end.value
+        return result

@@ -1,0 +1,90 @@
+"""Fresh noise for samplers: drawn for the whole latent, of which each patch gets its part.
+
+Patches of one latent, and ranks that hold different patches, must see the same noise as a run on the whole.
+So every source draws the whole latent from the seed; who draws, and who gets what of it, is the share's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torchsde
+from torch import Tensor
+
+from .program import Source
+
+Draw = Callable[[], Tensor]
+"""Draws noise of the whole latent, fp32 on its device."""
+
+Share = Callable[[Draw], Tensor]
+"""What a sampler gets of a draw. It need not call it: another rank may have drawn for all."""
+
+Drawn = Callable[[float, float, float], Tensor]
+"""Standard normal noise for the step from one sigma to another, clamped to so many of its deviations (0: not at all)."""
+
+
+def whole(draw: Draw) -> Tensor:
+    """The share of a sampler that runs alone, on the whole latent."""
+    return draw()
+
+
+@dataclass(frozen=True)
+class LatentNoise:
+    """Makes the sources of a program's noise.
+
+    `shape` and `device` are those of the **whole** latent, batch included, also where the sampler runs on
+    one patch; `share` gives that patch its part. Each call begins the sequence anew, so
+    every patch's sampler gets its own source and all agree.
+    """
+
+    shape: tuple[int, ...]
+    device: torch.device
+    share: Share = whole
+
+    def drawn_from(self, source: Source) -> Drawn:
+        """Noise of the numbers that ComfyUI's noise samplers of this kind give."""
+        fresh = self._gaussian(source.seed) if source.kind == "gaussian" else self._brownian(source)
+
+        def drawn(start: float, end: float, clip: float) -> Tensor:
+            def draw() -> Tensor:
+                noise = fresh(start, end)
+                if clip > 0:
+                    limit = clip * noise.std()
+                    noise = noise.clamp(min=-limit, max=limit)
+                return noise
+
+            return self.share(draw)
+
+        return drawn
+
+    def _gaussian(self, seed: int) -> Callable[[float, float], Tensor]:
+        """Independent at every call: the seed itself on an accelerator, the seed + 1 on the CPU, where the seed itself made the
+        initial noise."""
+        generator = torch.Generator(self.device)
+        generator.manual_seed(seed + 1 if self.device.type == "cpu" else seed)
+
+        def draw(_start: float, _end: float) -> Tensor:
+            return torch.randn(self.shape, dtype=torch.float32, device=self.device, generator=generator)
+
+        return draw
+
+    def _brownian(self, source: Source) -> Callable[[float, float], Tensor]:
+        """Increments of one path, scaled to unit variance; other steps over the same range follow the same path."""
+
+        @cache
+        def path() -> torchsde.BrownianTree:
+            origin = torch.zeros(self.shape, dtype=torch.float32, device="cpu" if source.on_cpu else self.device)
+            return torchsde.BrownianTree(
+                torch.tensor(source.low), origin, torch.tensor(source.high), entropy=source.seed
+            )
+
+        def draw(start: float, end: float) -> Tensor:
+            # The path is parametrised upwards in sigma; samplers walk it downwards.
+            low, high = torch.tensor(min(start, end)), torch.tensor(max(start, end))
+            increment: Tensor = path()(low, high).to(self.device)
+            return (increment if start < end else -increment) / (high - low).sqrt()
+
+        return draw

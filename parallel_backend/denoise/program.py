@@ -1,0 +1,146 @@
+"""A sampler as a program: what one of ComfyUI's functions did to the latent, in order, as data that any rank can replay.
+
+Values are numbered as they come: 0 is the noisy latent at the first sigma, and every operation and draw makes the next one,
+a model call its denoised latent and, where they are used, the two sides it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+
+class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+    """The value of this number."""
+
+    value: int
+
+
+class Along(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+    """A vector of the program's `weights`, one for each latent of a stack along its dimension `dim`."""
+
+    weights: int
+    dim: int
+
+
+Argument = Ref | Along | bool | int | float | str | None
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+    """One thing that happens."""
+
+
+class Operation(Entry, frozen=True):
+    """Makes a value of others, by the name that `operations` has for it."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    keywords: dict[str, Argument] = {}
+
+
+class Draw(Entry, frozen=True):
+    """Makes a value: fresh noise for the step from one sigma to another, from a source. It comes behind a model call, as only the
+    last stage draws.
+
+    With `clip` each draw is clamped to that many of its own standard deviations.
+    """
+
+    source: int
+    start: float
+    end: float
+    clip: float = 0.0
+
+
+class ModelCall(Entry, frozen=True):
+    """Makes the denoised latent that the model gives of `x` at `sigma`, and with `sides` the positive and the negative."""
+
+    x: int
+    sigma: float
+    sides: bool = False
+
+
+class Told(Entry, frozen=True):
+    """What is shown of a step, by its number."""
+
+    step: int
+    x: int
+    denoised: int
+
+
+class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One number for each latent of a stack."""
+
+    numbers: tuple[float, ...]
+    dtype: str
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where noise comes from: `gaussian` is independent in each draw, `brownian` one path over the sigmas from `low` to `high`.
+
+    `seed` is the run's. A path is drawn on the CPU, or on the latent's device.
+    """
+
+    kind: Literal["gaussian", "brownian"]
+    seed: int
+    low: float = 0.0
+    high: float = 0.0
+    on_cpu: bool = True
+
+
+class Call(NamedTuple):
+    """One model call: its sigma (0-dim fp32 on the CPU), its step, and whether it is the one that opens the step."""
+
+    sigma: Tensor
+    step: int
+    opens_step: bool
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that a sampler does from the noisy latent to the value `result`. `name` is the user's word for the sampler."""
+
+    name: str
+    entries: tuple[Operation | Draw | ModelCall | Told, ...]
+    result: int
+    weights: tuple[Weights, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+    @property
+    def tells(self) -> bool:
+        """Whether the sampler says which step it is at; without, each call counts as one."""
+        return any(isinstance(entry, Told) for entry in self.entries)
+
+    def calls(self) -> list[Call]:
+        """The model calls, all of which are known beforehand.
+
+        The call before step i is told opens it. Where the steps that are told do not rise by one from 0 with a call before
+        each, they are counted.
+        """
+        number, opening = -1, list[int]()
+        for entry in self.entries:
+            number += isinstance(entry, ModelCall)
+            if isinstance(entry, Told) and number >= 0 and number not in opening[-1:]:
+                opening.append(number)
+        sigmas = [torch.tensor(entry.sigma) for entry in self.entries if isinstance(entry, ModelCall)]
+        if not opening:
+            return [Call(sigma, step, True) for step, sigma in enumerate(sigmas)]
+        steps = {call: step for step, call in enumerate(opening)}
+        calls, step = list[Call](), 0
+        for number, sigma in enumerate(sigmas):
+            step = steps.get(number, step)
+            calls.append(Call(sigma, step, number in steps))
+        return calls
+
+
+def encoded(program: Program) -> Tensor:
+    """As bytes, uint8, 1-D: what a request carries beside its tensors."""
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(program)), dtype=torch.uint8)
+
+
+def view_along(weights: Weights, along: Along, ndim: int) -> Tensor:
+    """The vector in the shape in which it stands beside stacks of latents of `ndim` dimensions, on the CPU."""
+    shape: Sequence[int] = [len(weights.numbers) if place == along.dim else 1 for place in range(ndim + 1)]
+    return torch.tensor(weights.numbers, dtype=getattr(torch, weights.dtype)).view(shape)

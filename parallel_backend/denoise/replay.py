@@ -1,0 +1,224 @@
+"""A sampler's program, replayed on a latent or on one patch of it: the same code for both, and nobody waits for the device.
+
+steps = script.replay(x, noise, told)
+call = next(steps)
+while True:
+    call = steps.send(model(call.x, call.sigma))        # StopIteration.value is the final latent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import Refused
+from ..transfers import sent_to
+from .noise import Drawn, LatentNoise
+from .operations import ELEMENTWISE, function_of
+from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, Told, view_along
+from .well_formed import decoded
+
+
+class Wanted(NamedTuple):
+    """One evaluation of the model that a sampler asks for."""
+
+    x: Tensor
+    """Noisy latent, fp32 `[batch, channels, ...]`."""
+    sigma: Tensor
+    """Noise level of `x`, 0-dim fp32 on the CPU; one for the whole batch."""
+
+
+class Answer(NamedTuple):
+    """What one model call says of the clean latent, fp32 `[batch, channels, ...]`."""
+
+    denoised: Tensor
+    """What guidance made of the sides, and a mask of that."""
+    sides: Sequence[Tensor]
+    """The positive, and the negative if there is one; none where a step cache answered in the guidance's place."""
+
+
+Steps = Generator[Wanted, Answer, Tensor]
+"""A running sampler: yields calls, is sent answers, returns the final latent."""
+
+OnTold = Callable[[int, Tensor, Tensor], None]
+"""Given a step, the denoised latent and x, where the sampler tells them."""
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """An operation, ready to be computed: `places` are those of the arguments that are values, by their numbers."""
+
+    function: Callable[..., Tensor]
+    arguments: list[Any]
+    places: list[tuple[int, int]]
+    keywords: dict[str, Any]
+    named: list[tuple[str, int]]
+
+    def of(self, values: dict[int, Tensor]) -> Tensor:
+        arguments, keywords = self.arguments, self.keywords
+        if self.places:
+            arguments = arguments.copy()
+            for place, number in self.places:
+                arguments[place] = values[number]
+        if self.named:
+            keywords = keywords | {name: values[number] for name, number in self.named}
+        return self.function(*arguments, **keywords)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An entry, the number of the first value that it makes, and the values that are used for the last time."""
+
+    entry: _Computed | Draw | ModelCall | Told
+    makes: int
+    last_used: tuple[int, ...]
+
+
+class Script:
+    """A program, made ready for a device before its run.
+
+    Args:
+        ndim: of the latents.
+    """
+
+    def __init__(self, program: Program, ndim: int, device: torch.device) -> None:
+        self.program = program
+        self._weights = {}
+        for along in _all_along(program):
+            self._weights[along] = sent_to(view_along(program.weights[along.weights], along, ndim), device)
+        self._steps = self._prepared(program)
+
+    def calls(self) -> list[Call]:
+        """All model calls."""
+        return self.program.calls()
+
+    def replay(self, x: Tensor, noise: LatentNoise, told: OnTold = lambda *_: None) -> Steps:
+        """Run from the noisy latent `x`, fp32: all of it, or a patch. Tensors that are yielded or sent are never written to."""
+        sources = [noise.drawn_from(source) for source in self.program.sources]
+        return self._replay(x, sources, told)
+
+    def _replay(self, x: Tensor, sources: Sequence[Drawn], told: OnTold) -> Steps:
+        values = {0: x}
+        sides: Sequence[Tensor] = ()
+        for step in self._steps:
+            entry, number = step.entry, step.makes
+            if isinstance(entry, _Computed):
+                values[number] = entry.of(values)
+            elif isinstance(entry, ModelCall):
+                answer = yield Wanted(values[entry.x], torch.tensor(entry.sigma))
+                values[number] = answer.denoised
+                if entry.sides:
+                    sides = answer.sides or sides
+                    positive, negative = sides if len(sides) > 1 else (sides[0], torch.zeros_like(sides[0]))
+                    values[number + 1], values[number + 2] = positive, negative
+            elif isinstance(entry, Draw):
+                values[number] = sources[entry.source](entry.start, entry.end, entry.clip)
+            else:
+                told(entry.step, values[entry.denoised], values[entry.x])
+            for dead in step.last_used:
+                del values[dead]
+        return values[self.program.result]
+
+    def _prepared(self, program: Program) -> list[_Step]:
+        entries: list[tuple[_Computed | Draw | ModelCall | Told, int, int]] = []
+        count, last_use = 1, {0: -1}
+        for place, entry in enumerate(program.entries):
+            for value in _used(entry):
+                last_use[value] = place
+            made = _made(entry)
+            last_use |= dict.fromkeys(range(count, count + made), place)
+            entries.append((self._computed(entry) if isinstance(entry, Operation) else entry, count, made))
+            count += made
+        dying: list[list[int]] = [[] for _ in entries]
+        for value, place in last_use.items():
+            if value != program.result and place >= 0:
+                dying[place].append(value)
+        return [_Step(entry, makes, tuple(dead)) for (entry, makes, _), dead in zip(entries, dying, strict=True)]
+
+    def _computed(self, entry: Operation) -> _Computed:
+        wants = ELEMENTWISE.get(entry.name, 0)
+        arguments: list[Any] = []
+        for place, argument in enumerate(entry.arguments):
+            number = isinstance(argument, bool | int | float)
+            tensor = (
+                torch.tensor(argument, dtype=torch.float64 if isinstance(argument, float) else None) if number else None
+            )
+            arguments.append(tensor if place < wants and number else self._given(argument))
+        return _Computed(
+            function=function_of(entry.name),
+            arguments=arguments,
+            places=[(place, arg.value) for place, arg in enumerate(entry.arguments) if isinstance(arg, Ref)],
+            keywords={name: self._given(argument) for name, argument in entry.keywords.items()},
+            named=[(name, argument.value) for name, argument in entry.keywords.items() if isinstance(argument, Ref)],
+        )
+
+    def _given(self, argument: Any) -> Any:
+        return self._weights[argument] if isinstance(argument, Along) else argument
+
+
+def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Script:
+    """The program of a request, as `encoded` made it, and tried on latents of one element.
+
+    Raises:
+        Refused: it is not well-formed, so that nothing of it is run.
+    """
+    program = decoded(data, ndim, sigmas)
+    try:
+        _try(program, torch.zeros((1,) * ndim))
+    except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise Refused(
+            f"the program of the sampler {program.name} cannot be run ({reason}): use the same version of this pack everywhere, "
+            "or another sampler."
+        ) from None
+    return Script(program, ndim, device)
+
+
+def _try(program: Program, x: Tensor) -> None:
+    noise = LatentNoise(tuple(x.shape), x.device, lambda _draw: x)
+    steps = Script(program, x.ndim, x.device).replay(x, noise, lambda _step, *told: _check_latents(x, *told))
+    answer: Answer | None = None
+    while True:
+        try:
+            call = next(steps) if answer is None else steps.send(answer)
+        except StopIteration as end:
+            result = end.value
+            break
+        _check_latents(x, call.x)
+        answer = Answer(x, (x, x))
+    _check_latents(x, result)
+
+
+def _check_latents(like: Tensor, *latents: Tensor) -> None:
+    for latent in latents:
+        if latent.shape != like.shape or latent.dtype != like.dtype:
+            raise ValueError(f"a latent of {list(latent.shape)} in {latent.dtype}")
+
+
+def _made(entry: Operation | Draw | ModelCall | Told) -> int:
+    """How many values an entry makes."""
+    if isinstance(entry, ModelCall):
+        return 3 if entry.sides else 1
+    return 0 if isinstance(entry, Told) else 1
+
+
+def _used(entry: Operation | Draw | ModelCall | Told) -> list[int]:
+    """The numbers of the values that an entry needs."""
+    match entry:
+        case Operation():
+            return [each.value for each in (*entry.arguments, *entry.keywords.values()) if isinstance(each, Ref)]
+        case ModelCall():
+            return [entry.x]
+        case Told():
+            return [entry.x, entry.denoised]
+    return []
+
+
+def _all_along(program: Program) -> set[Along]:
+    operations = [entry for entry in program.entries if isinstance(entry, Operation)]
+    arguments = [each for entry in operations for each in (*entry.arguments, *entry.keywords.values())]
+    return {each for each in arguments if isinstance(each, Along)}

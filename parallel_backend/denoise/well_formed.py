@@ -1,0 +1,158 @@
+"""What came as a sampler's program is looked at before anything of it runs: schema, sizes, and every value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from ..errors import Refused
+from .operations import DTYPES, ELEMENTWISE, KEYWORDS
+from .program import Along, Draw, ModelCall, Operation, Program, Ref, Told
+
+ENTRIES_FOR_A_SIGMA = 4096
+"""How long a program may be; ComfyUI's own have some 40 entries for each sigma."""
+
+MOST_STACKED = 256
+MOST_ARGUMENTS = 8
+
+
+def decoded(data: Tensor, ndim: int, sigmas: int) -> Program:
+    """The program of a request whose latent has `ndim` dimensions and which has so many `sigmas`.
+
+    Raises:
+        Refused: it is not well-formed, so that nothing of it is run.
+    """
+    try:
+        program = msgspec.msgpack.decode(data.numpy().tobytes(), type=Program)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"the sampler's program cannot be read ({error}): use the same version of this pack everywhere."
+        ) from None
+    _Check(program, ndim, sigmas).all()
+    return program
+
+
+class _Kind(NamedTuple):
+    """What a value is: a latent, or so many (`stacked`) along `dim`."""
+
+    stacked: int = 0
+    dim: int = 0
+
+
+LATENT = _Kind()
+
+
+class _Check:
+    """Goes through a program once."""
+
+    def __init__(self, program: Program, ndim: int, sigmas: int) -> None:
+        self._program = program
+        self._ndim = ndim
+        self._most = ENTRIES_FOR_A_SIGMA * sigmas
+        self._kinds = [LATENT]
+        self._called = False
+
+    def all(self) -> None:
+        """Raises Refused with the first entry that cannot be."""
+        program = self._program
+        self._must(
+            len(program.entries) <= self._most, f"{len(program.entries)} entries, of which {self._most} are the limit"
+        )
+        for weights in program.weights:
+            self._must(0 < len(weights.numbers) <= MOST_STACKED, f"{len(weights.numbers)} weights")
+            self._must(weights.dtype in DTYPES, f"the type {weights.dtype}")
+        for source in program.sources:
+            self._must(0 <= source.seed < 2**64, f"the seed {source.seed}")
+            self._must(
+                source.kind == "gaussian" or source.low <= source.high, f"noise from {source.low:g} to {source.high:g}"
+            )
+        for number, entry in enumerate(program.entries):
+            try:
+                self._kinds.extend(self._made(entry))
+            except _Wrong as wrong:
+                self._must(False, f"{wrong} in entry {number}")
+        self._must(0 <= program.result < len(self._kinds) and self._kinds[program.result] == LATENT, "no result")
+
+    def _must(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise Refused(
+                f"the program of the sampler {self._program.name} is not well-formed ({otherwise}): use the same version of this "
+                "pack everywhere, or another sampler."
+            )
+
+    def _made(self, entry: Operation | Draw | ModelCall | Told) -> Iterator[_Kind]:
+        match entry:
+            case Operation():
+                yield self._operation(entry)
+            case Draw():
+                _need(0 <= entry.source < len(self._program.sources), f"the source {entry.source}")
+                _need(self._called, "noise before the first model call")
+                yield LATENT
+            case ModelCall():
+                self._latent(entry.x)
+                self._called = True
+                yield from [LATENT] * (3 if entry.sides else 1)
+            case Told():
+                self._latent(entry.x)
+                self._latent(entry.denoised)
+
+    def _operation(self, entry: Operation) -> _Kind:
+        arguments = [*entry.arguments, *entry.keywords.values()]
+        most = MOST_STACKED if entry.name == "stack" else MOST_ARGUMENTS
+        _need(0 < len(arguments) <= most + 1, f"{len(arguments)} arguments of {entry.name}")
+        kinds = [self._kind(argument.value) for argument in arguments if isinstance(argument, Ref)]
+        _need(bool(kinds), f"no value for {entry.name}")
+        match entry.name, entry.arguments:
+            case "stack", _:
+                dim = entry.keywords.get("dim")
+                _need(all(kind == LATENT for kind in kinds) and len(kinds) == len(entry.arguments), "a stack of stacks")
+                _need(
+                    isinstance(dim, int) and 0 <= dim <= self._ndim and len(entry.keywords) == 1, f"the dimension {dim}"
+                )
+                return _Kind(len(kinds), int(str(dim)))
+            case "to", (Ref(), str(dtype)):
+                _need(dtype in DTYPES, f"the type {dtype}")
+                return kinds[0]
+            case "full_like", (Ref(), bool() | int() | float()):
+                return kinds[0]
+            case "sum", (Ref(), int(dim)):
+                _need(kinds[0].stacked > 0 and kinds[0].dim == dim, "a sum over a latent's own dimension")
+                return LATENT
+            case "select", (Ref(), int(dim), int(index)):
+                _need(kinds[0].dim == dim and 0 <= index < kinds[0].stacked, f"the latent {index} of a stack")
+                return LATENT
+            case "combine", (Ref(), int(dim), Along() as along):
+                _need(along.dim == dim, f"the dimension {dim}")
+                self._along(along, kinds[0])
+                return LATENT
+        _need(entry.name in ELEMENTWISE, f"the operation {entry.name}")
+        _need({*entry.keywords} <= {*KEYWORDS}, f"the keywords {', '.join(entry.keywords)}")
+        _need(all(kind == kinds[0] for kind in kinds), f"latents and stacks for {entry.name}")
+        for argument in arguments:
+            if isinstance(argument, Along):
+                self._along(argument, kinds[0])
+        return kinds[0]
+
+    def _along(self, along: Along, stack: _Kind) -> None:
+        _need(0 <= along.weights < len(self._program.weights), f"the weights {along.weights}")
+        count = len(self._program.weights[along.weights].numbers)
+        _need(along.dim == stack.dim and count == stack.stacked, f"{count} weights for {stack.stacked} latents")
+
+    def _kind(self, value: int) -> _Kind:
+        _need(0 <= value < len(self._kinds), f"the value {value}")
+        return self._kinds[value]
+
+    def _latent(self, value: int) -> None:
+        _need(self._kind(value) == LATENT, "a stack in the place of a latent")
+
+
+class _Wrong(Exception):
+    """What is wrong with an entry."""
+
+
+def _need(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _Wrong(otherwise)

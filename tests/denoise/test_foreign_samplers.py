@@ -1,0 +1,152 @@
+"""Samplers of other packs: recorded where they treat every element for itself, else refused with the word; no trace is left."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.denoise.test_samplers import SEED, TOLERANCE, RecordingModel, distance, our_program, smooth, start_latent
+from tests.programs import FlowSampling, recording, run_of
+
+import comfy.k_diffusion.sampling  # isort: skip
+import comfy.model_management  # isort: skip
+import comfy.samplers  # isort: skip
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Should have t:UserWarning"),
+    pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),
+]
+
+SOURCE = Path(__file__).parent / "another_pack" / "__init__.py"
+SIGMAS = torch.tensor([1.0, 0.75, 0.5, 0.2, 0.0])
+SAMPLING = FlowSampling(3.0)
+
+
+def invented(folder: Path) -> ModuleType:
+    """Another pack's module, outside of this pack's folder."""
+    shutil.copy(SOURCE, folder / "another_pack.py")
+    spec = importlib.util.spec_from_file_location("another_pack", folder / "another_pack.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(importlib.import_module("sys").modules, "another_pack", module)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    module = invented(tmp_path_factory.mktemp("pack"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(importlib.import_module("sys").modules, "another_pack", module)
+        yield module
+
+
+def names(table: str) -> list[str]:
+    """Those of the module's `LOCAL` or `REFUSED`, without another import of it here."""
+    from tests.denoise import another_pack
+
+    return list(getattr(another_pack, table))
+
+
+def recorded(function: Any, batch: int = 2, trials: Any = None, **options: Any) -> Any:
+    sampler = comfy.samplers.KSAMPLER(function, options)
+    x = torch.empty(batch, 4, 6, 5)
+    run = run_of(sampler, SAMPLING, SIGMAS, x, SEED, cfg=1.7)
+    return recording("chosen").recording_of(run, trials or recording("trial").Trials())
+
+
+@pytest.mark.parametrize("name", names("LOCAL"))
+def test_what_is_local_gives_comfyuis_picture(pack: ModuleType, name: str) -> None:
+    function = pack.LOCAL[name]
+    made = recorded(function)
+    assert made.reason == ""
+    x = start_latent(SAMPLING, SIGMAS, batch=2)
+    model = RecordingModel(SAMPLING, SIGMAS, smooth)
+    arguments: dict[str, Any] = {"model_options": {}, "seed": SEED, "denoise_mask": None}
+    told: list[int] = []
+    with torch.inference_mode():
+        expected = function(
+            model, x.clone(), SIGMAS.clone(), extra_args=arguments, callback=lambda each: told.append(each["i"])
+        )
+    for rows in [(0, 6)], [(0, 2), (2, 3), (3, 6)]:
+        parts = [our_program(made.program, x, slice(*each), smooth) for each in rows]
+        assert distance(torch.cat([part.result for part in parts], dim=-2), expected.float()) <= TOLERANCE
+        assert all([each[0] for each in part.told] == told for part in parts)
+    assert made.program.tells == (name != "tells_nothing")
+
+
+@pytest.mark.parametrize("name", names("REFUSED"))
+def test_what_is_not_is_refused_with_the_word(pack: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(recording("tape"), "SECONDS", 0.5)
+    monkeypatch.setattr(recording("tape"), "SECONDS_FOR_A_SIGMA", 0.0)
+    function, word = pack.REFUSED[name]
+    options = {"state": pack.State()} if name == "counts_in_an_option" else {}
+    before = [pack.COUNT, list(pack.CALLS), torch.get_rng_state().tolist(), random.getstate()]
+    made = recorded(function, **options)
+    assert made.program is None
+    assert made.reason.startswith(f"the sampler {function.__name__}, which {word}"), made.reason
+    assert before == [pack.COUNT, list(pack.CALLS), torch.get_rng_state().tolist(), random.getstate()]
+
+
+def test_options_that_cannot_be_copied_are_not_recorded(pack: ModuleType) -> None:
+    made = recorded(pack.LOCAL["euler"], lock=(each for each in ()))
+    assert made.reason == "the sampler euler, which has an option that cannot be copied"
+
+
+def test_a_run_leaves_no_trace(pack: ModuleType) -> None:
+    """Of what is recorded and what is refused: generators, the guider, ComfyUI's names, the sigmas and the options."""
+    state = pack.State()
+    for function, options in [
+        (pack.LOCAL["names_bound_at_import"], {}),
+        (pack.REFUSED["sets_cfg"][0], {}),
+        (pack.REFUSED["sets_a_prompt"][0], {}),
+        (pack.REFUSED["an_option_in_place"][0], {}),
+        (pack.REFUSED["own_numbers"][0], {}),
+        (pack.REFUSED["counts_in_an_option"][0], {"state": state}),
+        (comfy.samplers.sampler_object("uni_pc").sampler_function, {}),
+    ]:
+        sigmas = SIGMAS.clone()
+        run = run_of(comfy.samplers.KSAMPLER(function, options), SAMPLING, sigmas, torch.empty(2, 4, 6, 5), SEED)
+        generators = [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
+        guider, model = dict(vars(run.guider)), dict(vars(run.guider.inner_model))
+        held = dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack))
+        recording("chosen").recording_of(run, recording("trial").Trials())
+        assert generators == [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
+        assert vars(run.guider) == guider
+        assert run.guider.conds == {"positive": [{"strength": 1.0}], "negative": [{"strength": 1.0}]}
+        assert vars(run.guider.inner_model).keys() == model.keys()
+        assert "forward" not in vars(run.guider.inner_model.diffusion_model)
+        assert run.extra_args == {"model_options": {"transformer_options": {}}, "seed": SEED}
+        assert (dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack))) == held
+        assert torch.equal(sigmas, SIGMAS)
+    assert state.count == 0
+
+
+def test_a_function_is_tried_once_for_each_set_of_options(pack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial, tried = recording("trial"), []
+    real = trial._tried
+    monkeypatch.setattr(trial, "_tried", lambda run: tried.append(dict(run.sampler.extra_options)) or real(run))
+    trials, function = trial.Trials(), pack.LOCAL["euler"]
+    for options in ({}, {}, {"unknown": 1}, {"unknown": 1}):
+        recorded(function, trials=trials, **options)
+    recorded(comfy.samplers.sampler_object("euler").sampler_function, trials=trials)
+    assert tried == [{}]  # an option that a step does not take raises before it is tried
+    assert recorded(function, trials=trials).program is not None
+
+
+def test_cancel_ends_a_recording(pack: ModuleType) -> None:
+    comfy.model_management.interrupt_current_processing(True)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        recorded(pack.LOCAL["euler"])
+    assert recorded(pack.LOCAL["euler"]).program is not None

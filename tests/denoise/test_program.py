@@ -1,0 +1,180 @@
+"""Programs as they come over the wire: what is not well-formed is refused, in one sentence, before anything of it runs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.denoise.noise import LatentNoise
+from parallel_backend.denoise.program import (
+    Along,
+    Draw,
+    Entry,
+    ModelCall,
+    Operation,
+    Program,
+    Ref,
+    Source,
+    Told,
+    Weights,
+    encoded,
+)
+from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
+from parallel_backend.errors import Refused
+from tests.programs import program_of
+
+SIGMAS = torch.tensor([1.0, 0.6, 0.2, 0.0])
+CPU = torch.device("cpu")
+
+
+def made(*entries: Entry, result: int = 1, **others: Any) -> Program:
+    """With one model call in front."""
+    return Program("made", (ModelCall(0, 1.0), *entries), result, **others)  # type: ignore[arg-type]
+
+
+def read(program: Program | Tensor) -> Script:
+    return script_of(program if isinstance(program, Tensor) else encoded(program), 4, len(SIGMAS), CPU)
+
+
+TWO = Operation("stack", (Ref(0), Ref(1)), {"dim": 1})
+WEIGHTS = (Weights((0.5, 0.5), "float32"),)
+
+BROKEN: dict[str, Program] = {
+    "an unknown operation": made(Operation("save", (Ref(0),))),
+    "torch's, which is not local": made(Operation("linalg_norm", (Ref(0),))),
+    "a value that is not there yet": made(Operation("neg", (Ref(2),))),
+    "a negative value": made(Operation("neg", (Ref(-1),))),
+    "no value": made(Operation("add", (1.0, 2.0))),
+    "too few arguments": made(Operation("lerp", (Ref(0), Ref(1)))),
+    "too many arguments": made(Operation("add", (Ref(0),) * 12)),
+    "an argument that torch has not": made(Operation("neg", (Ref(0),), {"out": Ref(1)})),
+    "a word for a number": made(Operation("mul", (Ref(0), "two"))),
+    "a type that is none": made(Operation("to", (Ref(0), "load"))),
+    "no result": made(result=7),
+    "a stack for a result": made(TWO, result=2),
+    "a stack for the model": made(TWO, ModelCall(2, 0.5)),
+    "a stack beside a latent": made(TWO, Operation("add", (Ref(2), Ref(0)))),
+    "a stack of stacks": made(TWO, Operation("stack", (Ref(2),), {"dim": 0})),
+    "a stack in no dimension": made(Operation("stack", (Ref(0),), {"dim": 9})),
+    "a sum over rows": made(TWO, Operation("sum", (Ref(2), 3))),
+    "a sum of a latent": made(Operation("sum", (Ref(0), 0))),
+    "a latent that the stack has not": made(TWO, Operation("select", (Ref(2), 1, 2))),
+    "weights that are not there": made(TWO, Operation("combine", (Ref(2), 1, Along(0, 1)))),
+    "too few weights": made(TWO, Operation("mul", (Ref(2), Along(0, 1))), weights=(Weights((1.0,), "float32"),)),
+    "weights over rows": made(TWO, Operation("mul", (Ref(2), Along(0, 2))), weights=WEIGHTS),
+    "weights beside a latent": made(Operation("mul", (Ref(0), Along(0, 1))), weights=WEIGHTS),
+    "weights of no type": made(weights=(Weights((1.0,), "object"),)),
+    "no weights": made(weights=(Weights((), "float32"),)),
+    "a source that is not there": made(Draw(0, 1.0, 0.5)),
+    "noise before the model": Program("made", (Draw(0, 1.0, 0.5),), 1, sources=(Source("gaussian", 1),)),
+    "a schedule that rises": made(sources=(Source("brownian", 1, 0.9, 0.1),)),
+    "a seed below 0": made(sources=(Source("gaussian", -1),)),
+    "a latent in another type": made(Operation("to", (Ref(0), "float64")), ModelCall(2, 0.5)),
+    "a result in another type": made(Operation("gt", (Ref(0), 0.0)), result=2),
+    "what tells a stack": made(TWO, Told(0, 2, 1)),
+    "too long": made(*[Operation("neg", (Ref(0),))] * (4096 * 4)),
+}
+
+
+@pytest.mark.parametrize("program", BROKEN.values(), ids=BROKEN)
+def test_what_is_not_well_formed_is_refused(program: Program) -> None:
+    with pytest.raises(
+        Refused, match=r"^the program of the sampler made (is not well-formed|cannot be run) \(.+\): use "
+    ):
+        read(program)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode([1, 2]),
+        msgspec.msgpack.encode({"name": "x", "entries": [], "result": 0, "more": 1}),
+    ],
+)
+def test_what_cannot_be_read_is_refused(data: bytes) -> None:
+    with pytest.raises(Refused, match="the sampler's program cannot be read"):
+        read(torch.tensor(list(data), dtype=torch.uint8))
+
+
+def test_bytes_that_change_on_the_way_are_refused_or_another_program() -> None:
+    chance = random.Random(4)
+    sent = bytearray(encoded(program_of("sa_solver", SIGMAS, torch.empty(1, 4, 6, 5))).numpy().tobytes())
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(sent)
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+        try:
+            read(torch.frombuffer(changed, dtype=torch.uint8))
+        except Refused:
+            refused += 1
+    assert 100 < refused < 300
+
+
+def answered(steps: Steps) -> Tensor:
+    try:
+        call = next(steps)
+        while True:
+            call = steps.send(Answer(call.x * 0.5, ()))
+    except StopIteration as end:
+        result: Tensor = end.value
+        return result
+
+
+def test_values_are_let_go_when_they_are_used_no_more() -> None:
+    script = read(program_of("dpmpp_2m", SIGMAS, torch.empty(1, 4, 6, 5)))
+    used = [number for step in script._steps for number in step.last_used]
+    assert len(used) == len({*used})
+    held, most = 1, 0
+    for step in script._steps:
+        held += not isinstance(step.entry, Told)
+        most = max(most, held)
+        held -= len(step.last_used)
+    assert most <= 6
+    assert held == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "opening"),
+    [
+        ([0, 1, 2], [(0, True), (1, True), (2, True)]),
+        ([0, 5, 5], [(0, True), (1, True), (2, True)]),
+        ([3, 2, 1], [(0, True), (1, True), (2, True)]),
+        ([None, None, None], [(0, True), (1, True), (2, True)]),
+        ([0, None, 1], [(0, True), (0, False), (1, True)]),
+        ([None, 0, 1], [(0, False), (0, True), (1, True)]),
+    ],
+)
+def test_steps_are_those_that_are_told_or_counted(told: list[int | None], opening: list[tuple[int, bool]]) -> None:
+    entries: list[Entry] = []
+    for number, step in enumerate(told):
+        entries.append(ModelCall(number, 1.0 - number / 4))
+        if step is not None:
+            entries.append(Told(step, number, number + 1))
+    program = Program("made", tuple(entries), 3)  # type: ignore[arg-type]
+    assert [(call.step, call.opens_step) for call in program.calls()] == opening
+    assert program.tells == any(step is not None for step in told)
+
+
+def test_the_sides_stay_where_a_step_cache_answers() -> None:
+    """And without a negative the other side is zeros."""
+    entries = [ModelCall(0, 1.0, True), ModelCall(1, 0.5, True), Operation("add", (Ref(5), Ref(6)))]
+    script = read(Program("made", tuple(entries), 7))
+    x = torch.full((1, 1, 2, 2), 2.0)
+
+    def run(*sides: tuple[Tensor, ...]) -> Tensor:
+        steps = script.replay(x, LatentNoise(tuple(x.shape), CPU))
+        next(steps)
+        steps.send(Answer(x, sides[0]))
+        with pytest.raises(StopIteration) as end:
+            steps.send(Answer(x, sides[1]))
+        return end.value.value  # type: ignore[no-any-return]
+
+    assert torch.equal(run((x, 3 * x), ()), 4 * x)
+    assert torch.equal(run((x, 3 * x), (2 * x,)), 2 * x)
