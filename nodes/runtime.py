@@ -1,4 +1,4 @@
-"""The one Backend of this ComfyUI process, the one who says what it tells, and what is known of other packs' samplers."""
+"""The one Backend of this ComfyUI process, and the one who says what it tells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import os
 
 from ..parallel_backend.host import Backend, Deadlines
-from .model.recording.trial import Trials
 from .progress import Progress
 
 CATEGORY = "Parallel"
@@ -25,9 +24,3 @@ def backend() -> Backend:
 def progress() -> Progress:
     """Who hears what that Backend tells."""
     return Progress()
-
-
-@functools.cache
-def trials() -> Trials:
-    """What came of trying other packs' samplers."""
-    return Trials()

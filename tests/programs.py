@@ -71,7 +71,7 @@ def run_of(
     model_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """What a SAMPLER_SAMPLE wrapper would be given of such a run."""
-    made = nodes_module("model.run.arguments", ForGood()).SamplerRun
+    made = nodes_module("model.sampler_run", ForGood()).SamplerRun
     extra = {"model_options": dict(model_options or {"transformer_options": {}}), "seed": seed}
     return made(sampler, guider_of(model_sampling, cfg), sigmas, extra, x, x, mask)
 

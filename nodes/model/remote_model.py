@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import comfy.model_management
@@ -33,6 +33,7 @@ from ..progress import loading
 from .conditioning import by_mask
 from .features.controlnet import Control, residuals_of
 from .features.lora import AdapterReader
+from .recording.trial import Trials
 
 OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
 
@@ -50,6 +51,7 @@ class RemoteModel:
     weight_bytes: int
     expanded: Expanded
     reader: AdapterReader
+    trials: Trials = field(default_factory=Trials, compare=False)
 
     def job(self, forward: Conditioning, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
         """What is to be computed, as a plan sees it.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import comfy.samplers
 
-from ..run.arguments import SamplerRun
+from ..sampler_run import SamplerRun
 from .known import is_comfyuis
 from .record import Recording, name_of, options_of, recorded
 from .trial import Trials

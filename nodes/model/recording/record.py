@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ....parallel_backend.denoise.program import Program
 from ....parallel_backend.errors import Refused
 from ..conditioning import NotSupported
-from ..run.arguments import SamplerRun
+from ..sampler_run import SamplerRun
 from .kept import Generators, Kept
 from .latent import Recorded, number_of, spoilt, value_of
 from .noise import recorded_noise

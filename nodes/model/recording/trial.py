@@ -17,7 +17,7 @@ from ....parallel_backend.denoise.noise import LatentNoise
 from ....parallel_backend.denoise.program import Program
 from ....parallel_backend.denoise.replay import Answer, Script
 from ....parallel_backend.errors import Refused
-from ..run.arguments import SamplerRun
+from ..sampler_run import SamplerRun
 from .kept import Kept
 from .record import call, fixed_of, left_alone, options_of, recorded
 from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, cfg_of, no_network

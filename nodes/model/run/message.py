@@ -23,7 +23,7 @@ from ..noise_process import sampling_of
 from ..recording.record import Recording
 from ..refusals import refuse_prompts, refuse_transformer_options
 from ..remote_model import dtype_name
-from .arguments import SamplerRun
+from ..sampler_run import SamplerRun
 from .sides import two_sided
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..features.step_cache import known_wrappers
 from ..own_code import GUIDER_METHODS, own, plain_guider, put_back
 from ..recording.standing_in import KEEPS_NEGATIVE
-from .arguments import SamplerRun
+from ..sampler_run import SamplerRun
 
 KEY = "parallel_sides"
 

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.host.runs.finite import check_sampled
 from ...progress import Run
-from ...runtime import progress, trials
+from ...runtime import progress
 from ..conditioning import STRICT, NotSupported, of_prompt
 from ..features.attention_guidance import attention_guides, name_of, refuse_split
 from ..features.networks import WHOLE, refuse_stages
@@ -25,8 +25,8 @@ from ..recording.chosen import recording_of
 from ..recording.record import Recording
 from ..refusals import refuse_weights
 from ..remote_model import RemoteModel, dtype_name
+from ..sampler_run import SamplerRun
 from ..step_by_step import StepByStep
-from .arguments import SamplerRun
 from .message import example_of, fields_of, refuse_what_cannot_work
 from .sides import two_sided
 from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
@@ -88,7 +88,7 @@ def run_in_workers(
     refuse_split(remote.wish, compared)
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
         return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
-    recording = recording_of(run, trials())
+    recording = recording_of(run, remote.trials)
     reason = None
     try:
         if executor.idx + 1 < len(executor.wrappers):
