@@ -674,7 +674,7 @@ TINY: Mapping[str, Tiny] = {
             (0, 2, 5),
             context_dim=2048,
             use_linear_in_transformer=True,
-            transformer_depth_middle=-2,
+            transformer_depth_middle=-1,
             num_classes="sequential",
             adm_in_channels=2816,
         ),

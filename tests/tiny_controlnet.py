@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import FluxControlNetModel, SD3ControlNetModel
@@ -93,21 +95,29 @@ def save_wan_vae(path: Path) -> Path:
     return path
 
 
-def save_of_unet(path: Path) -> Path:
-    """Write a ControlNet for tests.tiny_comfy's Stable Diffusion 1.5, in ComfyUI's own layout; its hint is the picture."""
+SD15: Mapping[str, Any] = {
+    "transformer_depth": [1, 1], "transformer_depth_middle": 1, "context_dim": 768, "num_heads": 8, "num_head_channels": -1,
+}  # fmt: skip
+SDXL: Mapping[str, Any] = {
+    "transformer_depth": [0, 2, 5], "transformer_depth_middle": -1, "context_dim": 2048, "num_heads": -1,
+    "num_head_channels": 64, "use_linear_in_transformer": True, "num_classes": "sequential", "adm_in_channels": 2816,
+}  # fmt: skip
+"""Of ControlNets for tests.tiny_comfy's UNets of these names."""
+
+
+def save_of_unet(path: Path, sizes: Mapping[str, Any] = SD15) -> Path:
+    """Write a ControlNet for a UNet, in ComfyUI's own layout; its hint is the picture."""
     comfy_on_path()
     import comfy.ops
     from comfy.cldm.cldm import ControlNet
 
+    scales = len(sizes["transformer_depth"])
     model = ControlNet(
         image_size=32, use_checkpoint=False, use_spatial_transformer=True, legacy=False, in_channels=4, hint_channels=3,
-        model_channels=320, num_res_blocks=[1, 1], channel_mult=(1, 1), transformer_depth=[1, 1],
-        transformer_depth_middle=1, context_dim=768, num_heads=8, num_head_channels=-1, dtype=torch.float32, device="cpu",
-        operations=comfy.ops.disable_weight_init,
+        model_channels=320, num_res_blocks=[1] * scales, channel_mult=(1,) * scales, dtype=torch.float32, device="cpu",
+        operations=comfy.ops.disable_weight_init, **sizes,
     )  # fmt: skip
     path.parent.mkdir(exist_ok=True)
-    save_file(
-        {f"control_model.{key}": tensor.contiguous() for key, tensor in randomise(model, seed=8).state_dict().items()},
-        path,
-    )
+    tensors = randomise(model, seed=8).state_dict()
+    save_file({f"control_model.{key}": tensor.contiguous() for key, tensor in tensors.items()}, path)
     return path

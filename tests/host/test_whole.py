@@ -18,7 +18,7 @@ from tests.host.refused_whole import PLANS, no_negative, other_control, other_te
 from tests.host.test_comfy_files import save_lora, with_lora
 from tests.host.test_families import refused
 from tests.selection import product, thorough
-from tests.tiny_controlnet import save_of_unet
+from tests.tiny_controlnet import SDXL, save_of_unet
 from tests.tiny_models import draw
 from tests.vae.comfy_vaes import save_image_vae
 
@@ -59,6 +59,7 @@ def _files(comfyui: ComfyUI) -> None:
     (models / "checkpoints").mkdir(exist_ok=True)
     save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
     save_of_unet(models / "controlnet" / "sd15.safetensors")
+    save_of_unet(models / "controlnet" / "sdxl.safetensors", SDXL)
 
 
 def batched(graph: Graph, batch: int) -> Graph:
@@ -134,6 +135,16 @@ def test_a_controlnet(split: dict[str, Any], sampler: str, latent_of: LatentOf) 
     graph = controlled(plain | CONTROL, strength=0.7, end=0.8)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
+def test_sdxl_with_two_loras_and_a_controlnet(split: str, latent_of: LatentOf) -> None:
+    plain = batched(graph_of("sdxl", steps=2), 2)
+    plain = with_lora(with_lora(plain, "sdxl", 0.8), "sdxl-other", -0.5)
+    net = {"net": node("ControlNetLoader", control_net_name="sdxl.safetensors")}
+    graph = controlled(plain | CONTROL | net, strength=0.7)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
 
 
 def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> None:
