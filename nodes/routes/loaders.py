@@ -10,6 +10,7 @@ from aiohttp import web
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.vae import recognise
 from ...parallel_backend.weights.files.checkpoint import read_header
 from ..load_diffusion_model import LoadParallelDiffusionModel
@@ -54,4 +55,5 @@ def _why_not(loader: Loader) -> str:
 
 
 def _judge_model(file: str) -> None:
-    FAMILIES[LoadParallelDiffusionModel.FAMILY].inspect(read_header(path_of(file)))
+    checkpoint = read_header(path_of(file))
+    FAMILIES[running(LoadParallelDiffusionModel.FAMILY, checkpoint)].inspect(checkpoint)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import requests
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -176,6 +177,12 @@ def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
         found, stock = (saved_latent(comfyui, run, name) for run in runs)
         assert relative_error(found, stock) <= TOLERANCE
     assert relative_error(latent_of(plain), saved_latent(comfyui, runs[1])) > DIFFERENT
+
+
+def test_use_all_gpus_takes_its_loaders(comfyui: ComfyUI) -> None:
+    loaders = {"CheckpointLoaderSimple": "sdxl-v.safetensors", "UNETLoader": "sd15.safetensors"}
+    asked = [{"kind": kind, "file": file} for kind, file in loaders.items()]
+    assert requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json() == ["", ""]
 
 
 def test_a_checkpoint_of_a_model_that_is_spread(comfyui: ComfyUI, latent_of: LatentOf) -> None:
