@@ -32,7 +32,7 @@ from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import Job, needs
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
@@ -49,10 +49,10 @@ BLOCKS = 8
 TEXT = 512
 ROUND = 2**20
 
-Arrange = Callable[[nn.Module, Sequence[nn.Module], Meter], tuple[Store | None, Holding]]
+Arrange = Callable[[nn.Module, Sequence[nn.Module], Meter], tuple[Store | None, BlockAccess]]
 
 
-class Fsdp(Holding):
+class Fsdp(BlockAccess):
     """Blocks under torch's FSDP2, the next block's gather in flight: how this pack sharded weights before."""
 
     def __init__(self, blocks: Sequence[nn.Module], meter: Meter) -> None:
@@ -95,7 +95,7 @@ def _filled(store: Store, module: nn.Module) -> Store:
     return store
 
 
-def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, Holding]:
+def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, BlockAccess]:
     store = Sharded(module, blocks, Communicator("weights", dist.group.WORLD, CPU, False, meter))
     return _filled(store, module), store
 
@@ -103,7 +103,7 @@ def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tu
 def _streamed(part: float) -> Arrange:
     """With room for a part of the blocks' bytes."""
 
-    def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, Holding]:
+    def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, BlockAccess]:
         store = Streamed(module, blocks, Communicator("alike", dist.group.WORLD, CPU, False, meter), CPU, meter)
         whole = sum(parameter.nbytes for block in blocks for parameter in block.parameters())
         _filled(store, module).fit(int(part * whole) - (store.nbytes - store.moving))
@@ -113,7 +113,7 @@ def _streamed(part: float) -> Arrange:
 
 
 FORMS: Mapping[str, Arrange] = {
-    "replicated": lambda module, blocks, meter: (Whole(module), Holding()),
+    "replicated": lambda module, blocks, meter: (Whole(module), BlockAccess()),
     "FSDP2": lambda module, blocks, meter: (None, Fsdp(blocks, meter)),
     "sharded": _sharded,
     "streamed, all blocks fit": _streamed(1.01),

@@ -34,8 +34,8 @@ FREE_U = "free_u"
 SKIPPED_BLOCKS = "skipped_blocks"
 """Blocks that are left out of a call, as [kind, number], go under this name among these options."""
 
-ATTENTION_GUIDANCE = "attention_guides"
-"""Functions that change what attentions give (diffusion.GuideFunction) go under this name among these options."""
+ATTENTION_GUIDANCE = "attention_guidance_functions"
+"""Functions that change what attentions give (diffusion.GuidanceFunction) go under this name among these options."""
 
 TEXT_PREPARATION = "text_preparation"
 """The conditioning that asks for a text to be prepared: the arguments of the model's `preprocess_text_embeds` besides it."""

@@ -51,7 +51,7 @@ Sampling = FlowSettings | DiffusionSettings
 """The MODEL's noise process."""
 
 
-class GuideFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GuidanceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function that a node of ComfyUI's makes, by its module in comfy_extras, its qualified name and its own values."""
 
     module: str

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
-from ..weights.stores.holding import Holding
+from ..weights.stores.block_access import BlockAccess
 from .process import Process
 from .prompts import Batch, Prompts
 from .step_cache import StepCache
@@ -42,7 +42,7 @@ class ModelCalls:
 
     forward: RunsStage
     """This rank's stage."""
-    holding: Holding
+    holding: BlockAccess
     """How its weights are held."""
     prompts: Prompts
     """Those that this rank computes."""

@@ -17,7 +17,7 @@ from .inputs import Inputs
 from .region import Region
 
 if TYPE_CHECKING:
-    from ..weights.stores.holding import Holding  # which imports what only workers need
+    from ..weights.stores.block_access import BlockAccess  # which imports what only workers need
 
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
@@ -59,7 +59,7 @@ class Execution:
 
     mesh: Mesh
     plan: ResolvedPlan
-    holding: Holding
+    holding: BlockAccess
     mark: Callable[[], None]
     compiler: str = ""
 

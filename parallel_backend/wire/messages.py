@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import CacheSettings, GuideFunction, ModelSpec, Prompt, Sampling, Value
+from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, Prompt, Sampling, Value
 from ..plan import ResolvedPlan
 from ..plan.predict.measure import BlockTimes, Machine
 
@@ -67,7 +67,7 @@ class Sample(Message, frozen=True):
     negative: list[Prompt] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
-    guides: list[GuideFunction] = []
+    guides: list[GuidanceFunction] = []
     compiler: str = ""
     adapters: str = ""
     working: int = 0

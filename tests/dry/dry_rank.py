@@ -29,7 +29,7 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import expanding_bytes, shape_parameters
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
@@ -73,7 +73,7 @@ class Step:
     blocks: dict[str, list[int]]
 
 
-class DryRank(LoneRank, Holding):
+class DryRank(LoneRank, BlockAccess):
     """Counts what a denoise asks of a GPU that computes nothing.
 
     Args:
@@ -81,7 +81,7 @@ class DryRank(LoneRank, Holding):
         room: bytes that are spare for expanded ones.
     """
 
-    def __init__(self, gpu: FakeGpu, model: Any, meter: Meter, weights: Holding, room: int) -> None:
+    def __init__(self, gpu: FakeGpu, model: Any, meter: Meter, weights: BlockAccess, room: int) -> None:
         super().__init__(DEVICE, meter, model, self, room=room)
         self.steps: list[Step] = []
         self._weights = weights
@@ -178,7 +178,7 @@ def linears(model: Any) -> list[nn.Linear]:
     return [layer for block in model.block_modules for layer in block.modules() if isinstance(layer, nn.Linear)]
 
 
-def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, Holding]:
+def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, BlockAccess]:
     """Where a rank has its weights; of streamed ones no block stays on the device."""
     if plan.weights == "streamed":
         alone = Communicator("alike", None, torch.device("cpu"), False, meter)
@@ -189,7 +189,7 @@ def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, Holding]:
             model.module, model.block_modules, Communicator("weights", dist.group.WORLD, DEVICE, False, meter)
         )
         return sharded, sharded
-    return Whole(model.module), Holding()
+    return Whole(model.module), BlockAccess()
 
 
 def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:

@@ -17,7 +17,7 @@ from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.models.family import Execution
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.wire.messages import Done, Sample
 
 from .full_size import Job
@@ -44,7 +44,7 @@ class LoneRank:
         device: torch.device,
         meter: Meter,
         model: Any,
-        holding: Holding | None = None,
+        holding: BlockAccess | None = None,
         compiler: str = "",
         room: int = 0,
     ) -> None:
@@ -55,7 +55,7 @@ class LoneRank:
         self.answer: Mapping[str, Tensor] = {}
         self.uncompiled: tuple[str, ...] = ()
         self._model = model
-        self._holding = holding or Holding()
+        self._holding = holding or BlockAccess()
         self._compiler = compiler
         self.expansion = Expansion(fused=False)
         self._room = room
@@ -67,7 +67,7 @@ class LoneRank:
             self._meshes[plan] = build_mesh(plan, self.device, self.meter)
         return self._meshes[plan]
 
-    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any, Holding]:
+    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any, BlockAccess]:
         """The model, its forward, and how its weights are held."""
         expand_by(self._model.module, self.expansion)
         forward = self._model.forward_on(Execution(mesh, message.plan, self._holding, lambda: None, self._compiler))

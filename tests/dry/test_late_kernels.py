@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 from tests.comfy_oracle import comfy_on_path
@@ -40,7 +40,7 @@ Event = tuple[Any, ...]
 """("send" or "receive", group, other rank), ("wait", number of what was given), ("kernel", step) or ("agree",)."""
 
 
-class Recorder(LoneRank, Holding):
+class Recorder(LoneRank, BlockAccess):
     """What a rank's host does, one after the other."""
 
     def __init__(self, model: Any) -> None:

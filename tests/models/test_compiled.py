@@ -23,7 +23,7 @@ from parallel_backend.models.spread.picture import Picture
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
@@ -51,7 +51,7 @@ def _nothing_compiled() -> Iterator[None]:
 def compiling(case: Case, backend: str = BACKEND, **degrees: int) -> Rank:
     """One rank of a plan, whose blocks are compiled."""
     rank = Rank(case, plan_for(case, **degrees))
-    rank.hold(Holding(), CompiledBlocks(backend, COMPILED))
+    rank.hold(BlockAccess(), CompiledBlocks(backend, COMPILED))
     return rank
 
 
@@ -205,7 +205,7 @@ def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() ->
     assert len(rank.forward.uncompiled()) == 2
     assert rank.forward.uncompiled() == ()
     torch._dynamo.register_backend(broken, name="broken")  # type: ignore[no-untyped-call]
-    rank.hold(Holding(), CompiledBlocks("broken", COMPILED))
+    rank.hold(BlockAccess(), CompiledBlocks("broken", COMPILED))
     out = rank.run()
     assert out is not None
     assert torch.equal(out, expected)

@@ -18,7 +18,7 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.module_attention import answered
 from parallel_backend.models.spread.picture import as_patch_size
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.tiny_classes import CASES, SETTINGS, TEXT
 from tests.models.tiny_images import IMAGES, sd3
 from tests.plans import cpu_plan
@@ -115,7 +115,7 @@ def test_a_call_leaves_its_conditioning_as_it_was() -> None:
     @torch.no_grad()
     def twice(_: int) -> Any:
         model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
-        forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, Holding(), lambda: None))
+        forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))
         return [forward(inputs, x, None) for _ in range(2)]
 
     (outs,) = run_ranks(1, twice)

@@ -25,7 +25,7 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading.loader import Source, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from tests.plans import cpu_plan
@@ -134,7 +134,7 @@ class Rank:
         self._plan = plan
         self._mesh = build_mesh(plan, CPU, Meter())
         self.model = load(case, plan, number, dtype)
-        self.forward: Any = self.model.forward_on(Execution(self._mesh, plan, Holding(), lambda: None, compiler))
+        self.forward: Any = self.model.forward_on(Execution(self._mesh, plan, BlockAccess(), lambda: None, compiler))
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor | None:

@@ -26,7 +26,7 @@ from parallel_backend.weights.formats.storage import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import packed_starts
 from parallel_backend.weights.loading.reading import Neighbours, Watch
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
@@ -90,14 +90,14 @@ class Case:
         joined = dist.is_initialized()
         everyone = Communicator("all", dist.group.WORLD if joined else None, CPU, False, Meter())
 
-        def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, Holding]:
+        def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, BlockAccess]:
             if place == "sharded":
                 held = Sharded(module, blocks, everyone)
                 return held, held
             if place == "streamed":
                 window = Streamed(module, blocks, everyone, CPU, Meter())
                 return window, window
-            return Whole(module), Holding()
+            return Whole(module), BlockAccess()
 
         state = self.path.stat()
         spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, str(self.dtype).split(".")[1])

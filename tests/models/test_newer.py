@@ -18,7 +18,7 @@ from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks
@@ -107,7 +107,7 @@ def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monke
         expected = found.stock()
     torch._dynamo.reset()
     rank = Rank(found, plan_for(found, patches=2))
-    rank.hold(Holding(), CompiledBlocks("aot_eager", COMPILED))
+    rank.hold(BlockAccess(), CompiledBlocks("aot_eager", COMPILED))
     out = rank.run()
     assert rank.forward.uncompiled() == () and out is not None
     assert worst([[out]], expected) <= TOLERANCE

@@ -29,7 +29,7 @@ from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.tiny_classes import CASES as CLASSES
 from tests.models.tiny_classes import Case, packed
 from tests.models.tiny_images import IMAGES
@@ -99,12 +99,12 @@ class Rank:
         shared = {id(weight): weight for weight in case.model.parameters()}
         self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
         self.module, self.blocks = self._model.module, self._model.blocks
-        self.hold(Holding())
+        self.hold(BlockAccess())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
         picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
         self.picture = picture.beside(case.arguments.get(case.declaration.beside))
 
-    def hold(self, holding: Holding, compiled: CompiledBlocks | None = None) -> None:
+    def hold(self, holding: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
         self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, holding, lambda: None), compiled)
 

@@ -14,7 +14,7 @@ from parallel_backend.diffusion import Prompt
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.family import Execution, Stage
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.test_declared import described
 from tests.models.tiny_classes import TEXT
 from tests.models.tiny_sound import SOUND_CASES
@@ -49,7 +49,7 @@ def test_texts_are_refined_once_a_run() -> None:
         for _run in range(2):
             refined.clear()
             prompts = Prompts(sides, tuple(sides), texts, torch.float32, 1, slice(0, 1))
-            forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, Holding(), lambda: None))
+            forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))
             outs = []
             for time in times:
                 sigmas = (time[None] / 1000, torch.stack(times) / 1000)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.stores.holding import Holding
+from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.streamed import Streamed, staying
 from tests.allocations import peak_bytes
 from tests.models.test_spread import Rank, plan_for
@@ -118,7 +118,7 @@ def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
             model.get_buffer(name).copy_(value)
         taken = []
 
-        class Watched(Holding):
+        class Watched(BlockAccess):
             @contextmanager
             def block(self, index: int) -> Iterator[None]:
                 with streamed.block(index):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ....parallel_backend.conditioning import ATTENTION_GUIDANCE, OPTIONS, SIDES, flatten
-from ....parallel_backend.diffusion import GuideFunction, Value
+from ....parallel_backend.diffusion import GuidanceFunction, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ParallelPlan
 from .guidance import known_function
@@ -19,7 +19,7 @@ KNOWN = MappingProxyType({"nodes_nag": ("NAGuidance.execute.<locals>.nag_attenti
 """By module: functions that treat each token for itself, and compare the sides of a call."""
 
 
-def attention_guides(transformer_options: Mapping[str, Any]) -> list[GuideFunction]:
+def attention_guidance_functions(transformer_options: Mapping[str, Any]) -> list[GuidanceFunction]:
     """Those functions, in order, if all at their place are known; else none."""
     patches = transformer_options.get("patches") or {}
     found = [known_function(function, KNOWN) for function in patches.get(PLACE, ())]
@@ -29,14 +29,14 @@ def attention_guides(transformer_options: Mapping[str, Any]) -> list[GuideFuncti
 def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     """They, and the sides that are in the call, as values that go with it."""
     given: dict[str, Value] = {}
-    if guides := attention_guides(transformer_options):
+    if guides := attention_guidance_functions(transformer_options):
         told = [{"module": guide.module, "function": guide.function, "values": guide.values} for guide in guides]
         flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", told, {}, given)
         flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, given)
     return given
 
 
-def refuse_split(wish: ParallelPlan, guides: list[GuideFunction]) -> None:
+def refuse_split(wish: ParallelPlan, guides: list[GuidanceFunction]) -> None:
     """Raise Refused where a plan cuts a call between the rows that are compared."""
     if guides and (wish.cfg > 1 or wish.data > 1):
         raise Refused(
@@ -46,6 +46,6 @@ def refuse_split(wish: ParallelPlan, guides: list[GuideFunction]) -> None:
         )
 
 
-def name_of(guide: GuideFunction) -> str:
+def name_of(guide: GuidanceFunction) -> str:
     """The name of the node that made the function."""
     return guide.function.partition(".")[0]

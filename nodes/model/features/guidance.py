@@ -11,7 +11,7 @@ from typing import Any
 
 import comfy.samplers
 
-from ....parallel_backend.diffusion import GuideFunction
+from ....parallel_backend.diffusion import GuidanceFunction
 
 OPTION = "sampler_post_cfg_function"
 """The model option in which nodes put such functions, the first one first."""
@@ -27,19 +27,19 @@ KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """By module: functions that treat each latent of a batch for itself and keep nothing."""
 
 
-def guides_of(model_options: Mapping[str, Any]) -> list[GuideFunction] | None:
+def guidance_functions(model_options: Mapping[str, Any]) -> list[GuidanceFunction] | None:
     """The functions behind the guidance, in ComfyUI's order; None if one of them is not known."""
     found = [known_function(function, KNOWN) for function in model_options.get(OPTION, ())]
     return None if None in found else [guide for guide in found if guide is not None]
 
 
-def known_function(function: Any, known: Mapping[str, Collection[str]]) -> GuideFunction | None:
+def known_function(function: Any, known: Mapping[str, Collection[str]]) -> GuidanceFunction | None:
     """What a node's function is called, and its own values; None unless it is one of those known by module, unchanged."""
     name = module_of(function, known)
     values = {} if name is None else inspect.getclosurevars(function).nonlocals
     if name is None or not all(isinstance(value, (bool, int, float)) for value in values.values()):
         return None
-    return GuideFunction(name, function.__qualname__, dict(values))
+    return GuidanceFunction(name, function.__qualname__, dict(values))
 
 
 def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None:

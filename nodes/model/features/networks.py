@@ -23,7 +23,7 @@ from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from .attention_guidance import PLACE as GUIDES
-from .attention_guidance import attention_guides
+from .attention_guidance import attention_guidance_functions
 from .free_u import PLACE as FREE_U_PLACE
 from .free_u import free_u
 from .guidance import FOLDER
@@ -61,7 +61,7 @@ def networks_of(
         Refused: patches are there that the workers do not know, or that do not fit the model.
     """
     patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
-    if attention_guides(options):
+    if attention_guidance_functions(options):
         del patches[GUIDES]
     if free_u(options, skeleton):
         del patches[FREE_U_PLACE]

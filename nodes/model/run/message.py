@@ -16,7 +16,7 @@ from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..features import free_u
 from ..features.compile import compiler_of
-from ..features.guidance import guides_of
+from ..features.guidance import guidance_functions
 from ..features.networks import PATCHES
 from ..features.step_cache import cache_of
 from ..noise_process import sampling_of
@@ -72,7 +72,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
-        "guides": guides_of(run.model_options) or [],
+        "guides": guidance_functions(run.model_options) or [],
         "compiler": compiler_of(run.model_options),
         "cache": cache,
     }

@@ -19,7 +19,7 @@ from .modulation import Vector
 from .stream import HERE, RIGHT, Stream
 
 if TYPE_CHECKING:
-    from ...weights.stores.holding import Holding  # which imports what only workers need
+    from ...weights.stores.block_access import BlockAccess  # which imports what only workers need
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Forward:
     attentions: Attentions
     mesh: Mesh
     arrivals: Arrivals
-    holding: Holding
+    holding: BlockAccess
     mark: Callable[[], None]
     kept: dict[Hashable, Any]
     modulations: dict[Hashable, Any] | None = None

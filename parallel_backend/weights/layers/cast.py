@@ -21,7 +21,7 @@ class CastLinear(nn.Linear):
     """A linear layer whose weight and bias are cast to the input's dtype.
 
     `full_weight` is the one way to the weight's values: also code that changes them for a time (LoRA) goes by it. Under
-    sharding it is whole only inside `Holding.block`.
+    sharding it is whole only inside `BlockAccess.block`.
     """
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...comm.communicator import Communicator
 from ...errors import Refused
+from .block_access import BlockAccess
 from .block_bytes import BlockBytes
-from .holding import Holding
 from .host_memory import HOST
 from .store import Run, Store
 
@@ -19,7 +19,7 @@ NONE = -1
 """The block that is whole, where none is."""
 
 
-class Sharded(Store, Holding):
+class Sharded(Store, BlockAccess):
     """Each rank holds 1/N of every block's bytes; the next block's gather is in flight during this one's work.
 
     Two blocks are whole at a time at the most, and none between forwards. Parameters outside of blocks are whole on every

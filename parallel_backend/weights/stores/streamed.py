@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
+from .block_access import BlockAccess
 from .block_bytes import BlockBytes
-from .holding import Holding
 from .host_memory import HOST, shared_bytes
 from .store import Run, Store
 
 
-class Streamed(Store, Holding):
+class Streamed(Store, BlockAccess):
     """Blocks lie in host memory that the ranks of a machine share, and are copied to the device one ahead of their use.
 
     The device has a window of them: room for two that come and go, and as many that stay as fit. Those that stay are spread

@@ -24,13 +24,13 @@ from ...weights.layers.packing import shape_parameters
 from ...weights.layers.quantised import compute_in, plain_linears
 from ...weights.loading.loader import Source, load_weights
 from ...weights.loading.reading import Neighbours, Watch
-from ...weights.stores.holding import Holding
+from ...weights.stores.block_access import BlockAccess
 from ...weights.stores.store import Store
 
 STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
 
 
-Arrange = Callable[[nn.Module, Sequence[nn.Module]], tuple[Store, Holding]]
+Arrange = Callable[[nn.Module, Sequence[nn.Module]], tuple[Store, BlockAccess]]
 """Where the weights of a module and of its blocks are, and how the blocks are made usable."""
 
 

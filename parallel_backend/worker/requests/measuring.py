@@ -26,7 +26,7 @@ from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.files.checkpoint import read_header
 from ...weights.layers.cast import materialise
 from ...weights.layers.quantised import compute_in
-from ...weights.stores.holding import Holding
+from ...weights.stores.block_access import BlockAccess
 from ...wire.messages import (
     BlocksMeasured,
     Declined,
@@ -148,7 +148,7 @@ def time_blocks(
         moments.mark()
         mark()
 
-    forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, Holding(), block_done))
+    forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, BlockAccess(), block_done))
     runs = []
     for _ in range(RUNS):
         forward(inputs, x, None)

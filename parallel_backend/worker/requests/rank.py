@@ -25,7 +25,7 @@ from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
 from ...weights.layers.expansion import Expansion, expand_by
 from ...weights.loading.reading import Neighbours, Watch
-from ...weights.stores.holding import Holding
+from ...weights.stores.block_access import BlockAccess
 from ...weights.stores.sharded import Sharded
 from ...weights.stores.streamed import Streamed
 from ...weights.stores.whole import Whole
@@ -131,7 +131,7 @@ class Rank:
         sharers = plan.devices.count(plan.devices[self.world.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
-    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, ModelForward, Holding]:
+    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, ModelForward, BlockAccess]:
         """This rank's part of the model, loaded if need be, its forward, and how its weights are held.
 
         Raises:
@@ -193,7 +193,7 @@ class Rank:
         sharers = self.world.alike(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
-        return lambda module, blocks: (Whole(module, sharers), Holding())
+        return lambda module, blocks: (Whole(module, sharers), BlockAccess())
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""

@@ -21,12 +21,12 @@ from ...denoise.step_cache import StepCache, step_cache
 from ...errors import Cancelled, Refused
 from ...layout import length
 from ...mesh import Mesh
-from ...models.comfyui.features.guidance import guide_function
+from ...models.comfyui.features.guidance import guidance_function
 from ...models.comfyui.rows import parts_of
 from ...models.family import Forward as ModelForward
 from ...models.family import Model
 from ...models.region import Region
-from ...weights.stores.holding import Holding
+from ...weights.stores.block_access import BlockAccess
 from ...wire.messages import PROGRAM, Declined, Done, Progress, Sample
 from .previews import Previews
 from .rank import Rank
@@ -75,7 +75,7 @@ class _Run:
         mesh: Mesh,
         model: Model,
         forward: ModelForward,
-        holding: Holding,
+        holding: BlockAccess,
         prompts: Prompts,
         cache: StepCache,
         previews: Previews | None,
@@ -90,7 +90,7 @@ class _Run:
         self._x = tensors["x"]
         self._runs = parts_of(message.plan, self._x.shape[0], message.positive[0].values)
         self._process = process_of(message.sampling, tensors)
-        guides = [guide_function(guide) for guide in message.guides]
+        guides = [guidance_function(guide) for guide in message.guides]
         self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
         self._patches = model.patches(self._x.shape, message.plan.patches)
         self._model = ModelCalls(

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ....diffusion import GuideFunction
+from ....diffusion import GuidanceFunction
 from ...spread.forward import Forward
-from .guidance import guide_function
+from .guidance import guidance_function
 
 PLACE = "attn1_output_patch"
 """Where ComfyUI's models look for them among `patches`."""
@@ -20,7 +20,7 @@ PICTURE = "img_slice"
 
 def guided(given: Sequence[Mapping[str, Any]], now: Forward) -> dict[str, list[Callable[..., Any]]]:
     """The patches that do what such functions do; `given` are theirs, as the host tells them."""
-    return {PLACE: [_on_local_tokens(guide_function(GuideFunction(**guide)), now) for guide in given]}
+    return {PLACE: [_on_local_tokens(guidance_function(GuidanceFunction(**guide)), now) for guide in given]}
 
 
 def _on_local_tokens(function: Any, now: Forward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from ....diffusion import GuideFunction
+from ....diffusion import GuidanceFunction
 from ..importing import import_comfyui
 
 
-def guide_function(guide: GuideFunction) -> Any:
+def guidance_function(guide: GuidanceFunction) -> Any:
     """The function that the node of a MODEL would have made with these values."""
     return function_of(guide.module, guide.function, guide.values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 
-class Holding:
+class BlockAccess:
     """What has to be done for that around model calls, forwards and blocks: nothing, where every rank holds its blocks whole."""
 
     def model_call(self, forwards: int) -> AbstractContextManager[None]:

@@ -1,0 +1,83 @@
+"""The whole denoise in the workers' own loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..conditioning import NotSupported
+from ..features.attention_guidance import name_of
+from ..features.step_cache import tell_skipped
+from ..own_code import not_supported
+from ..recording.record import Recording
+from ..sampler_run import SamplerRun
+from .checks import Checked
+from .message import fields_of
+from .planned import Planned
+from .steps import Steps
+
+log = logging.getLogger(__name__)
+
+Message = tuple[dict[str, Any], dict[str, Tensor]]
+"""A Sample message's fields and tensors."""
+
+
+def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapped: bool) -> Message:
+    """The message that has the workers do the run.
+
+    Args:
+        wrapped: whether another wrapper stands between this pack's and the sampler.
+
+    Raises:
+        NotSupported: with the reason, where their loop does not do it.
+    """
+    if wrapped:
+        raise NotSupported("another wrapper around the sampler")
+    if unknown := not_supported(run.guider, run.sampler, run.model_options):
+        raise NotSupported(unknown)
+    if checked.compared:
+        raise NotSupported(name_of(checked.compared[0]))
+    fields, tensors = fields_of(run, recording)
+    if checked.adapters.networks and fields["compiler"]:
+        raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
+    return fields, tensors
+
+
+def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str | None:
+    """What of a run needs every step to be of the whole picture; None if nothing does."""
+    if fields["cache"] is not None:
+        return str(fields["cache"].kind)
+    if fields["guides"]:
+        return str(fields["guides"][0].function.partition(".")[0])
+    return None if recording.needed().tells else f"the sampler {recording.name}, which tells no steps,"
+
+
+def run_in_loop(
+    run: SamplerRun, message: Message, recording: Recording, planned: Planned, steps: Steps, *, bar_off: bool
+) -> Tensor:
+    """Have the workers do the run; returns what `Sampler.sample` would."""
+    (fields, tensors), sigmas, device = message, run.sigmas, run.noise.device
+    cached = f", {fields['cache'].kind} (approximate)" if fields["cache"] is not None else ""
+    compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
+    log.info("Parallel: %s in the workers on %s%s%s", recording.name, planned.where, cached, compiled)
+    total = len(sigmas) - 1
+    sigmas.copy_(recording.sigmas)  # as the sampler's function leaves them: uni_pc writes to the last one
+    with tqdm(total=total, disable=bar_off) as bar:
+
+        def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
+            bar.update(step + 1 - bar.n)
+            steps.tell(step, denoised.to(device), x.to(device), total)
+
+        done = planned.remote.sample(
+            tensors, on_progress, planned.adapters, plan=planned.plan, working=planned.working, **fields
+        )
+    for reason in done.message.uncompiled:
+        log.warning("Parallel: %s", reason)
+        steps.told.warnings.append(reason)
+    tell_skipped(run.transformer_options, done.message.skipped)
+    samples = done.tensors["result"].to(device)
+    return run.guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)

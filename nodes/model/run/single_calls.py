@@ -1,0 +1,54 @@
+"""ComfyUI's own loop, of which each model call is a request to the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ....parallel_backend.host.runs.finite import check_sampled
+from ..conditioning import NotSupported
+from ..remote_model import dtype_name
+from ..sampler_run import SamplerRun
+from ..step_by_step import StepByStep
+from .planned import Planned
+from .steps import Steps
+
+log = logging.getLogger(__name__)
+
+Stock = Callable[[dict[str, Any], Any], Tensor]
+"""ComfyUI's loop, or what other packs have put around it, by extra_args and the callback."""
+
+STAGES_IN_TURN = (
+    "Each model call goes through PipeFusion's stages one after the other, so that one stage works at a time: choose "
+    "pipefusion 1 for such a graph"
+)
+
+
+def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps: Steps, stock: Stock) -> Tensor:
+    """One model call at a time, and say why; returns what `stock` does.
+
+    Raises:
+        Refused: the result has numbers of which no picture comes.
+    """
+    log.info(
+        "Parallel: slower path: one forward per model call on %s (choose %s for the fast one), because the workers' "
+        "loop does not support %s",
+        planned.where,
+        reason.instead,
+        reason,
+    )
+    steps.told.warnings.append(
+        f"Slower path: one model call at a time, because the workers do not support {reason}. Choose {reason.instead} "
+        "for the fast path."
+    )
+    if planned.plan.pipefusion > 1:
+        log.info("Parallel: %s", STAGES_IN_TURN)
+        steps.told.warnings.append(f"{STAGES_IN_TURN}.")
+    options = StepByStep(planned.plan, planned.working).model_options(run.extra_args["model_options"])
+    samples = stock({**run.extra_args, "model_options": options}, steps.tell)
+    dtype = run.guider.inner_model.get_dtype_inference()
+    check_sampled(samples.cpu(), "After the last step", run.sigmas, dtype_name(dtype))
+    return samples

@@ -1,0 +1,28 @@
+"""What is told of each step of a run: on the node, and to the callback that ComfyUI gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...progress import Run
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Tells a run's steps.
+
+    Attributes:
+        told: what the node shows of the run.
+        callback: ComfyUI's own, if there is one.
+    """
+
+    told: Run
+    callback: Callable[..., Any] | None
+
+    def tell(self, step: int, *rest: Any) -> None:
+        """A step, from 0, is done; `rest` goes to the callback."""
+        self.told.step(step + 1)
+        if self.callback is not None:
+            self.callback(step, *rest)
