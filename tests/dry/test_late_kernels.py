@@ -24,7 +24,7 @@ from parallel_backend.worker.requests.sampling import sample
 from tests.comfy_oracle import comfy_on_path
 from tests.dry.dry_rank import inspected, model_of
 from tests.dry.full_size import JOBS
-from tests.dry.lone_rank import LoneRank, plan_of, request, tensors_of
+from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
 from tests.ranks import run_ranks
 from tests.selection import thorough
 
@@ -104,7 +104,7 @@ def record(number: int, cut: int, patches: int) -> tuple[list[Event], str]:
         parameter.zero_()
     recorder = Recorder(model)
     word = recorder.mesh(plan).word
-    tensors = tensors_of(JOBS[SMALL], 1, STEPS, torch.ones)
+    tensors = tensors_of(JOBS[SMALL], 1, STEPS, torch.ones) | {"program": program_for(JOBS[SMALL], STEPS)}
     with torch.inference_mode(), mock.patch.object(dist, "batch_isend_irecv", recorder.batch):
         sample(recorder, request(JOBS[SMALL], plan, "float32"), tensors)  # type: ignore[arg-type]
     assert word._group is not None

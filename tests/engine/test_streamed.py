@@ -67,10 +67,10 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
     stale = whole.patches > 1 and whole.warmup_steps < STEPS
     if stale or whole.data > 1:
         expected = simulated(job, whole.patches, whole.warmup_steps)
+    run.end_workers()  # they may hold models of other tests, which would leave the devices for the smaller limit
     run(job, whole)
     assert run.answer is not None
     replicated = max(report.weights for report in run.answer.reports)
-    others = sum(report.on_host for report in run.answer.reports)
     settings = {name: getattr(whole, name) for name in (*AXES, "patches", "warmup_steps")}
     limit = 0.95 * replicated
     plan = cpu_plan(weights="streamed", blocks=BLOCKS, memory_limit=limit * whole.world_size / 1e9, **settings)
@@ -79,7 +79,7 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
     reports = run.answer.reports
     entries = read_header(job.path).entries
     blocks = sum(e.nbytes for name, e in entries.items() if name.startswith(("double_blocks", "single_blocks")))
-    copied = sum(report.on_host for report in reports) - others
+    copied = sum(report.on_host for report in reports)
     assert copied == pytest.approx(blocks, rel=0.01), "one copy, not one a rank"
     assert all(report.weights <= limit for report in reports)
     assert sum(report.read for report in reports) == sum(entry.nbytes for entry in entries.values())

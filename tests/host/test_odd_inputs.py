@@ -12,10 +12,10 @@ from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel
 
 
-def with_sigmas(sigmas: str, sampler: str = "euler") -> Graph:
+def with_sigmas(sigmas: str) -> Graph:
     graph = ksampler_graph("tiny-schnell", width=64, height=64)
     graph["sigmas"] = node("ManualSigmas", sigmas=sigmas)
-    graph["kind"] = node("KSamplerSelect", sampler_name=sampler)
+    graph["kind"] = node("KSamplerSelect", sampler_name="euler")
     graph["noise"] = node("RandomNoise", noise_seed=3)
     graph["guider"] = node("BasicGuider", model=["model", 0], conditioning=["positive", 0])
     graph["sampler"] = node(
@@ -85,7 +85,10 @@ NO_PICTURE = {
         r"the guidance is 1e.38, which overflows in float32: set it to a number such as 3.5 in FluxGuidance",
     ),
     "0, 0": (with_sigmas("0, 0"), "Step 1 of 1: the sampler's step gives .* the sigmas, which go from 0 to 0"),
-    "step by step": (with_sigmas("0, 0", "heunpp2"), "After the last step: .* the sigmas, which go from 0 to 0"),
+    "step by step": (
+        insert_after_model(with_sigmas("0, 0"), "RescaleCFG", multiplier=0.7),
+        "After the last step: .* the sigmas, which go from 0 to 0",
+    ),
     "to 1": (with_sigmas("0.5, 1"), "the sigmas end at 1, where this model's latent is noise alone"),
     "a shift of 0": (SHIFT, r"sigma 1 of \d is nan: .* the shift of a ModelSampling node"),
 }

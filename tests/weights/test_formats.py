@@ -38,7 +38,7 @@ from tests.tiny_pixart import pixart
 comfy_on_path()
 
 SHAPE = {"heads": 1, "single_blocks": 1}
-QUICK_CASES, ALL_CASES = 700, 2100
+QUICK_CASES, ALL_CASES = 1050, 2100
 STORED = {storage.name: storage.nbytes for storage in PLAIN.values()}
 """Bytes of a value by its type in safetensors."""
 
