@@ -60,7 +60,8 @@ def test_a_stopped_worker_is_named(bench, place):
     held(bench, case, said, "a worker is stopped by SIGSTOP", PATIENCE.silence)
 
 
-@places(quick=3)
+@thorough  # in the quick run host/test_injected_faults has one
+@pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_worker_that_joins_no_collective_is_named(bench, place):
     case = Case(*place, "hang")
     waited = re.escape(case.worker.lower())

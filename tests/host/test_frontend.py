@@ -465,6 +465,7 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
 THOROUGH_LISTS = (
     "loras",
     "files",
+    "whole",
     "families",
     "vaes",
     "stored",

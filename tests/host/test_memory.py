@@ -109,6 +109,7 @@ def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(com
     assert workers_among(comfyui.children()) == processes
 
 
+@thorough
 def test_free_while_loading_lets_the_prompt_finish_first(comfyui, latent_of):
     expected = latent_of(job(seed=120))
     save_sparse(comfyui.base_dir / "models" / "diffusion_models" / "large.safetensors", heads=24)

@@ -29,6 +29,7 @@ from tests.host.graphs import (
     queue_logged,
     step_by_step,
 )
+from tests.selection import thorough
 from tests.tiny_controlnet import save_xlabs
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
 from tests.tiny_formats import save_diffusers
@@ -356,6 +357,7 @@ def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@thorough  # a process of its own, which takes as long as 20 others
 @pytest.mark.parametrize(
     "what",
     [

@@ -207,6 +207,7 @@ def test_comfyuis_tiled_decode(server: ComfyUI, stock: Stock) -> None:
     assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
 
 
+@thorough
 def test_approximate_tiles_of_a_video(server: ComfyUI, stock: Stock) -> None:
     graph = decode("video", "tall-video", "VAEDecodeTiled", **TILES)
     expected = stock(graph)
@@ -244,6 +245,7 @@ def test_cancel_between_pieces(server: ComfyUI, stock: Stock) -> None:
     assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
 
 
+@thorough
 def test_out_of_memory(server: ComfyUI) -> None:
     """VAE Decode goes on in tiles, of which these latents need one; CogVideoX Parallel Decode ends."""
     fault = Path(server.env[FAULT_FILE])

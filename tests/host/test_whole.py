@@ -92,9 +92,8 @@ CONVOLUTIONS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 """Of each kind of adapter the tensors that change a convolution."""
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "LoCon" else thorough) for kind in CONVOLUTIONS]
-)
+@thorough
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_adapters_of_a_convolution(kind: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     shapes = enumerate(CONVOLUTIONS[kind].items())
     tensors = {f"{CONVOLUTION}.{name}": 0.5 * draw(*shape, seed=seed) for seed, (name, shape) in shapes}

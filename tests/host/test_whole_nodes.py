@@ -66,7 +66,7 @@ def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["FreeU", "FreeU_V2"])
+@pytest.mark.parametrize("kind", [pytest.param("FreeU", marks=thorough), "FreeU_V2"])
 def test_free_u(kind: str, latent_of: LatentOf) -> None:
     """In the workers' loop, and one model call at a time with another sampling; twice over."""
     settings = {"b1": 1.1, "b2": 1.4, "s1": 0.9, "s2": 0.2}
@@ -86,7 +86,8 @@ def test_a_node_that_changes_the_model_from_within_is_refused(kind: str, comfyui
     assert said in refused(comfyui, spread(graph, "cpu:1", strict=False))
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3fn", pytest.param("fp8_e5m2", marks=thorough)])
+@thorough
+@pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e5m2"])
 def test_weights_in_fp8(dtype: str, latent_of: LatentOf) -> None:
     graph = job()
     graph["model"]["inputs"]["weight_dtype"] = dtype
