@@ -707,6 +707,12 @@ TINY: Mapping[str, Tiny] = {
     "flow_rvs": Tiny(
         _wan(), (16, 3, 8, 10), 4096, metadata={"config": json.dumps({"transformer": {"model_type": "flow_rvs"}})}
     ),
+    "wan_animate2": Tiny(  # of newer ComfyUIs
+        _over_wan("WanAnimate2Model", "model_animate2", in_dim=36),
+        (16, 4, 8, 10),
+        4096,
+        metadata={"config": json.dumps({"transformer": {"model_type": "animate2"}})},
+    ),
     "ovis": Tiny(_ovis, (16, 9, 14), 2048),
     "lens": Tiny(
         _of("lens.model.LensTransformer2DModel", num_layers=3, num_attention_heads=HEADS), (128, 5, 7), 4 * 2880, _shown
