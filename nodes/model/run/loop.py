@@ -12,9 +12,9 @@ from tqdm.auto import tqdm
 from ..conditioning import NotSupported
 from ..features.attention_guidance import name_of
 from ..features.step_cache import tell_skipped
-from ..own_code import not_supported
 from ..recording.record import Recording
 from ..sampler_run import SamplerRun
+from ..supported import not_supported
 from .checks import Checked
 from .message import fields_of
 from .planned import Planned
