@@ -171,8 +171,8 @@ def figures(case: Case, runs: int) -> list[Figures]:
         for arrange in FORMS.values():
             meter = Meter()
             rank = Rank(case, plan)
-            store, holding = arrange(rank.module, rank.blocks, meter)
-            rank.hold(holding)
+            store, access = arrange(rank.module, rank.blocks, meter)
+            rank.hold(access)
             out = rank.run()
             assert out is not None
             error = float((out - expected).norm() / expected.norm())

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.kernels import describe
 from ..conditioning import Conditioning
 from ..diffusion import ModelSpec
 from ..errors import Cancelled, Refused, WorkerFailed
@@ -402,7 +403,7 @@ class Backend:
                 log.info("Parallel: %s", came_back)
             self._journal.ran(exchange, answer, self._planner.latest)
             if not isinstance(message, Forward):
-                log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
+                log.info("Parallel: %s\n%s", describe(message.plan), table(answer.reports, message.plan.devices))
             return answer
 
     def _ask(self, exchange: Exchange) -> Answer:

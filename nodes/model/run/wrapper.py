@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ....parallel_backend.attention.kernels import describe
 from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
@@ -79,7 +80,7 @@ def run_in_workers(
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             told.warnings.append(RUN_WHOLE)
         working = remote.make_room(plan, job, checked.adapters)
-        planned = Planned(remote, plan, checked.adapters, working, f"{plan.describe()}, attention {checked.attention}")
+        planned = Planned(remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}")
         if reason is not None:
             return run_by_calls(run, reason, planned, steps, stock)
         assert message is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from ...attention.kernels import describe
 from ...diffusion import ModelSpec
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ...plan.choose import Choice, best, table
@@ -124,7 +125,7 @@ class Planner:
             job.text_tokens,
             job.batch,
             table(choice.ranking, choice.plan),
-            choice.plan.describe(),
+            describe(choice.plan),
             choice.why,
         )
         if choice.better_alone:

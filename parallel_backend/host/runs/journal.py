@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ...attention.kernels import describe
 from ...plan import ResolvedPlan
 from ...plan.choose import PARTS, Ranked, is_approximate
 from ...wire.messages import Decode, Encode, Forward, Report, Sample
@@ -142,7 +143,7 @@ class Journal:
             number=number,
             kind=KINDS[type(run.message)],
             model=model_name(run.message.model),
-            plan=plan.describe(),
+            plan=describe(plan),
             steps=run.steps,
             calls=len(run.calls) if run.calls else 0,
             ended=run.ended,

@@ -209,7 +209,7 @@ class _Through:
         options = values.get(OPTIONS) or {}
         expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent, options)
         now.attentions.block = expected
-        with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
+        with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:
                 out = self._arguments.call(self._entrance.forward, local)
             else:

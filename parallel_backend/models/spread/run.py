@@ -37,7 +37,7 @@ class SpreadForward:
         self._blocks = model
         self._mesh = execution.mesh
         self._plan = execution.plan
-        self._holding = execution.holding
+        self._access = execution.access
         self._mark = execution.mark
         self._caches: dict[Hashable, Caches] = {}
         self._layouts: dict[tuple[Picture, int | None], TokenLayout] = {}
@@ -83,11 +83,11 @@ class SpreadForward:
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
         self._blocks.running = Forward(
-            call, attentions, self._mesh, self._arrivals, self._holding, self._mark, kept, modulations, self._compiled
+            call, attentions, self._mesh, self._arrivals, self._access, self._mark, kept, modulations, self._compiled
         )
         self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.behind)
         try:
-            with self._holding.forward():
+            with self._access.forward():
                 out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
             return None

@@ -1,4 +1,4 @@
-"""What a rank is doing, written by its main thread and told to the host by its link."""
+"""What a rank is doing, written by its main thread and reported to the host by its connection."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Status:
         self.marks += 1
 
     def mark_compiling(self) -> None:
-        """Note that the main thread compiles, if it does: a block may take minutes. The link asks before each pulse."""
+        """Note that the main thread compiles, if it does: a block may take minutes. The connection asks before each pulse."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_globals.get("__name__") != COMPILER:
             frame = frame.f_back
