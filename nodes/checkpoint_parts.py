@@ -40,7 +40,7 @@ def parts_of(path: str) -> Parts:
     tensors = checkpoint.meta_tensors()
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inside = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return Parts(inside | _marks(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
+    return Parts(inside | _quantisation(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
 
 
 def refuse_another_class(path: str, parts: Parts, model: Any) -> None:
@@ -80,7 +80,7 @@ def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:
     return clip, vae
 
 
-def _marks(checkpoint: Checkpoint, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _quantisation(checkpoint: Checkpoint, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The small tensors that mark quantised layers, which ComfyUI looks into."""
     return _read(checkpoint, {name for name in names if name.rpartition(".")[2] in READ})
 

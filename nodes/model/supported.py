@@ -17,7 +17,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from .features.compile import KEY as COMPILED
 from .features.compile import OPTION as COMPILE_OPTION
 from .features.compile import compiles
-from .features.guidance import OPTION as GUIDES
+from .features.guidance import OPTION as GUIDANCE
 from .features.guidance import guidance_functions
 from .features.step_cache import KEY as STEP_CACHE
 from .features.step_cache import known_wrappers
@@ -83,7 +83,7 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
     for options in (model_options, guider.model_options):
         known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
         names = MODEL_OPTIONS | ({COMPILE_OPTION} if known else set())
-        names |= {GUIDES} if guidance_functions(options) is not None else set()
+        names |= {GUIDANCE} if guidance_functions(options) is not None else set()
         yield from (f"the model option {name}" for name in sorted(set(options) - names))
         yield from _unknown_hooks(options.get("transformer_options", {}), known)
     yield from _unknown_in_model(guider.inner_model)

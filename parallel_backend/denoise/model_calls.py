@@ -100,9 +100,9 @@ class ModelCalls:
         """What the batches' outputs, for the whole latent or for a patch `x` of it, say of the clean latent."""
         sides: list[Tensor] = []
 
-        def guide(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
+        def combine(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
             sides.extend(self.guidance.sides(x, sigma, batches, outputs, moved))
             return self.guidance.combined(x, sides)
 
-        denoised = self.cache.denoised(sigma, x, guide)
+        denoised = self.cache.denoised(sigma, x, combine)
         return Answer(denoised, sides)

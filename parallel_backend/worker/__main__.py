@@ -52,8 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         rank = Rank(environment, group, host, status, _meter(environment))
         _serve(rank)
     except Exception as error:
-        told = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
-        reason = str(error) if told else f"{type(error).__name__}: {error}".removesuffix(": ")
+        refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
+        reason = str(error) if refused else f"{type(error).__name__}: {error}".removesuffix(": ")
         failed = Failed(
             rank=environment.rank,
             device=str(environment.device),
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             step=status.step,
             shortage=_shortage(error, rank),
             reason=reason,
-            trace="" if told else traceback.format_exc(),
+            trace="" if refused else traceback.format_exc(),
             at=time.time(),
         )
         host.send(failed)

@@ -32,14 +32,14 @@ from tests.dry.lone_rank import LoneRank, request
 
 from .bench import SHORT, TYPE, error_of, nothing
 from .races import SIXTEEN, SMALL_SIXTEEN, five_times
+from .ranks import Ranks
 from .report import Work
-from .together import Together
 
 UNEQUAL = 5
 """Tokens by which one side's text is shorter."""
 
 
-class Many(Together):
+class Many(Ranks):
     """Checks of splits."""
 
     def checks(self) -> Sequence[Work]:

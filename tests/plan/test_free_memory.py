@@ -18,7 +18,7 @@ from parallel_backend.plan.predict.cost import Cost, Job, connections, cost, row
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ModelShape
-from parallel_backend.plan.split.tokens import share_by_room
+from parallel_backend.plan.split.tokens import share_by_memory
 from tests.plans import MEASURED, cpu_plan
 
 FLUX = known_model("flux-dev").shape
@@ -140,7 +140,7 @@ def test_tokens_leave_a_card_that_lacks_memory_for_them():
     free = (needed + 2e9, needed - 1e9)
 
     def shared(free: tuple[float, ...]) -> ResolvedPlan:
-        return share_by_room(even, wan, job, measured_profile(CARD, free, gpus=True))
+        return share_by_memory(even, wan, job, measured_profile(CARD, free, gpus=True))
 
     plan = shared(free)
     assert plan.shares[0] > plan.shares[1] and on(plan, free, wan, job).fits

@@ -18,7 +18,7 @@ from ....parallel_backend.denoise.program import (
     Program,
     Ref,
     Source,
-    Told,
+    StepShown,
     Weights,
 )
 
@@ -77,7 +77,7 @@ class Tape:
     dtype: torch.dtype
     sigmas: int
     rules: Rules
-    entries: list[Operation | Draw | ModelCall | Told] = field(default_factory=list)
+    entries: list[Operation | Draw | ModelCall | StepShown] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     refused: NotLocal | None = None
@@ -113,10 +113,10 @@ class Tape:
         self._used.add(x)
         return self._write(ModelCall(x, sigma, sides), 3 if sides else 1)
 
-    def tell(self, step: int, x: int, denoised: int) -> None:
+    def show(self, step: int, x: int, denoised: int) -> None:
         """What the function tells of a step."""
         self._used |= {x, denoised}
-        self._write(Told(step, x, denoised), 0)
+        self._write(StepShown(step, x, denoised), 0)
 
     def draw(self, source: int, start: float, end: float) -> Cell:
         """Fresh noise."""
@@ -151,7 +151,7 @@ class Tape:
         """All of it."""
         return Program(name, tuple(self.entries), result, tuple(self.weights), tuple(self.sources))
 
-    def _write(self, entry: Operation | Draw | ModelCall | Told, values: int) -> int:
+    def _write(self, entry: Operation | Draw | ModelCall | StepShown, values: int) -> int:
         self.look()
         if len(self.entries) >= ENTRIES + ENTRIES_FOR_A_SIGMA * self.sigmas:
             raise self.refuse(f"does more than {len(self.entries)} things to the latent")

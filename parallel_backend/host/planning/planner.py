@@ -16,7 +16,7 @@ from ...plan.predict.cost import Job, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
 from ...plan.predict.profiles import ForwardTime, Profile
 from ...plan.split.stages import cut_by_time
-from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_room
+from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_memory
 
 GIGABYTE = 1e9
 
@@ -108,16 +108,18 @@ class Planner:
             if not wish.stages:
                 found = [_cut(plan, question, profile, measure_blocks) for plan in found]
                 others = [_cut(plan, question, profile, _all_alike(shape)) for plan in others]
-            found, others = ([share_by_room(plan, shape, job, profile) for plan in plans] for plans in (found, others))
+            found, others = (
+                [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (found, others)
+            )
             approximate = wish.pipefusion != 1 or wish.patches > 1
             choice = best(found, shape, job, profile, approximate=approximate, others=others)
-            self._tell(question, choice)
+            self._log(question, choice)
             answer = self._answers[question] = Chosen(choice, memory)
         self.latest = answer
         return answer
 
     @staticmethod
-    def _tell(question: Question, choice: Choice) -> None:
+    def _log(question: Question, choice: Choice) -> None:
         job = question.job
         log.info(
             "Parallel: plans for %d image and %d text tokens, batch %d, by this machine's measured speed\n%s\nChosen: %s. %s",

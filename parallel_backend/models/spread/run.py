@@ -55,7 +55,7 @@ class SpreadForward:
 
     def uncompiled(self) -> tuple[str, ...]:
         """Of kinds of blocks that could not be compiled, why not; each is told once."""
-        return () if self._compiled is None else self._compiled.told()
+        return () if self._compiled is None else self._compiled.warnings()
 
     def run(
         self, inputs: Inputs, picture: Picture, latent: Tensor | None, patch: int | None, compute: Compute
@@ -94,7 +94,7 @@ class SpreadForward:
         finally:
             self._blocks.running = None
             self.gathers = call.gathers
-            call.given = {}  # the options in it lead back here: what a step made would stay until garbage is collected
+            call.arguments = {}  # the options in it lead back here: what a step made would stay until garbage is collected
         if not picture.whole and out.shape[2:] != latent.shape[2:]:  # it was padded and is not cropped: Kandinsky 5
             raise Refused(
                 f"the model gives {by(out.shape[2:])} for a latent of {by(latent.shape[2:])}, because {picture.not_whole()}"

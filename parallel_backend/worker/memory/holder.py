@@ -46,7 +46,7 @@ class _Held:
     @property
     def taken(self) -> int:
         """Bytes of the device that it takes now."""
-        return self.store.moving + self.store.beyond if self.on_device else 0
+        return self.store.movable + self.store.beyond if self.on_device else 0
 
     @property
     def on_host(self) -> int:
@@ -117,7 +117,7 @@ class Holder:
             if not held.on_device:
                 self._status.enter("restoring the model from host memory")
                 held.store.come_back()
-                self.restored += held.store.moving
+                self.restored += held.store.movable
             held.store.stay()
             held.aside = 0
         held.on_device = held.somewhere = True

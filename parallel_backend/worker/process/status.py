@@ -23,7 +23,7 @@ LONGEST_COMPILE = 1800.0
 
 @dataclass
 class Status:
-    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
+    """`progress` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
 
     `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a
     phase or step begins; None outside of tests.
@@ -31,7 +31,7 @@ class Status:
 
     phase: str = "starting"
     step: int = 0
-    marks: int = 0
+    progress: int = 0
     changed: threading.Event = field(default_factory=threading.Event)
     entered: list[tuple[str, int, float]] = field(default_factory=list)
     faults: Callable[[str, int], None] | None = None
@@ -48,7 +48,7 @@ class Status:
 
     def mark(self) -> None:
         """Note that something got done."""
-        self.marks += 1
+        self.progress += 1
 
     def mark_compiling(self) -> None:
         """Note that the main thread compiles, if it does: a block may take minutes. The connection asks before each pulse."""

@@ -139,13 +139,13 @@ def time_blocks(
         parameter.zero_()
     meter = Meter()
     alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
-    moments = DeviceEvents(device)
+    events = DeviceEvents(device)
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
 
     def block_done() -> None:
-        moments.mark()
+        events.mark()
         mark()
 
     forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, BlockAccess(), block_done))
@@ -153,7 +153,7 @@ def time_blocks(
     for _ in range(RUNS):
         forward(inputs, x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
-        runs.append(moments.take()[-blocks:])
+        runs.append(events.take()[-blocks:])
         mark()  # a GPU has done by now what the host gave it in a moment
     return _second_of_each(runs), counts
 

@@ -209,13 +209,13 @@ class Rank:
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""
-        told = 0.0
+        reported = 0.0
 
         def progress(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal reported
             self.status.mark()
-            if reports and (done == total or time.monotonic() - told > LOADING_SECONDS):
-                told = time.monotonic()
+            if reports and (done == total or time.monotonic() - reported > LOADING_SECONDS):
+                reported = time.monotonic()
                 self.host.send(Loading(request, done, total))
 
         def read(nbytes: int) -> None:

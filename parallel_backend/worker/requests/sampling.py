@@ -55,7 +55,7 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
         return
     rank.report(message.request, message.model, started, prepared.forward.cache_bytes)
     if mesh.reports:
-        uncompiled = (*prepared.forward.uncompiled(), *rank.expansion.told())
+        uncompiled = (*prepared.forward.uncompiled(), *rank.expansion.warnings())
         rank.host.send(Done(message.request, run.skipped, uncompiled), answer)
 
 
@@ -82,7 +82,7 @@ class _Run:
         self._process = process_of(message.sampling, tensors)
         self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
         prompts = _prompts(message, tensors, mesh)
-        functions = [guidance_function(guide) for guide in message.guides]
+        functions = [guidance_function(each) for each in message.guidance_functions]
         self._cache = step_cache(message.cache, prompts, mesh, rank.agree)
         self._model = ModelCalls(
             forward=prepared.forward,

@@ -15,7 +15,7 @@ from ...layout import cut, length
 from ...mesh import Mesh
 from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
-from ...models.comfyui.rows import rows_of, run_of, together
+from ...models.comfyui.rows import rows_a_unit, rows_of, run_of
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
 from ...plan import ResolvedPlan
@@ -108,7 +108,7 @@ def _pieces(
     ]
     batch = found[0]["x"].shape[0]
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
-    unit = together(values[0])
+    unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
     if calls > 1 or not all(map(length, runs)) or compared or batch % unit:
         return found
