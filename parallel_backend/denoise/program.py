@@ -76,6 +76,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     numbers: tuple[float, ...]
     dtype: str
+    """By torch's name."""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -53,18 +53,18 @@ class StepCache(Protocol):
 
 
 class EveryCall:
-    """No cache."""
+    """No cache: every call is computed."""
 
     skipped = 0
 
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """Computed."""
+        """The outputs of all batches, computed."""
         return run(batches)
 
     def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
-        """Made."""
+        """What the guidance makes of them."""
         return combine()
 
 
@@ -117,7 +117,7 @@ class EasyCache:
         return outputs
 
     def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
-        """Made, of latents that were moved where ComfyUI moves them."""
+        """What the guidance makes of them and of latents that were moved where ComfyUI moves them."""
         return combine(moved=self._moved)
 
     def _to_skip(self, groups: Sequence[Sequence[int]], latent: Tensor) -> set[int]:

@@ -186,7 +186,7 @@ class Cancel(Message, frozen=True):
 
 
 class Shutdown(Message, frozen=True):
-    """Leave."""
+    """End the worker."""
 
 
 class Hello(Message, frozen=True):

@@ -106,7 +106,7 @@ def test_each_rank_is_judged_by_what_it_needs_and_what_is_free_to_it():
     enough = (needed[0] + 1, needed[1] + 1)  # less than the fullest needs, for the other one
     assert on(uneven, enough).fits and not on(uneven, enough[::-1]).fits
     short = on(uneven, (needed[0] + 5e9, needed[1] - 1e9))
-    assert (short.tightest, short.memory, short.room, short.fits) == (1, needed[1], needed[1] - 1e9, False)
+    assert (short.tightest, short.memory, short.allowance, short.fits) == (1, needed[1], needed[1] - 1e9, False)
 
 
 def test_blocks_are_cut_by_what_is_free_on_each_card():

@@ -119,7 +119,7 @@ class Tape:
         self._write(StepShown(step, x, denoised), 0)
 
     def draw(self, source: int, start: float, end: float) -> Cell:
-        """Fresh noise."""
+        """Fresh noise for the step from one sigma to another, from a source by its number."""
         if not any(isinstance(entry, ModelCall) for entry in self.entries):
             raise self.refuse("draws noise before it calls the model")
         value = self._write(Draw(source, start, end), 1)
@@ -148,7 +148,7 @@ class Tape:
         return value if given == wanted else self.operation("to", (Ref(value), str(wanted).removeprefix("torch.")))
 
     def program(self, name: str, result: int) -> Program:
-        """All of it."""
+        """What has been recorded, of a function by its name; `result` is the value that it returns."""
         return Program(name, tuple(self.entries), result, tuple(self.weights), tuple(self.sources))
 
     def _write(self, entry: Operation | Draw | ModelCall | StepShown, values: int) -> int:

@@ -81,6 +81,17 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Run:
+    """A run that has ended.
+
+    Attributes:
+        message: what was asked for.
+        steps: of the denoise; 0 where there is none.
+        calls: of a loop that stayed in ComfyUI; None where the request is the whole run.
+        reports: what each rank spent.
+        ended: when, in seconds since 1970.
+        chosen: among which plans its own was chosen; None where it was not.
+    """
+
     message: Sample | Forward | Decode | Encode
     steps: int
     calls: Calls | None

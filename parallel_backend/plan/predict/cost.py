@@ -91,7 +91,7 @@ class Cost:
         return self.held[self.tightest]
 
     @property
-    def room(self) -> float:
+    def allowance(self) -> float:
         """What the tightest rank may take."""
         return self.free[self.tightest]
 
@@ -307,6 +307,8 @@ class _Pass:
 
 
 class _Estimate:
+    """What one step of a job costs under a plan, part by part."""
+
     def __init__(self, plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> None:
         self.plan, self.model, self.job, self.profile = plan, model, job, profile
         self.batch = items(plan, job)

@@ -31,8 +31,11 @@ P = TypeVar("P", bound=Part)
 
 @dataclass
 class _Held:
+    """A part that the rank holds, and where its weights are."""
+
     part: Any
     arrangement: Hashable
+    """What the part was built for; one for another arrangement takes its place."""
     on_device: bool = False
     somewhere: bool = False
     """Whether it is on the device of any rank."""
@@ -173,9 +176,9 @@ class Holder:
 
     def _fits(self, wanted: _Held, allowance: Allowance) -> bool:
         store, others = wanted.store, self._taken_by_others(wanted)
-        within = not allowance.limit or others + store.nbytes + allowance.working <= allowance.limit
+        in_limit = not allowance.limit or others + store.nbytes + allowance.working <= allowance.limit
         needed = allowance.working + store.nbytes - wanted.taken
-        return within and needed <= self._memory.free_on_device() // allowance.sharers
+        return in_limit and needed <= self._memory.free_on_device() // allowance.sharers
 
     def _spare(self, held: _Held, allowance: Allowance) -> int:
         """Bytes that are left beyond what a part and its work need at the least."""
