@@ -183,7 +183,7 @@ def run_rank(rank: int, path: str, rendezvous: str, settings: Settings, results:
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     part = StagePart(spec, stages(plan)[rank], whole, CPU, neighbours, watch, Keep(bool, bool))
     part.fill()
-    stages_of = {mode: part.model.forward_on(Execution(mesh, plan, part.holding, lambda: None, mode)) for mode in MODES}
+    stages_of = {mode: part.model.forward_on(Execution(mesh, plan, part.access, lambda: None, mode)) for mode in MODES}
     modules = {mode: their_model(path, mode) for mode in MODES}
 
     tokens, text, pooled = draw(settings)

@@ -106,7 +106,7 @@ def _streamed(part: float) -> Arrange:
     def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, BlockAccess]:
         store = Streamed(module, blocks, Communicator("alike", dist.group.WORLD, CPU, False, meter), CPU, meter)
         whole = sum(parameter.nbytes for block in blocks for parameter in block.parameters())
-        _filled(store, module).fit(int(part * whole) - (store.nbytes - store.moving))
+        _filled(store, module).fit(int(part * whole) - (store.nbytes - store.movable))
         return store, store
 
     return arrange
@@ -156,7 +156,7 @@ def peak_of(work: Callable[[], Any]) -> int:
 def held_of(module: nn.Module, store: Store | None) -> int:
     """Bytes of the device that weights take between forwards."""
     if store is not None:
-        return store.moving + store.beyond
+        return store.movable + store.beyond
     tensors = [*module.parameters(), *module.buffers()]
     return sum(t.to_local().nbytes if isinstance(t, DTensor) else t.nbytes for t in tensors)
 
@@ -171,8 +171,8 @@ def figures(case: Case, runs: int) -> list[Figures]:
         for arrange in FORMS.values():
             meter = Meter()
             rank = Rank(case, plan)
-            store, holding = arrange(rank.module, rank.blocks, meter)
-            rank.hold(holding)
+            store, access = arrange(rank.module, rank.blocks, meter)
+            rank.hold(access)
             out = rank.run()
             assert out is not None
             error = float((out - expected).norm() / expected.norm())

@@ -6,8 +6,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
-from .checkpoint_parts import clip_and_vae, parts_of, refuse_another_class
-from .model.build import load_model
+from .model.checkpoint import load_checkpoint
 from .model.files import CHECKPOINTS, fingerprint_of
 from .parallel_plan import PlanType
 from .runtime import CATEGORY, backend
@@ -56,7 +55,4 @@ class LoadParallelCheckpoint(io.ComfyNode):
     def execute(cls, ckpt_name: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
         """Check file and plan, and return the three; no worker is started yet."""
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
-        parts = parts_of(path)
-        model = load_model(backend(), "comfyui", path, "default", plan or ParallelPlan(), beside=parts.beside)
-        refuse_another_class(path, parts, model.model)
-        return io.NodeOutput(model, *clip_and_vae(path, parts))
+        return io.NodeOutput(*load_checkpoint(backend(), path, plan or ParallelPlan()))

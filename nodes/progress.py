@@ -78,11 +78,11 @@ class Run:
 
 
 class Progress:
-    """Hears what the Backend tells and says it on the node that is executed."""
+    """Hears what the Backend reports and says it on the node that is executed."""
 
     def __init__(self) -> None:
         self._run: Run | None = None
-        self._told_of = (0, 0)
+        self._shown_start = (0, 0)
         self._alone: dict[object, float] = {}
         """Measured seconds a step on one device, by the job."""
 
@@ -101,8 +101,8 @@ class Progress:
                 self._run.ran.append(event)
 
     def _starting(self, workers: int, seconds: int) -> None:
-        if (workers, seconds) != self._told_of:  # it is told more often than its text changes
-            self._told_of = workers, seconds
+        if (workers, seconds) != self._shown_start:  # it is told more often than its text changes
+            self._shown_start = workers, seconds
             say(f"Starting {workers} worker{'s' if workers > 1 else ''}, {seconds} s")
 
     def advance(self, count: int) -> None:
@@ -124,9 +124,9 @@ class Progress:
         finally:
             self._run = None
         if run.ran:
-            self._tell(run)
+            self._publish(run)
 
-    def _tell(self, run: Run) -> None:
+    def _publish(self, run: Run) -> None:
         plan, alone = run.ran[-1].plan, None
         if run.planned is not None and run.pace:
             question = run.planned.question

@@ -42,11 +42,11 @@ def visible_gpus() -> tuple[Gpu, ...]:
     their UUIDs. Parts of a GPU (MIG) have UUIDs of their own, of which the driver tells nothing here.
     """
     torch.cuda.init()
-    told = ask_driver()
+    reports = ask_driver()
     found = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        mine = told.get(f"GPU-{properties.uuid}", DriverReport(None, False))
+        mine = reports.get(f"GPU-{properties.uuid}", DriverReport(None, False))
         capability = properties.major, properties.minor
         found.append(
             Gpu(
@@ -90,8 +90,8 @@ def ask_driver(query: Sequence[str] = QUERY) -> dict[str, DriverReport]:
 
 def parse(text: str) -> dict[str, DriverReport]:
     """The answer to QUERY; a field may say that it is not known, such as `[N/A]`."""
-    told = {}
+    reports = {}
     for line in text.splitlines():
         uuid, free, display = (part.strip() for part in line.split(","))
-        told[uuid] = DriverReport(int(free) * MEBIBYTE if free.isdecimal() else None, display == "Enabled")
-    return told
+        reports[uuid] = DriverReport(int(free) * MEBIBYTE if free.isdecimal() else None, display == "Enabled")
+    return reports

@@ -30,9 +30,6 @@ FLOORS = (
 
 Arrows = Mapping[str, Set[str]]
 
-LATER = {("nodes.model", "features", "own_code")}
-"""Arrows that close a circle and are to go: what is ComfyUI's own code is told apart in the file that lists what is known."""
-
 
 def name_of(path: Path) -> str:
     """A file's module, by its place in the repository."""
@@ -72,8 +69,7 @@ def between(folder: str) -> Arrows:
     found: dict[str, set[str]] = {}
     for name, to in arrows().items():
         if start := room(name):
-            ends = {room(each) for each in to} - {start, ""}
-            found.setdefault(start, set()).update(end for end in ends if (folder, start, end) not in LATER)
+            found.setdefault(start, set()).update({room(each) for each in to} - {start, ""})
     return found
 
 

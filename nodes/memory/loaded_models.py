@@ -27,7 +27,7 @@ class Remote(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """What they hold."""
+        """The model that they hold."""
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -1,8 +1,4 @@
-"""What of a MODEL, and of a run of it, is known to be ComfyUI's own; the workers' loop stands in for nothing else.
-
-All is decided by what is allowed: what is not known here keeps a run out of the workers' loop, and ComfyUI's loop does it,
-one forward at a time. What is inside the diffusion model is looked at in `unchanged.py`.
-"""
+"""What is ComfyUI's own code, or this pack's, and what another pack has put into an object or a class."""
 
 from __future__ import annotations
 
@@ -10,135 +6,17 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import comfy.k_diffusion.sampling
-import comfy.model_base
 import comfy.samplers
-from comfy.patcher_extension import CallbacksMP, WrappersMP
-
-from .features.compile import KEY as COMPILED
-from .features.compile import OPTION as COMPILE_OPTION
-from .features.compile import compiles
-from .features.guidance import OPTION as GUIDES
-from .features.guidance import guidance_functions
-from .features.step_cache import KEY as STEP_CACHE
-from .features.step_cache import known_wrappers
 
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
     f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
 )
 """Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
-
-GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
-"""What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
-
-MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep")
-"""What the workers' loop does as BaseModel does it, but for what the workers ask the model's own class."""
-
-FUNCTIONS = (
-    (comfy.samplers, "sampling_function"),
-    (comfy.samplers, "calc_cond_batch"),
-    (comfy.samplers, "_calc_cond_batch_outer"),
-    (comfy.samplers, "_calc_cond_batch"),
-    (comfy.samplers, "cfg_function"),
-    (comfy.k_diffusion.sampling, "default_noise_sampler"),
-)
-"""What the workers' loop does as these functions of ComfyUI's do it."""
-
-CLASSES = (comfy.samplers, "KSamplerX0Inpaint"), (comfy.k_diffusion.sampling, "BrownianTreeNoiseSampler")
-"""What it does as these classes do it."""
-
-OBJECT_PATCHES = {"model_sampling", "manual_cast_dtype"}
-"""What may be replaced in the model: the noise process is looked at for itself, the compute dtype is a field of requests."""
-
-MODEL_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
-"""What model_options may hold; anything else changes the denoise in this process."""
-
-WRAPPERS = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
-"""Wrappers around the loop; the others are within it."""
-
-CALLBACKS = {
-    CallbacksMP.ON_CLONE, CallbacksMP.ON_LOAD, CallbacksMP.ON_DETACH, CallbacksMP.ON_CLEANUP, CallbacksMP.ON_PRE_RUN,
-    CallbacksMP.ON_REGISTER_ALL_HOOK_PATCHES, CallbacksMP.ON_INJECT_MODEL, CallbacksMP.ON_EJECT_MODEL
-}  # fmt: skip
-"""Callbacks before and after a run; what they change in the model is looked at for itself."""
-
-
-def not_supported(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> str | None:
-    """The first thing of a run that the workers' loop does not know, as users know it; None if it knows all."""
-    return next(_unknown(guider, sampler, model_options), None)
-
-
-def changed_model(model: Any) -> str | None:
-    """What is not ComfyUI's own in a model outside its diffusion model; None if all is."""
-    return next(_unknown_in_model(model), None)
-
-
-def plain_guider(guider: Any) -> bool:
-    """Whether a guider does what CFGGuider does, by its class."""
-    plain = comfy.samplers.CFGGuider
-    return all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS)
-
-
-def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Iterator[str]:
-    if not plain_guider(guider):
-        yield f"the guider {type(guider).__name__}"
-    yield from foreign(guider, "guider")
-    yield from _unknown_sides(guider)
-    yield from foreign(sampler, "sampler")
-    for options in (model_options, guider.model_options):
-        known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
-        names = MODEL_OPTIONS | ({COMPILE_OPTION} if known else set())
-        names |= {GUIDES} if guidance_functions(options) is not None else set()
-        yield from (f"the model option {name}" for name in sorted(set(options) - names))
-        yield from _unknown_hooks(options.get("transformer_options", {}), known)
-    yield from _unknown_in_model(guider.inner_model)
-    for module, name in FUNCTIONS:
-        if not own(vars(module).get(name)):
-            yield f"the function {name} of another pack"
-    for module, name in CLASSES:
-        yield from (f"{what} in {name}" for what in foreign_class(vars(module)[name]))
-
-
-def _unknown_sides(guider: Any) -> Iterator[str]:
-    if not guider.conds.get("positive"):
-        yield "a guider without a positive prompt"
-    if not guider.conds.get("negative") and guider.cfg != 1.0:
-        yield f"a guider with one side only and a cfg of {guider.cfg:g}"
-
-
-def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tuple[str, str]]) -> Iterator[str]:
-    cache = known_wrappers(transformer_options)
-    if cache:
-        yield from foreign(transformer_options[STEP_CACHE], "step cache")
-    for kind, wrappers in transformer_options.get("wrappers", {}).items():
-        if kind not in WRAPPERS:
-            unknown = (name for name, given in wrappers.items() if given and (kind, name) not in {*known, *cache})
-            yield from (f"the {kind} wrapper {name or 'unnamed'}" for name in unknown)
-    for kind, callbacks in transformer_options.get("callbacks", {}).items():
-        if kind not in CALLBACKS and any(callbacks.values()):
-            yield f"the callback {kind}"
-
-
-def _unknown_in_model(model: Any) -> Iterator[str]:
-    patcher, plain = model.current_patcher, comfy.model_base.BaseModel
-    yield from (f"the object patch {name}" for name in sorted(set(patcher.object_patches) - OBJECT_PATCHES))
-    yield from (f"the injection {name}" for name, given in patcher.injections.items() if given)
-    if patcher.forced_hooks is not None:
-        yield "hooks on the whole model"
-    yield from foreign(model, "model")
-    asked = model.diffusion_model.remote.family.asks
-    for name in MODEL_METHODS:
-        if name not in asked and getattr(type(model), name) is not getattr(plain, name):
-            yield f"{name} of {type(model).__name__}"
-    yield from foreign(model.model_sampling, "model sampling")
-    yield from foreign(model.diffusion_model, "diffusion model")
-    if any(hooks for table, hooks in vars(model.diffusion_model).items() if table.endswith("_hooks")):
-        yield "a hook on the diffusion model"
 
 
 def foreign_class(kind: type) -> Iterator[str]:

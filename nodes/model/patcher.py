@@ -91,7 +91,7 @@ class ParallelModelPatcher(WorkerPatcher):
         raise refuse_weights("Applying LoRA hooks")
 
     def get_key_patches(self, *_: Any, **__: Any) -> NoReturn:
-        """Merging."""
+        """What merging nodes read."""
         raise refuse_weights("Merging models")
 
     def patch_weight_to_device(self, *_: Any, **__: Any) -> NoReturn:
@@ -99,7 +99,7 @@ class ParallelModelPatcher(WorkerPatcher):
         raise refuse_weights("Reading the weights")
 
     def state_dict_for_saving(self, *_: Any, **__: Any) -> NoReturn:
-        """Saving."""
+        """What nodes that save a MODEL read."""
         raise refuse_weights("Saving the model")
 
     def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:

@@ -19,7 +19,7 @@ from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import Question
 from ...parallel_backend.host.workers.exchange import Caller
-from ...parallel_backend.models.comfyui.rows import together
+from ...parallel_backend.models.comfyui.rows import rows_a_unit
 from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
@@ -66,7 +66,7 @@ class RemoteModel:
         return Job(
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=self.family.beside_tokens(self.config, forward.tensors),
-            batch=max(1, shape[0] // together(forward.values)),
+            batch=max(1, shape[0] // rows_a_unit(forward.values)),
             two_sided=two_sided,
             steps=steps,
             element=dtype.itemsize,
@@ -80,7 +80,7 @@ class RemoteModel:
         """What a forward that is not spread takes for each batch item; 0 of one that is."""
         if not isinstance(self.family, WholeFamily):
             return 0.0
-        return together(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype)
+        return rows_a_unit(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype)
 
     def plan(self, job: Job, forward: Conditioning, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.

@@ -23,8 +23,10 @@ class SamplerRun:
 
     @property
     def model_options(self) -> Mapping[str, Any]:
+        """ComfyUI's, of the MODEL and the sampler."""
         return self.extra_args["model_options"]  # type: ignore[no-any-return]
 
     @property
     def transformer_options(self) -> Mapping[str, Any]:
+        """Those of the model options that the diffusion model reads."""
         return self.model_options.get("transformer_options", {})  # type: ignore[no-any-return]

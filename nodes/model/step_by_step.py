@@ -22,8 +22,8 @@ from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .features.controlnet import Control
 from .features.controlnet_kept import with_kept_controls
-from .own_code import changed_model
 from .remote_model import RemoteModel
+from .supported import changed_model
 
 KEY = "parallel_step_by_step"
 

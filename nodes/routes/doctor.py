@@ -35,11 +35,11 @@ class DoctorRoute:
     async def _run(self) -> list[Finding]:
         findings = self.status.findings
 
-        def told(what: str) -> None:
+        def report(what: str) -> None:
             self.status = DoctorStatus(what, findings)
 
         try:
-            findings = await asyncio.to_thread(diagnose, told)
+            findings = await asyncio.to_thread(diagnose, report)
         finally:
             self.status = DoctorStatus("", findings)
         return findings

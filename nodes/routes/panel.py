@@ -65,7 +65,7 @@ class Panel:
         self._doctor = doctor
         self._memory: list[DeviceMemory] = []
         self._memory_at = self._wanted_until = float("-inf")
-        self._telling: asyncio.Task[None] | None = None
+        self._broadcasting: asyncio.Task[None] | None = None
         self._comparison = ComparisonStatus()
         self._comparing: asyncio.Task[None] | None = None
 
@@ -82,8 +82,8 @@ class Panel:
     async def _status(self, request: web.Request) -> web.Response:
         """The state now; changes of the next minute are told as events."""
         self._wanted_until = time.monotonic() + ATTENTION_SECONDS
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._tell())
+        if self._broadcasting is None or self._broadcasting.done():
+            self._broadcasting = asyncio.create_task(self._broadcast())
         return _json(self._now())
 
     async def _run(self, request: web.Request) -> web.Response:
@@ -91,16 +91,16 @@ class Panel:
         return _json(await asyncio.to_thread(self._backend().last_run))
 
     async def _free(self, request: web.Request) -> web.Response:
-        return await self._carried_out(self._backend().free, "The models have left the devices.")
+        return await self._answer_after(self._backend().free, "The models have left the devices.")
 
     async def _stop(self, request: web.Request) -> web.Response:
-        return await self._carried_out(self._backend().stop, "The workers have ended; the next run starts new ones.")
+        return await self._answer_after(self._backend().stop, "The workers have ended; the next run starts new ones.")
 
     async def _measure(self, request: web.Request) -> web.Response:
         def measure() -> None:
             self._backend().measure_again(lambda: False)
 
-        return await self._carried_out(measure, "Measured; the next run chooses its plan anew.")
+        return await self._answer_after(measure, "Measured; the next run chooses its plan anew.")
 
     async def _begin_doctor(self, request: web.Request) -> web.Response:
         """Answers at once; the findings come with the status."""
@@ -120,15 +120,15 @@ class Panel:
         backend, before = self._backend(), self._comparison
         run = backend.status().runs
 
-        def told(what: str) -> None:
+        def report(what: str) -> None:
             self._comparison = msgspec.structs.replace(before, doing=what, said="")
 
         def make_room(model: ModelSpec, devices: tuple[str, ...], each: float) -> None:
             free_devices(backend, model, devices, each)
 
-        told("beginning")
+        report("beginning")
         try:
-            result = await asyncio.to_thread(backend.compare, make_room, told, _is_queued)
+            result = await asyncio.to_thread(backend.compare, make_room, report, _is_queued)
             self._comparison = ComparisonStatus("", result, run=run)
         except (Refused, WorkerFailed) as error:
             self._comparison = msgspec.structs.replace(before, doing="", said=str(error))
@@ -143,7 +143,7 @@ class Panel:
             or any(group.state in ("running", "starting") for group in groups)
         )
 
-    async def _carried_out(self, action: Callable[[], None], said: str) -> web.Response:
+    async def _answer_after(self, action: Callable[[], None], said: str) -> web.Response:
         try:
             await asyncio.to_thread(action)
         except Refused as refusal:
@@ -155,7 +155,7 @@ class Panel:
     def _now(self) -> PanelStatus:
         return PanelStatus(self._backend().status(), self._memory, self._doctor.status, self._comparison)
 
-    async def _tell(self) -> None:
+    async def _broadcast(self) -> None:
         """Send the state to all pages whenever it has changed, for as long as one wants to know."""
         told: PanelStatus | None = None
         while time.monotonic() < self._wanted_until:

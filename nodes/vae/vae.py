@@ -140,7 +140,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         return self.process_output(pixels).movedim(1, -1)  # type: ignore[no-any-return]
 
     def get_sd(self) -> NoReturn:
-        """Saving."""
+        """What Save VAE reads."""
         raise Refused("Saving a parallel VAE cannot be done: the weights live in the workers; use Load VAE.")
 
     def _share_memory_use(self, ranks: int) -> None:

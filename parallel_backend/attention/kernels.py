@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanRefused
+from ..plan import ResolvedPlan
 from .packages import (
     FLASH_ATTN,
     FLASH_ATTN_3,
@@ -111,6 +112,11 @@ def choose_kernel(
 def is_approximate(choice: str) -> bool:
     """Whether a choice changes the picture slightly."""
     return choice in CHOICES and any(package.approximate for package in CHOICES[choice].packages)
+
+
+def describe(plan: ResolvedPlan) -> str:
+    """Short text for logs: the plan's own, with what is approximate about its attention."""
+    return plan.describe(approximate_attention=is_approximate(plan.attention))
 
 
 @functools.cache

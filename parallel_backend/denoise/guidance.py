@@ -19,7 +19,7 @@ from .prompts import Batch
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 
 
-Guide = Callable[[Mapping[str, object]], Tensor]
+GuidanceFunction = Callable[[Mapping[str, object]], Tensor]
 """Changes the denoised latent, as ComfyUI's functions behind the guidance do: it is given what they are given, by their names."""
 
 
@@ -31,27 +31,32 @@ class Guidance:
         cfg: the guidance scale; used only if there are two sides.
         sides: the sides that this rank computes.
         axis: the ranks that compute the other sides.
-        guides: what follows the guidance; each treats every latent of a batch for itself.
+        functions: what follows the guidance; each treats every latent of a batch for itself.
     """
 
     def __init__(
-        self, process: Process, cfg: float, sides: Sequence[int], axis: Communicator, guides: Sequence[Guide] = ()
+        self,
+        process: Process,
+        cfg: float,
+        sides: Sequence[int],
+        axis: Communicator,
+        functions: Sequence[GuidanceFunction] = (),
     ) -> None:
         self._process = process
         self._cfg = cfg
         self._sides = sides
         self._axis = axis
-        self._guides = guides
+        self._functions = functions
 
     def combined(self, x: Tensor, averages: Sequence[Tensor]) -> Tensor:
         """The denoised latent, fp32 like `x` `[batch, channels, ...]`: what the guidance makes of the sides."""
         positive, *others = averages
         denoised = others[0] + (positive - others[0]) * self._cfg if others else positive
-        if not self._guides:
+        if not self._functions:
             return denoised
         negative = others[0] if others else torch.zeros_like(positive)
-        for guide in self._guides:
-            denoised = guide(
+        for function in self._functions:
+            denoised = function(
                 {
                     "denoised": denoised,
                     "cond_denoised": positive,

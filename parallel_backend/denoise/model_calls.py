@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +12,10 @@ from torch import Tensor
 from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
 from ..weights.stores.block_access import BlockAccess
+from .guidance import NOTHING, Guidance
 from .process import Process
 from .prompts import Batch, Prompts
+from .replay import Answer
 from .step_cache import StepCache
 
 Behind = Callable[[Batch], PatchForward | None]
@@ -42,10 +44,12 @@ class ModelCalls:
 
     forward: RunsStage
     """This rank's stage."""
-    holding: BlockAccess
-    """How its weights are held."""
+    access: BlockAccess
+    """How the weights of its blocks are made usable."""
     prompts: Prompts
     """Those that this rank computes."""
+    guidance: Guidance
+    """How their outputs combine."""
     process: Process
     """How the latent and sigma become the model's input and time."""
     sigmas: Tensor
@@ -86,8 +90,19 @@ class ModelCalls:
             return self.forward(inputs, None if latent is None else batch.stack(latent), patch)
 
         def run(batches: Sequence[Batch]) -> list[Tensor | None]:
-            with self.holding.model_call(len(batches)):
+            with self.access.model_call(len(batches)):
                 return [forward(batch) for batch in batches]
 
         with self.meter.span("stage", call=number, patch=-1 if patch is None else patch):
             return self.cache.outputs(sigma, x, latent, batches, run)
+
+    def answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Answer:
+        """What the batches' outputs, for the whole latent or for a patch `x` of it, say of the clean latent."""
+        sides: list[Tensor] = []
+
+        def combine(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
+            sides.extend(self.guidance.sides(x, sigma, batches, outputs, moved))
+            return self.guidance.combined(x, sides)
+
+        denoised = self.cache.denoised(sigma, x, combine)
+        return Answer(denoised, sides)

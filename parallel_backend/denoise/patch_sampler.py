@@ -48,7 +48,7 @@ class Inpaint:
 
 
 class Shown(NamedTuple):
-    """What a sampler tells of a step."""
+    """What a sampler shows of a step."""
 
     step: int
     denoised: Tensor
@@ -64,9 +64,9 @@ class PatchSampler:
     """
 
     def __init__(self, script: Script, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
-        self._steps: Steps = script.replay(x, noise, lambda *told: self._told.append(Shown(*told)))
+        self._steps: Steps = script.replay(x, noise, lambda *shown: self._shown.append(Shown(*shown)))
         self._inpaint = inpaint
-        self._told: list[Shown] = []
+        self._shown: list[Shown] = []
         self._call: Wanted | None = None
         self.result: Tensor | None = None
         self._step(lambda: next(self._steps))
@@ -84,10 +84,10 @@ class PatchSampler:
         answer = Answer(self._inpaint.after(denoised) if self._inpaint else denoised, sides)
         self._step(lambda: self._steps.send(answer))
 
-    def told(self) -> list[Shown]:
-        """What has been told since this was last asked."""
-        told, self._told = self._told, []
-        return told
+    def shown(self) -> list[Shown]:
+        """What has been shown since this was last asked."""
+        shown, self._shown = self._shown, []
+        return shown
 
     def _step(self, resume: Callable[[], Wanted]) -> None:
         try:

@@ -9,7 +9,8 @@ on the number of patches and warm-up steps alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,14 +21,30 @@ from ..mesh import Mesh
 from ..models.inputs import PatchForward
 from ..models.region import Region
 from ..transfers import sent_to
-from .guidance import NOTHING, Guidance
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler
 from .program import Call
 from .prompts import Batch
-from .replay import Answer
 
-OnTold = Callable[[int, Tensor, Tensor], None]
+
+@dataclass(frozen=True)
+class Patch:
+    """A part of the latent, or all of it."""
+
+    region: Region
+    sampler: PatchSampler
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a run asks and reports while it goes on."""
+
+    cancelled: CancelSignal
+    """Asked before each model call."""
+    step_begins: Callable[[int], None]
+    """Called with a step's number, from 0."""
+    step_done: Callable[[int, Tensor, Tensor], None]
+    """Called on the last stage with the step, the denoised latent and x, when the sampler shows them."""
 
 
 class Pipeline:
@@ -36,48 +53,38 @@ class Pipeline:
     Args:
         mesh: this rank's communicators.
         model: what the calls have in common.
-        guidance: how the prompts' outputs combine.
         calls: all model calls.
-        patches: the parts of the latent, and `samplers`, one for each.
-        cancelled: asked before each model call.
-        enter: called when a step begins, with its number from 0.
-        on_told: called on the last stage with the step, the denoised latent and x, when the sampler tells them.
+        patches: what is sampled.
+        latent: as the run begins; all of it.
+        warmup_steps: how many steps run whole before patches stream.
+        callbacks: called by every rank, but for the steps that are done.
     """
 
     def __init__(
         self,
         mesh: Mesh,
         model: ModelCalls,
-        guidance: Guidance,
         calls: Sequence[Call],
-        patches: Sequence[Region],
-        samplers: Sequence[PatchSampler],
+        patches: Sequence[Patch],
         latent: Tensor,
         warmup_steps: int,
-        cancelled: CancelSignal,
-        enter: Callable[[int], None],
-        on_told: OnTold,
+        callbacks: Callbacks,
     ) -> None:
         self._mesh = mesh
         self._model = model
-        self._guidance = guidance
         self._calls = calls
         self._patches = patches
-        self._samplers = samplers
         self._latent = latent.clone()
         self._warmup_steps = warmup_steps
-        self._cancelled = cancelled
-        self._enter = enter
-        self._on_told = on_told
-        self._returning = _Returning(mesh.returning, patches, latent)
+        self._callbacks = callbacks
+        self._returning = _Returning(mesh.returning, [patch.region for patch in patches], latent)
         times = [model.process.timestep(call.sigma) for call in calls]
         self._timesteps = sent_to(torch.stack(times), latent.device) if times else latent.new_empty(0)
 
     def run(self) -> Tensor | None:
         """The final latent on the ranks of the last stage; None on the others. Raises Cancelled."""
-        for patch, sampler in zip(self._patches, self._samplers, strict=True):
-            if self._calls:
-                patch.of(self._latent).copy_(sampler.model_input)
+        for patch in self._patches if self._calls else ():
+            patch.region.of(self._latent).copy_(patch.sampler.model_input)
         previous: tuple[int, ...] | None = None
         for index, call in enumerate(self._calls):
             batches = self._model.prompts.at(call.sigma)
@@ -93,19 +100,20 @@ class Pipeline:
         self._mesh.finish_sending()
         if not self._mesh.last:
             return None
-        return self._join([sampler.result for sampler in self._samplers if sampler.result is not None])
+        return self._join([patch.sampler.result for patch in self._patches if patch.sampler.result is not None])
 
     def _take_updates(self, index: int, patch: int | None) -> None:
         """First stage: put in the latents that came back for this call."""
         if index and self._mesh.first:
             for number in self._numbers(patch):
-                self._patches[number].of(self._latent).copy_(self._returning.take())
+                self._patches[number].region.of(self._latent).copy_(self._returning.take())
 
     def _begin(self, call: Call, whole: bool) -> None:
         """Say that a step begins, if one does, and leave together if the user has cancelled."""
         if call.opens_step:
-            self._enter(call.step)
-        if self._cancelled.everywhere() if whole else self._cancelled.in_band(self._mesh):
+            self._callbacks.step_begins(call.step)
+        cancelled = self._callbacks.cancelled
+        if cancelled.everywhere() if whole else cancelled.in_band(self._mesh):
             if not whole and self._mesh.first:
                 for _ in self._patches[1:]:
                     self._returning.take()  # they are on their way and must not meet the next request
@@ -134,26 +142,15 @@ class Pipeline:
     ) -> None:
         """Last stage: go on with the samplers of what was computed, and send back what the next call is to see."""
         for number in self._numbers(patch):
-            part = self._patches[number]
-            predicted = [out if patch is not None else part.of(out) for out in outputs if out is not None]
-            sampler = self._samplers[number]
-            sampler.advance(self._answer(sampler.model_input, call.sigma, batches, predicted))
+            region, sampler = self._patches[number].region, self._patches[number].sampler
+            predicted = [out if patch is not None else region.of(out) for out in outputs if out is not None]
+            sampler.advance(self._model.answer(sampler.model_input, call.sigma, batches, predicted))
             if index + 1 < len(self._calls):
                 self._returning.put(number, sampler.model_input)
         if patch in (None, len(self._patches) - 1):
-            for told in zip(*(sampler.told() for sampler in self._samplers), strict=True):
-                denoised, x = (self._join(parts) for parts in zip(*(each[1:] for each in told), strict=True))
-                self._on_told(told[0].step, denoised, x)
-
-    def _answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Answer:
-        sides: list[Tensor] = []
-
-        def guide(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
-            sides.extend(self._guidance.sides(x, sigma, batches, outputs, moved))
-            return self._guidance.combined(x, sides)
-
-        denoised = self._model.cache.denoised(sigma, x, guide)
-        return Answer(denoised, sides)
+            for shown in zip(*(each.sampler.shown() for each in self._patches), strict=True):
+                denoised, x = (self._join(parts) for parts in zip(*(each[1:] for each in shown), strict=True))
+                self._callbacks.step_done(shown[0].step, denoised, x)
 
     def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
         """The forward of a patch of this call that comes behind this one; a step's first waits for the word."""
@@ -169,7 +166,7 @@ class Pipeline:
         return range(len(self._patches)) if patch is None else [patch]
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts), dim=self._patches[0].dim)
+        return torch.cat(list(parts), dim=self._patches[0].region.dim)
 
 
 class CancelSignal:

@@ -83,7 +83,7 @@ class Diffusion:
         return x - output * sigma
 
     def add_noise(self, sigma: Tensor, noise: Tensor, clean: Tensor) -> Tensor:
-        """Add it."""
+        """The clean latent with noise of a level."""
         return sigma * noise + clean
 
 

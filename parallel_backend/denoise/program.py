@@ -63,7 +63,7 @@ class ModelCall(Entry, frozen=True):
     sides: bool = False
 
 
-class Told(Entry, frozen=True):
+class StepShown(Entry, frozen=True):
     """What is shown of a step, by its number."""
 
     step: int
@@ -76,6 +76,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     numbers: tuple[float, ...]
     dtype: str
+    """By torch's name."""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,15 +104,15 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that a sampler does from the noisy latent to the value `result`. `name` is the user's word for the sampler."""
 
     name: str
-    entries: tuple[Operation | Draw | ModelCall | Told, ...]
+    entries: tuple[Operation | Draw | ModelCall | StepShown, ...]
     result: int
     weights: tuple[Weights, ...] = ()
     sources: tuple[Source, ...] = ()
 
     @property
-    def tells(self) -> bool:
+    def shows_steps(self) -> bool:
         """Whether the sampler says which step it is at; without, each call counts as one."""
-        return any(isinstance(entry, Told) for entry in self.entries)
+        return any(isinstance(entry, StepShown) for entry in self.entries)
 
     def calls(self) -> list[Call]:
         """The model calls, all of which are known beforehand.
@@ -122,7 +123,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number, opening = -1, list[int]()
         for entry in self.entries:
             number += isinstance(entry, ModelCall)
-            if isinstance(entry, Told) and number >= 0 and number not in opening[-1:]:
+            if isinstance(entry, StepShown) and number >= 0 and number not in opening[-1:]:
                 opening.append(number)
         sigmas = [torch.tensor(entry.sigma) for entry in self.entries if isinstance(entry, ModelCall)]
         if not opening:

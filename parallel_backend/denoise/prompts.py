@@ -114,7 +114,7 @@ class Prompts:
                 groups.setdefault(self._kinds[index], []).append(index)
         return [self._batch(tuple(group)) for group in groups.values()]
 
-    def together(self, sigma: Tensor) -> list[tuple[int, ...]]:
+    def groups(self, sigma: Tensor) -> list[tuple[int, ...]]:
         """The prompts of all sides that ComfyUI would run as one in a call at `sigma`, in its order."""
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):

@@ -1,6 +1,6 @@
 """A sampler's program, replayed on a latent or on one patch of it: the same code for both, and nobody waits for the device.
 
-steps = script.replay(x, noise, told)
+steps = script.replay(x, noise, on_step)
 call = next(steps)
 while True:
     call = steps.send(model(call.x, call.sigma))        # StopIteration.value is the final latent
@@ -19,7 +19,7 @@ from ..errors import Refused
 from ..transfers import sent_to
 from .noise import Drawn, LatentNoise
 from .operations import ELEMENTWISE, function_of
-from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, Told, view_along
+from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, StepShown, view_along
 from .well_formed import decoded
 
 
@@ -44,25 +44,25 @@ class Answer(NamedTuple):
 Steps = Generator[Wanted, Answer, Tensor]
 """A running sampler: yields calls, is sent answers, returns the final latent."""
 
-OnTold = Callable[[int, Tensor, Tensor], None]
-"""Given a step, the denoised latent and x, where the sampler tells them."""
+OnStep = Callable[[int, Tensor, Tensor], None]
+"""Given a step, the denoised latent and x, where the sampler shows them."""
 
 
 @dataclass(frozen=True)
 class _Computed:
-    """An operation, ready to be computed: `places` are those of the arguments that are values, by their numbers."""
+    """An operation, ready to be computed: `positions` are those of the arguments that are values, by their numbers."""
 
     function: Callable[..., Tensor]
     arguments: list[Any]
-    places: list[tuple[int, int]]
+    positions: list[tuple[int, int]]
     keywords: dict[str, Any]
     named: list[tuple[str, int]]
 
     def of(self, values: dict[int, Tensor]) -> Tensor:
         arguments, keywords = self.arguments, self.keywords
-        if self.places:
+        if self.positions:
             arguments = arguments.copy()
-            for place, number in self.places:
+            for place, number in self.positions:
                 arguments[place] = values[number]
         if self.named:
             keywords = keywords | {name: values[number] for name, number in self.named}
@@ -73,7 +73,7 @@ class _Computed:
 class _Step:
     """An entry, the number of the first value that it makes, and the values that are used for the last time."""
 
-    entry: _Computed | Draw | ModelCall | Told
+    entry: _Computed | Draw | ModelCall | StepShown
     makes: int
     last_used: tuple[int, ...]
 
@@ -96,12 +96,12 @@ class Script:
         """All model calls."""
         return self.program.calls()
 
-    def replay(self, x: Tensor, noise: LatentNoise, told: OnTold = lambda *_: None) -> Steps:
+    def replay(self, x: Tensor, noise: LatentNoise, on_step: OnStep = lambda *_: None) -> Steps:
         """Run from the noisy latent `x`, fp32: all of it, or a patch. Tensors that are yielded or sent are never written to."""
         sources = [noise.drawn_from(source) for source in self.program.sources]
-        return self._replay(x, sources, told)
+        return self._replay(x, sources, on_step)
 
-    def _replay(self, x: Tensor, sources: Sequence[Drawn], told: OnTold) -> Steps:
+    def _replay(self, x: Tensor, sources: Sequence[Drawn], on_step: OnStep) -> Steps:
         values = {0: x}
         sides: Sequence[Tensor] = ()
         for step in self._steps:
@@ -118,13 +118,13 @@ class Script:
             elif isinstance(entry, Draw):
                 values[number] = sources[entry.source](entry.start, entry.end, entry.clip)
             else:
-                told(entry.step, values[entry.denoised], values[entry.x])
+                on_step(entry.step, values[entry.denoised], values[entry.x])
             for dead in step.last_used:
                 del values[dead]
         return values[self.program.result]
 
     def _prepared(self, program: Program) -> list[_Step]:
-        entries: list[tuple[_Computed | Draw | ModelCall | Told, int, int]] = []
+        entries: list[tuple[_Computed | Draw | ModelCall | StepShown, int, int]] = []
         count, last_use = 1, {0: -1}
         for place, entry in enumerate(program.entries):
             for value in _used(entry):
@@ -147,16 +147,16 @@ class Script:
             tensor = (
                 torch.tensor(argument, dtype=torch.float64 if isinstance(argument, float) else None) if number else None
             )
-            arguments.append(tensor if place < wants and number else self._given(argument))
+            arguments.append(tensor if place < wants and number else self._value(argument))
         return _Computed(
             function=function_of(entry.name),
             arguments=arguments,
-            places=[(place, arg.value) for place, arg in enumerate(entry.arguments) if isinstance(arg, Ref)],
-            keywords={name: self._given(argument) for name, argument in entry.keywords.items()},
+            positions=[(place, arg.value) for place, arg in enumerate(entry.arguments) if isinstance(arg, Ref)],
+            keywords={name: self._value(argument) for name, argument in entry.keywords.items()},
             named=[(name, argument.value) for name, argument in entry.keywords.items() if isinstance(argument, Ref)],
         )
 
-    def _given(self, argument: Any) -> Any:
+    def _value(self, argument: Any) -> Any:
         return self._weights[argument] if isinstance(argument, Along) else argument
 
 
@@ -180,7 +180,7 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Scr
 
 def _try(program: Program, x: Tensor) -> None:
     noise = LatentNoise(tuple(x.shape), x.device, lambda _draw: x)
-    steps = Script(program, x.ndim, x.device).replay(x, noise, lambda _step, *told: _check_latents(x, *told))
+    steps = Script(program, x.ndim, x.device).replay(x, noise, lambda _step, *latents: _check_latents(x, *latents))
     answer: Answer | None = None
     while True:
         try:
@@ -199,21 +199,21 @@ def _check_latents(like: Tensor, *latents: Tensor) -> None:
             raise ValueError(f"a latent of {list(latent.shape)} in {latent.dtype}")
 
 
-def _made(entry: Operation | Draw | ModelCall | Told) -> int:
+def _made(entry: Operation | Draw | ModelCall | StepShown) -> int:
     """How many values an entry makes."""
     if isinstance(entry, ModelCall):
         return 3 if entry.sides else 1
-    return 0 if isinstance(entry, Told) else 1
+    return 0 if isinstance(entry, StepShown) else 1
 
 
-def _used(entry: Operation | Draw | ModelCall | Told) -> list[int]:
+def _used(entry: Operation | Draw | ModelCall | StepShown) -> list[int]:
     """The numbers of the values that an entry needs."""
     match entry:
         case Operation():
             return [each.value for each in (*entry.arguments, *entry.keywords.values()) if isinstance(each, Ref)]
         case ModelCall():
             return [entry.x]
-        case Told():
+        case StepShown():
             return [entry.x, entry.denoised]
     return []
 

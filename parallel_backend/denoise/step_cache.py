@@ -28,7 +28,7 @@ Run = Callable[[Sequence[Batch]], list[Tensor | None]]
 """The model's outputs for batches of prompts: all of a call at once, and for none too, as other ranks may have some."""
 
 
-Guide = Callable[..., Tensor]
+Combine = Callable[..., Tensor]
 """The guidance of a call's outputs; only `moved` (see `Guidance.sides`) is left to be given."""
 
 
@@ -48,24 +48,24 @@ class StepCache(Protocol):
             latent: as the model is to see it, in the compute dtype; None on all stages but the first.
         """
 
-    def denoised(self, sigma: Tensor, x: Tensor, guide: Guide) -> Tensor:
-        """The call's denoised latent, which `guide` makes of its outputs."""
+    def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
+        """The call's denoised latent, which `combine` makes of its outputs."""
 
 
 class EveryCall:
-    """No cache."""
+    """No cache: every call is computed."""
 
     skipped = 0
 
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """Computed."""
+        """The outputs of all batches, computed."""
         return run(batches)
 
-    def denoised(self, sigma: Tensor, x: Tensor, guide: Guide) -> Tensor:
-        """Made."""
-        return guide()
+    def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
+        """What the guidance makes of them."""
+        return combine()
 
 
 class EasyCache:
@@ -90,7 +90,7 @@ class EasyCache:
         if not sigma > self._settings.end:
             return run(batches)
         self._change.begin()
-        groups = self._prompts.together(sigma)
+        groups = self._prompts.groups(sigma)
         skipped = self._to_skip(groups, latent) if sigma <= self._settings.start and groups else set()
         self.skipped += self._first in skipped
         outputs: list[Tensor | None] = []
@@ -116,9 +116,9 @@ class EasyCache:
                 self._change.learn(latent, of_first, [fresh[number] for number in group if number in fresh])
         return outputs
 
-    def denoised(self, sigma: Tensor, x: Tensor, guide: Guide) -> Tensor:
-        """Made, of latents that were moved where ComfyUI moves them."""
-        return guide(moved=self._moved)
+    def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
+        """What the guidance makes of them and of latents that were moved where ComfyUI moves them."""
+        return combine(moved=self._moved)
 
     def _to_skip(self, groups: Sequence[Sequence[int]], latent: Tensor) -> set[int]:
         """The prompts that are not computed in this call, the same on every rank."""
@@ -152,12 +152,12 @@ class LazyCache:
         self.skipped += self._skips
         return [] if self._skips else run(batches)
 
-    def denoised(self, sigma: Tensor, x: Tensor, guide: Guide) -> Tensor:
+    def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
         """The latent and what was added to it last, where the call is skipped."""
         if self._skips:
             assert self._added is not None
             return x + self._added
-        out = guide()
+        out = combine()
         if sigma > self._settings.end:
             self._added = out - x
             self._change.learn(x, [out], [out])

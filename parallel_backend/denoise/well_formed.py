@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import Refused
 from .operations import DTYPES, ELEMENTWISE, KEYWORDS
-from .program import Along, Draw, ModelCall, Operation, Program, Ref, Told
+from .program import Along, Draw, ModelCall, Operation, Program, Ref, StepShown
 
 ENTRIES_FOR_A_SIGMA = 4096
 """How long a program may be; ComfyUI's own have some 40 entries for each sigma."""
@@ -83,7 +83,7 @@ class _Check:
                 "pack everywhere, or another sampler."
             )
 
-    def _made(self, entry: Operation | Draw | ModelCall | Told) -> Iterator[_Kind]:
+    def _made(self, entry: Operation | Draw | ModelCall | StepShown) -> Iterator[_Kind]:
         match entry:
             case Operation():
                 yield self._operation(entry)
@@ -95,7 +95,7 @@ class _Check:
                 self._latent(entry.x)
                 self._called = True
                 yield from [LATENT] * (3 if entry.sides else 1)
-            case Told():
+            case StepShown():
                 self._latent(entry.x)
                 self._latent(entry.denoised)
 

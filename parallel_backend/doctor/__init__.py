@@ -9,10 +9,10 @@ from .observations import Observations, look
 __all__ = ["Finding", "Observations", "Status", "diagnose", "examine", "look"]
 
 
-def diagnose(told: Callable[[str], None] = lambda what: None) -> list[Finding]:
+def diagnose(report: Callable[[str], None] = lambda what: None) -> list[Finding]:
     """All findings about this machine. Workers are started, measured and ended; it takes about half a minute.
 
     Args:
-        told: of what is being looked at, in words.
+        report: told what is being looked at, in words.
     """
-    return examine(look(told))
+    return examine(look(report))

@@ -71,9 +71,9 @@ class Observations:
     measured: tuple[Measured, ...]
 
 
-def look(told: Callable[[str], None] = lambda what: None) -> Observations:
+def look(report: Callable[[str], None] = lambda what: None) -> Observations:
     """Look at this machine; the workers are ended again. `told` hears what is being looked at."""
-    told("GPUs, memory and packages")
+    report("GPUs, memory and packages")
     gpus, error = _gpus()
     memory = psutil.virtual_memory()
     return Observations(
@@ -91,7 +91,7 @@ def look(told: Callable[[str], None] = lambda what: None) -> Observations:
         versions=_versions("torch", "torchaudio", "diffusers", "flash-attn"),
         torchaudio_error=_torchaudio_error(),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
-        measured=_measure(len(gpus), told),
+        measured=_measure(len(gpus), report),
     )
 
 
@@ -150,14 +150,14 @@ def _torchaudio_error() -> str:
     return ""
 
 
-def _measure(gpus: int, told: Callable[[str], None]) -> tuple[Measured, ...]:
+def _measure(gpus: int, report: Callable[[str], None]) -> tuple[Measured, ...]:
     """Two workers on the CPU, which talk through gloo, and one on each GPU, which talk through NCCL."""
     backend = Backend(Deadlines(silence=30, stall=60))
     try:
         groups = [CPU_PAIR, *([tuple(f"cuda:{index}" for index in range(gpus))] if gpus else [])]
         found = []
         for devices in groups:
-            told(f"{len(devices)} workers on {', '.join(dict.fromkeys(devices))}: starting and measuring them")
+            report(f"{len(devices)} workers on {', '.join(dict.fromkeys(devices))}: starting and measuring them")
             found.append(_measured(backend, devices))
         return tuple(found)
     finally:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.kernels import describe
 from ..conditioning import Conditioning
 from ..diffusion import ModelSpec
 from ..errors import Cancelled, Refused, WorkerFailed
@@ -74,12 +75,12 @@ def _kind(model: ModelSpec) -> Family | AutoencoderFamily:
 class Backend:
     """The workers of one ComfyUI. Its methods block; they may be called from any thread, one at a time.
 
-    `deadlines` may be changed; workers that run keep those they started with. `tell` is told of all that a user may wait for.
+    `deadlines` may be changed; workers that run keep those they started with. `on_event` is told of all that a user may wait for.
     """
 
-    def __init__(self, deadlines: Deadlines | None = None, tell: OnEvent = ignore) -> None:
+    def __init__(self, deadlines: Deadlines | None = None, on_event: OnEvent = ignore) -> None:
         self.deadlines = deadlines or Deadlines()
-        self._tell = tell
+        self._on_event = on_event
         self._server: ForkServer | None = None
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
         self._users: list[tuple[weakref.ref[object], ModelSpec]] = []
@@ -88,7 +89,7 @@ class Backend:
         self._lock = threading.RLock()
         self._planner = Planner()
         self._devices = Devices()
-        self._measurements = Measurements(self._ask, self._number, tell)
+        self._measurements = Measurements(self._ask, self._number, on_event)
         self._journal = Journal()
         self._starting: tuple[str, ...] = ()
         self._closing = threading.Event()
@@ -244,7 +245,7 @@ class Backend:
         if self._loads_kernels_late(answer.choice.plan):
             self._measurements.memory(answer.choice.plan, reclaimable, is_cancelled)  # starts the plan's workers
             answer = choose()  # by what all kernels have left
-        self._tell(Planned(question, answer.choice, answer.memory))
+        self._on_event(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
@@ -329,7 +330,7 @@ class Backend:
             self._planner.forget()
             return self._measurements.machine(in_rows(ParallelPlan(), devices), is_cancelled)
 
-    def compare(self, make_room: MakeRoom, told: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
+    def compare(self, make_room: MakeRoom, report: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
         """What the last denoise's plan gains over one device, measured; see comparison.compare.
 
         Raises:
@@ -339,7 +340,7 @@ class Backend:
         with self._idle():
             denoise = self._journal.denoise
             try:
-                return compare(denoise, self._ask, self._number, make_room, told, is_cancelled)
+                return compare(denoise, self._ask, self._number, make_room, report, is_cancelled)
             finally:  # the model is whole there
                 if denoise is not None and (group := self._groups.pop(denoise.message.plan.devices[:1], None)):
                     group.stop()
@@ -397,12 +398,12 @@ class Backend:
         with self._lock:
             message, answer = exchange.message, self._ask(exchange)
             assert isinstance(message, Sample | Forward | Decode | Encode)
-            self._tell(Ran(message.plan, answer.reports))
+            self._on_event(Ran(message.plan, answer.reports))
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
             self._journal.ran(exchange, answer, self._planner.latest)
             if not isinstance(message, Forward):
-                log.info("Parallel: %s\n%s", message.plan.describe(), table(answer.reports, message.plan.devices))
+                log.info("Parallel: %s\n%s", describe(message.plan), table(answer.reports, message.plan.devices))
             return answer
 
     def _ask(self, exchange: Exchange) -> Answer:
@@ -447,15 +448,15 @@ class Backend:
         started before the right diffusers was installed.
         """
         group = self._groups.get(plan.devices)
-        elsewhere = is_remote(plan.devices[0])
+        remote = is_remote(plan.devices[0])
         if group is not None and group.alive() and not self._loads_kernels_late(plan):
-            installed_since = for_diffusers and not elsewhere and not in_range(group.members[0].diffusers)
+            installed_since = for_diffusers and not remote and not in_range(group.members[0].diffusers)
             if not installed_since:
                 return group
         for devices in [devices for devices in self._groups if set(devices) & set(plan.devices)]:
             self._groups[devices].stop()
             del self._groups[devices]
-        if elsewhere:
+        if remote:
             self._devices.forget(plan.devices)  # asked again, unless it is found to be as it was
         else:
             check_torch()
@@ -463,10 +464,10 @@ class Backend:
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
 
         def looked_on() -> bool:
-            self._tell(Starting(plan.world_size, time.monotonic() - started))
+            self._on_event(Starting(plan.world_size, time.monotonic() - started))
             return is_cancelled()
 
-        self._tell(Starting(plan.world_size, 0.0))
+        self._on_event(Starting(plan.world_size, 0.0))
         self._starting = plan.devices
         try:
             group = WorkerGroup(
@@ -475,7 +476,7 @@ class Backend:
                 next(self._generations),
                 self.deadlines,
                 looked_on,
-                wants_kernels_early(plan) and not elsewhere,
+                wants_kernels_early(plan) and not remote,
                 imports,
             )
         except WorkerFailed as failure:
@@ -485,7 +486,7 @@ class Backend:
             self._starting = ()
         log.info("Parallel: workers ready after %.1f s", time.monotonic() - started)
         self._groups[plan.devices] = group
-        if elsewhere:
+        if remote:
             self._devices.learn(plan.devices)
         return group
 

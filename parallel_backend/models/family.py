@@ -52,14 +52,14 @@ class Execution:
     Attributes:
         mesh: the rank's communicators.
         plan: what they were opened for.
-        holding: how the rank makes the weights of its blocks usable.
+        access: how the rank makes the weights of its blocks usable.
         mark: called after each block, so that a watcher sees that the rank gets on.
         compiler: the backend of torch.compile for the blocks; empty for none.
     """
 
     mesh: Mesh
     plan: ResolvedPlan
-    holding: BlockAccess
+    access: BlockAccess
     mark: Callable[[], None]
     compiler: str = ""
 

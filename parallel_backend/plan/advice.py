@@ -24,12 +24,12 @@ def memory_advice(plan: ResolvedPlan, part: int, others: int, missing: int) -> s
             "use more devices, a smaller picture or fewer frames, or tiles, which are approximate (VAE Decode (Tiled), VAE "
             "Encode (Tiled), approximate_tiles of CogVideoX Parallel Decode)"
         )
-    world, stages = plan.world_size, plan.pipefusion
+    ranks, stages = plan.world_size, plan.pipefusion
     if plan.weights == "replicated":
-        if stages == 1 and world > 1 and not share_a_gpu(plan.devices) and part - part // world >= missing:
-            return _instead("weights sharded", part // world, part)
+        if stages == 1 and ranks > 1 and not share_a_gpu(plan.devices) and part - part // ranks >= missing:
+            return _instead("weights sharded", part // ranks, part)
         for degree in (stages * factor for factor in (2, 4, 8, 16, 32)):
-            if degree <= sum(plan.stages) and not world % degree and part - part * stages // degree >= missing:
+            if degree <= sum(plan.stages) and not ranks % degree and part - part * stages // degree >= missing:
                 return _instead(f"pipefusion {degree}", part * stages // degree, part)
     window = -(-2 * part // max(plan.stages))  # blocks may differ in size
     if plan.weights != "streamed" and part - window >= missing:

@@ -142,13 +142,13 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
 def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], job: Job) -> str:
     if fitting:
         return (
-            f"Only PipeFusion fits into {gigabytes(fitting[0].breakdown.room)} ({fitting[0].plan.degrees} needs "
+            f"Only PipeFusion fits into {gigabytes(fitting[0].breakdown.allowance)} ({fitting[0].plan.degrees} needs "
             f"{gigabytes(fitting[0].breakdown.memory)}), and it changes the picture slightly: choose preset slow links to allow "
             "it, or weights sharded, or smaller weights (fp8, GGUF)."
         )
     if not ranking:
         return "no plan works for this job on these devices: set all degrees to 0 (automatic), or choose other devices."
-    least = min(ranking, key=lambda entry: entry.breakdown.memory - entry.breakdown.room)
+    least = min(ranking, key=lambda entry: entry.breakdown.memory - entry.breakdown.allowance)
     need, weights = least.breakdown.memory, least.breakdown.weights
     ways_out = []
     if instead:
@@ -173,11 +173,11 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
 
 def _available(least: Ranked) -> str:
     """What a worker may use, the tightest where they differ, and whether the user has said so."""
-    plan, room = least.plan, least.breakdown.room
+    plan, allowance = least.plan, least.breakdown.allowance
     sharers = max(plan.devices.count(device) for device in plan.devices)
-    if plan.memory_limit and math.isclose(room * sharers, plan.memory_limit * 1e9):
-        return f"each may use {gigabytes(room)} (memory_limit {plan.memory_limit:g})"
-    return f"{'each' if _alike(least) else _tightest(least)} has {gigabytes(room)} free"
+    if plan.memory_limit and math.isclose(allowance * sharers, plan.memory_limit * 1e9):
+        return f"each may use {gigabytes(allowance)} (memory_limit {plan.memory_limit:g})"
+    return f"{'each' if _alike(least) else _tightest(least)} has {gigabytes(allowance)} free"
 
 
 def _alike(entry: Ranked) -> bool:
@@ -215,7 +215,7 @@ def _against_single(chosen: Ranked, single: Ranked) -> str:
     if not single.breakdown.fits:
         return (
             f"{name} takes {_ms(chosen.seconds)} a step; one device cannot hold the job "
-            f"({single.breakdown.memory / 1e9:.1f} GB needed, {single.breakdown.room / 1e9:.1f} GB free)."
+            f"({single.breakdown.memory / 1e9:.1f} GB needed, {single.breakdown.allowance / 1e9:.1f} GB free)."
         )
     if single.seconds <= chosen.seconds:
         return (

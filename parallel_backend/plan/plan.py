@@ -17,9 +17,6 @@ MAX_WORLD_SIZE = 64
 
 WEIGHTS = ("replicated", "sharded", "streamed")
 
-APPROXIMATE_ATTENTION = "sage"
-"""The choice of attention that changes the picture slightly."""
-
 
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wish for how to spread one denoise; a degree of 0 means "choose for me".
@@ -127,8 +124,12 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         named = [f"{axis} {degree}" for axis, degree in zip(AXES, self.mesh_shape, strict=True) if degree > 1]
         return " x ".join(named) or "1 worker"
 
-    def describe(self) -> str:
-        """Short text for logs, such as `4 workers (cuda:0 … cuda:3): ring 2 x ulysses 2`."""
+    def describe(self, approximate_attention: bool = False) -> str:
+        """Short text for logs, such as `4 workers (cuda:0 … cuda:3): ring 2 x ulysses 2`.
+
+        Args:
+            approximate_attention: whether to say so of the attention asked for; `attention.kernels.describe` knows.
+        """
         first, last = self.devices[0], self.devices[-1]
         where = first if first == last else f"{first} … {last}"
         several = f"{self.world_size} workers ({where}): {self.degrees}"
@@ -139,7 +140,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             text += f", tokens {' : '.join(map(str, self.shares))} by speed and memory"
         if len(set(self.batch_shares)) > 1:
             text += f", the batch {' : '.join(map(str, self.batch_shares))} by speed"
-        if self.attention == APPROXIMATE_ATTENTION:
+        if approximate_attention:
             text += f", attention {self.attention} (approximate)"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")
 

@@ -229,18 +229,18 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
 
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
     """The refusal of degrees that do not come to the number of workers."""
-    world = len(named_devices(plan.devices, gpus))
+    count = len(named_devices(plan.devices, gpus))
     given = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
     product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
     asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
     asked += f" = {product}" if len(given) > 1 else ""
     instead = _instead(plan, gpus, limits, workload)
-    if is_automatic(plan) and product > world:
+    if is_automatic(plan) and product > count:
         trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
         return f"{asked}, but {visible(gpus)}: {instead}{trial}."
-    workers = f"there are {world} workers" if world != 1 else "there is 1 worker"
-    if world % product == 0 and plan.ring and not plan.ulysses:
-        share = f"{world} / {product} = {world // product}" if product > 1 else f"{world}"
+    workers = f"there are {count} workers" if count != 1 else "there is 1 worker"
+    if count % product == 0 and plan.ring and not plan.ulysses:
+        share = f"{count} / {product} = {count // product}" if product > 1 else f"{count}"
         return (
             f"{asked}, and {workers}: that leaves ulysses {share}, more than the model's {limits.heads} attention "
             f"heads; {instead}."

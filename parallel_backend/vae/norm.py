@@ -24,11 +24,11 @@ class GroupNorm(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """`[channels]`."""
+        """The scale, `[channels]`."""
 
     @property
     def bias(self) -> Tensor:
-        """`[channels]`."""
+        """The shift, `[channels]`."""
 
 
 def group_norm(norm: GroupNorm, x: Slab) -> Tensor:

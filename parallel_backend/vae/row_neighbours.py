@@ -22,6 +22,8 @@ from .rows import NOTHING, Slab
 
 @dataclass
 class _Affine:
+    """A call of torch's group normalisation, as a module."""
+
     num_groups: int
     weight: Tensor
     bias: Tensor

@@ -92,9 +92,9 @@ class Slab:
         inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in self._wide(reach)]
         for run, piece in self._received(inside):
             if run.stop <= mine.start:
-                above[..., _within(run, slice(mine.start - reach, mine.start)), :] = piece
+                above[..., _relative(run, slice(mine.start - reach, mine.start)), :] = piece
             else:
-                below[..., _within(run, slice(mine.stop, mine.stop + reach)), :] = piece
+                below[..., _relative(run, slice(mine.stop, mine.stop + reach)), :] = piece
         return above, below
 
     def _wide(self, reach: int) -> list[slice]:
@@ -104,9 +104,9 @@ class Slab:
         """Write the rows that this rank wants into `out`."""
         mine, wanted = self.runs[self.axis.rank], want[self.axis.rank]
         kept = _overlap(mine, wanted)
-        out[..., _within(kept, wanted), :] = self.values[..., _within(kept, mine), :]
+        out[..., _relative(kept, wanted), :] = self.values[..., _relative(kept, mine), :]
         for run, piece in self._received(want):
-            out[..., _within(run, wanted), :] = piece
+            out[..., _relative(run, wanted), :] = piece
 
     def _received(self, want: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
         """Of the rows that this rank wants, those of other ranks. A collective."""
@@ -118,7 +118,7 @@ class Slab:
         row = before.numel() * after
         leaving = [_overlap(mine, run) if rank != me else NOTHING for rank, run in enumerate(want)]
         coming = [_overlap(run, wanted) if rank != me else NOTHING for rank, run in enumerate(self.runs)]
-        send = torch.cat([self.values[..., _within(run, mine), :].reshape(-1) for run in leaving])
+        send = torch.cat([self.values[..., _relative(run, mine), :].reshape(-1) for run in leaving])
         sizes = [row * length(run) for run in coming]
         received = self.axis.all_to_all(send, [row * length(run) for run in leaving], sizes)
         for run, piece in zip(coming, received.split(sizes), strict=True):
@@ -149,6 +149,6 @@ def _overlap(a: slice, b: slice) -> slice:
     return slice(start, stop) if start < stop else NOTHING
 
 
-def _within(run: slice, base: slice) -> slice:
+def _relative(run: slice, base: slice) -> slice:
     """A run of the picture's rows, counted from the start of another; empty stays empty."""
     return slice(run.start - base.start, run.stop - base.start) if length(run) else NOTHING

@@ -79,8 +79,8 @@ def greet(connection: socket.socket, secret: bytes, generation: int, welcome: Ca
     answer = _listener_proof(secret, verdict, generation, ours, theirs) if verdict is Verdict.ADMITTED else bytes(32)
     connection.sendall(RESULT.pack(verdict, generation if verdict is Verdict.ADMITTED else 0, answer))
     if verdict is not Verdict.ADMITTED:
-        told = f" (protocol {protocol} instead of {PROTOCOL})" if verdict is Verdict.WRONG_PROTOCOL else ""
-        raise HandshakeFailed(verdict.name.lower().replace("_", " ") + told, verdict)
+        protocols = f" (protocol {protocol} instead of {PROTOCOL})" if verdict is Verdict.WRONG_PROTOCOL else ""
+        raise HandshakeFailed(verdict.name.lower().replace("_", " ") + protocols, verdict)
     make_ready(connection)
     return role
 

@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, Prompt, Samp
 from ..plan import ResolvedPlan
 from ..plan.predict.measure import BlockTimes, Machine
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -51,7 +51,7 @@ class Sample(Message, frozen=True):
 
     `working` is what a rank is thought to need beside the weights, in bytes. With `clean_inpaint` the part outside the mask
     is shown to the model as it is, without noise. `compiler` is torch.compile's backend for the blocks, empty for none.
-    `guides` change what classifier-free guidance gives, one after the other.
+    `guidance_functions` change what classifier-free guidance gives, one after the other.
 
     Tensors: `x` (the noised latent), `program` (`denoise/program.py`), `sigmas`, the prompts' tensors, for
     inpainting `mask`, `latent`, `noise`, and for diffusion `log_sigmas`.
@@ -67,7 +67,7 @@ class Sample(Message, frozen=True):
     negative: list[Prompt] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
-    guides: list[GuidanceFunction] = []
+    guidance_functions: list[GuidanceFunction] = []
     compiler: str = ""
     adapters: str = ""
     working: int = 0
@@ -186,7 +186,7 @@ class Cancel(Message, frozen=True):
 
 
 class Shutdown(Message, frozen=True):
-    """Leave."""
+    """End the worker."""
 
 
 class Hello(Message, frozen=True):
@@ -236,7 +236,7 @@ class Pulse(Message, frozen=True):
 
     phase: str
     step: int
-    marks: int
+    progress: int
     waiting: bool
 
 

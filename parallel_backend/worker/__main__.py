@@ -45,15 +45,15 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     hello = Hello(rendezvous.generation, own_facts(environment.device))
-    link = HostConnection(rendezvous.connection, environment.rank, hello, status, rendezvous.leave)
+    host = HostConnection(rendezvous.connection, environment.rank, hello, status, rendezvous.leave)
     rank: Rank | None = None
     try:
-        world = _join(environment, rendezvous, status)
-        rank = Rank(environment, world, link, status, _meter(environment))
+        group = _join(environment, rendezvous, status)
+        rank = Rank(environment, group, host, status, _meter(environment))
         _serve(rank)
     except Exception as error:
-        told = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
-        reason = str(error) if told else f"{type(error).__name__}: {error}".removesuffix(": ")
+        refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
+        reason = str(error) if refused else f"{type(error).__name__}: {error}".removesuffix(": ")
         failed = Failed(
             rank=environment.rank,
             device=str(environment.device),
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> int:
             step=status.step,
             shortage=_shortage(error, rank),
             reason=reason,
-            trace="" if told else traceback.format_exc(),
+            trace="" if refused else traceback.format_exc(),
             at=time.time(),
         )
-        link.send(failed)
+        host.send(failed)
         with contextlib.suppress(OSError):  # the disk with the log may be full
             print(failed.trace or reason, file=sys.stderr, flush=True)
         time.sleep(rendezvous.linger)
@@ -94,16 +94,16 @@ def _meter(environment: Environment) -> Meter:
 
 
 def _serve(rank: Rank) -> None:
-    engine, world, link = Engine(rank), rank.world, rank.link
+    engine, group, host = Engine(rank), rank.group, rank.host
     rank.status.enter("idle")
     while True:
-        frame = world.relay(link.next() if world.rank == 0 else None)
+        frame = group.relay(host.next() if group.rank == 0 else None)
         match frame.message:
             case Join(generation=generation):
                 rank.forget()
-                link.send(Ready(generation))
+                host.send(Ready(generation))
             case Shutdown():
-                world.close()
+                group.close()
                 return
             case _:
                 engine.carry_out(frame)
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of gloo and of the link would delay a normal exit
+    os._exit(code)  # threads of gloo and of the connection would delay a normal exit

@@ -80,7 +80,7 @@ class ForkLoop:
         import_once(start.imports)
         for rank, variables in enumerate(start.variables):
             if _closed(death_pipe):  # the group was given up meanwhile
-                self._tell(Ended(start.group, rank, -signal.SIGKILL))
+                self._report(Ended(start.group, rank, -signal.SIGKILL))
             else:
                 self._fork(start, rank, start.environment | variables, death_pipe)
         os.close(death_pipe)
@@ -96,7 +96,7 @@ class ForkLoop:
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid, start.group, rank
         self._selector.register(pidfd, selectors.EVENT_READ)
-        self._tell(Started(start.group, rank, pid), pidfd)
+        self._report(Started(start.group, rank, pid), pidfd)
 
     def _become_worker(self, start: Start, rank: int, variables: Mapping[bytes, bytes], server: int) -> NoReturn:
         code = 1
@@ -131,9 +131,9 @@ class ForkLoop:
         _, status = os.waitpid(pid, 0)
         if not any(other == group for _, other, _ in self._children.values()):
             self._directories.pop(group, None)
-        self._tell(Ended(group, rank, os.waitstatus_to_exitcode(status)))
+        self._report(Ended(group, rank, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: Started | Ended, *fds: int) -> None:
+    def _report(self, message: Started | Ended, *fds: int) -> None:
         try:
             socket.send_fds(self._host, [msgspec.msgpack.encode(message)], fds)
         except OSError:

@@ -176,10 +176,10 @@ class Bench(Report):
         return height * width // 4 + JOBS[self.name].prompt["context"][0]
 
     def ours(
-        self, name: str, plan: ResolvedPlan, model: Any, holding: Any = None, compiler: str = ""
+        self, name: str, plan: ResolvedPlan, model: Any, access: Any = None, compiler: str = ""
     ) -> tuple[LoneRank, Run]:
         """The worker's denoise."""
-        rank = LoneRank(self.device, Meter(device=self.device), model, holding, compiler)
+        rank = LoneRank(self.device, Meter(device=self.device), model, access, compiler)
 
         def run(steps: int, on_step: Work) -> Tensor | None:
             rank.on_step = on_step

@@ -21,8 +21,8 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.weights.stores.host_memory import HOST
 
 from .bench import REPEATS, SMALL
+from .ranks import Ranks
 from .report import Work
-from .together import Together
 
 ONE_CARD = {
     "NCCL_SOCKET_IFNAME": "lo",
@@ -36,7 +36,7 @@ TIMES = 10
 """So often communicators are opened and closed."""
 
 
-class Connections(Together):
+class Connections(Ranks):
     """Checks of the primitives."""
 
     def run(self) -> None:

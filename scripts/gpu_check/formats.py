@@ -73,7 +73,7 @@ class Formats(Bench):
             layer.weight = nn.Parameter(torch.from_numpy(stored).to(self.device), requires_grad=False)
             expand_by(layer, expansion)
             expansion.make_kernels(layer, TYPE, self.device)
-            for reason in expansion.told():
+            for reason in expansion.warnings():
                 self.say("GGUF's kernels", False, reason)
             expected = torch.from_numpy(gguf.dequantize(stored, kind)).to(TYPE)
             rows = layer.weight.data

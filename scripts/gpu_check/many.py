@@ -32,14 +32,14 @@ from tests.dry.lone_rank import LoneRank, request
 
 from .bench import SHORT, TYPE, error_of, nothing
 from .races import SIXTEEN, SMALL_SIXTEEN, five_times
+from .ranks import Ranks
 from .report import Work
-from .together import Together
 
 UNEQUAL = 5
 """Tokens by which one side's text is shorter."""
 
 
-class Many(Together):
+class Many(Ranks):
     """Checks of splits."""
 
     def checks(self) -> Sequence[Work]:
@@ -127,7 +127,7 @@ class Many(Together):
         everyone = Communicator("weights", dist.group.WORLD, self.device, False, Meter(device=self.device))
         plan = msgspec.structs.replace(self.plan(self.name, {"ulysses": self.ranks}), weights="sharded")
         model, store = self.model(self.name, lambda module, blocks: Sharded(module, blocks, everyone))
-        _, run = self.ours(self.name, plan, model, holding=store)
+        _, run = self.ours(self.name, plan, model, access=store)
         whole, _ = self.model(self.name)
         self.compare(
             f"sharded weights, {plan.degrees}", plan, run, self.ours(self.name, self.plan(self.name), whole)[1]
@@ -145,7 +145,7 @@ class Many(Together):
         right = self.ours(name, self.plan(name, {"ulysses": self.ranks}), whole)[1](SHORT, nothing)
         del whole
         model, store = self.model(name, lambda module, blocks: Sharded(module, blocks, everyone))
-        five_times(self, "sharded, sixteen blocks", lambda *_: right, self.ours(name, plan, model, holding=store)[1])
+        five_times(self, "sharded, sixteen blocks", lambda *_: right, self.ours(name, plan, model, access=store)[1])
 
     def loading(self) -> None:
         """Each way in which ranks get bytes of a file that all of them want; it is in the page cache."""

@@ -141,7 +141,7 @@ class One(Bench):
         )
         assert isinstance(store, Streamed)
         store.fit(store.kept // 2)
-        _, windowed = self.ours(self.name, plan, model, holding=store)
+        _, windowed = self.ours(self.name, plan, model, access=store)
         expected, found = all_there(SHORT, nothing), windowed(SHORT, nothing)
         assert found is not None
         assert expected is not None

@@ -17,11 +17,11 @@ from tests.dry.dry_rank import inspected
 from tests.dry.full_size import JOBS
 
 from .bench import SHORT, TYPE, nothing
+from .ranks import Ranks
 from .report import Work
-from .together import Together
 
 
-class Pipeline(Together):
+class Pipeline(Ranks):
     """Checks of stages."""
 
     def checks(self) -> Sequence[Work]:

@@ -73,5 +73,5 @@ class Races(Bench):
         assert isinstance(store, Streamed)
         store.fit(store.kept // 4)
         five_times(
-            self, "streamed, sixteen blocks", lambda *_: right, self.ours(self.name, plan, model, holding=store)[1]
+            self, "streamed, sixteen blocks", lambda *_: right, self.ours(self.name, plan, model, access=store)[1]
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.attention import kernels
-from parallel_backend.attention.kernels import CHOICES, choose_kernel, is_approximate, kernel_refusals
+from parallel_backend.attention.kernels import CHOICES, choose_kernel, describe, kernel_refusals
 from parallel_backend.attention.packages import (
     FLASH_ATTN,
     FLASH_ATTN_3,
@@ -21,7 +22,7 @@ from parallel_backend.attention.packages import (
     package_faults,
 )
 from parallel_backend.errors import Refused
-from parallel_backend.plan.plan import APPROXIMATE_ATTENTION
+from tests.plans import cpu_plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 SYMBOL = "flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
@@ -190,5 +191,7 @@ def test_the_installed_wheel_is_chosen_if_and_only_if_it_works():
     )
 
 
-def test_a_plan_says_of_the_same_choice_that_it_is_approximate() -> None:
-    assert [choice for choice in CHOICES if is_approximate(choice)] == [APPROXIMATE_ATTENTION]
+def test_a_plan_says_of_its_attention_that_it_is_approximate() -> None:
+    plans = {choice: msgspec.structs.replace(cpu_plan(weights="sharded"), attention=choice) for choice in CHOICES}
+    said = {choice: describe(plan) for choice, plan in plans.items() if "(approximate)" in describe(plan)}
+    assert said == {"sage": "1 worker (cpu), attention sage (approximate), weights sharded"}

@@ -83,7 +83,7 @@ def test_what_is_local_gives_comfyuis_picture(pack: ModuleType, name: str) -> No
         parts = [our_program(made.program, x, slice(*each), smooth) for each in rows]
         assert distance(torch.cat([part.result for part in parts], dim=-2), expected.float()) <= TOLERANCE
         assert all([each[0] for each in part.told] == told for part in parts)
-    assert made.program.tells == (name != "tells_nothing")
+    assert made.program.shows_steps == (name != "tells_nothing")
 
 
 @pytest.mark.parametrize("name", names("REFUSED"))

@@ -20,7 +20,7 @@ from parallel_backend.denoise.program import (
     Program,
     Ref,
     Source,
-    Told,
+    StepShown,
     Weights,
     encoded,
 )
@@ -76,7 +76,7 @@ BROKEN: dict[str, Program] = {
     "a seed below 0": made(sources=(Source("gaussian", -1),)),
     "a latent in another type": made(Operation("to", (Ref(0), "float64")), ModelCall(2, 0.5)),
     "a result in another type": made(Operation("gt", (Ref(0), 0.0)), result=2),
-    "what tells a stack": made(TWO, Told(0, 2, 1)),
+    "what tells a stack": made(TWO, StepShown(0, 2, 1)),
     "too long": made(*[Operation("neg", (Ref(0),))] * (4096 * 4)),
 }
 
@@ -133,7 +133,7 @@ def test_values_are_let_go_when_they_are_used_no_more() -> None:
     assert len(used) == len({*used})
     held, most = 1, 0
     for step in script._steps:
-        held += not isinstance(step.entry, Told)
+        held += not isinstance(step.entry, StepShown)
         most = max(most, held)
         held -= len(step.last_used)
     assert most <= 6
@@ -156,10 +156,10 @@ def test_steps_are_those_that_are_told_or_counted(told: list[int | None], openin
     for number, step in enumerate(told):
         entries.append(ModelCall(number, 1.0 - number / 4))
         if step is not None:
-            entries.append(Told(step, number, number + 1))
+            entries.append(StepShown(step, number, number + 1))
     program = Program("made", tuple(entries), 3)  # type: ignore[arg-type]
     assert [(call.step, call.opens_step) for call in program.calls()] == opening
-    assert program.tells == any(step is not None for step in told)
+    assert program.shows_steps == any(step is not None for step in told)
 
 
 def test_the_sides_stay_where_a_step_cache_answers() -> None:

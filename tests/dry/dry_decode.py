@@ -40,7 +40,7 @@ class DryDecoder:
     def __init__(self, gpu: FakeGpu, part: Part, ranks: int) -> None:
         self.device = DEVICE
         self.meter = Meter()
-        self.link = self.status = self.world = self.holder = self
+        self.host = self.status = self.group = self.holder = self
         self.rank = self.step = 0
         self._gpu = gpu
         self._part = part

@@ -162,11 +162,11 @@ def dry_run(
     gpu, program = FakeGpu(), program_for(job, STEPS)
     with gpu.running(rank, plan.world_size):
         meter = Meter()
-        store, holding = held(model, plan, meter)
+        store, access = held(model, plan, meter)
         store.materialise(DEVICE)
         gpu.keep()
         warm_up_kernels(DEVICE)
-        dry = DryRank(gpu, model, meter, holding, room)
+        dry = DryRank(gpu, model, meter, access, room)
         tensors = tensors_of(job, plan.cfg, STEPS, functools.partial(torch.empty, device=DEVICE))
         tensors["program"] = program
         sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.wire.messages import Done, Sample
+from parallel_backend.worker.requests.rank import Prepared
 
 from .full_size import Job
 
@@ -29,7 +30,7 @@ class LoneRank:
     Args:
         meter: counts what is sent.
         model: this rank's stage, on its device.
-        holding: how it holds the weights.
+        access: how it makes the weights of its blocks usable.
         compiler: of torch.compile, for the blocks; empty for none.
         room: bytes that are spare for weights that have been expanded.
 
@@ -44,18 +45,18 @@ class LoneRank:
         device: torch.device,
         meter: Meter,
         model: Any,
-        holding: BlockAccess | None = None,
+        access: BlockAccess | None = None,
         compiler: str = "",
         room: int = 0,
     ) -> None:
         self.device = device
         self.meter = meter
-        self.link = self.status = self.world = self
+        self.host = self.status = self.group = self
         self.on_step: Callable[[], object] = lambda: None
         self.answer: Mapping[str, Tensor] = {}
         self.uncompiled: tuple[str, ...] = ()
         self._model = model
-        self._holding = holding or BlockAccess()
+        self._access = access or BlockAccess()
         self._compiler = compiler
         self.expansion = Expansion(fused=False)
         self._room = room
@@ -67,11 +68,11 @@ class LoneRank:
             self._meshes[plan] = build_mesh(plan, self.device, self.meter)
         return self._meshes[plan]
 
-    def prepare(self, message: Sample, mesh: Mesh) -> tuple[Any, Any, BlockAccess]:
-        """The model, its forward, and how its weights are held."""
+    def prepare(self, message: Sample, mesh: Mesh) -> Prepared:
+        """The model and its forward."""
         expand_by(self._model.module, self.expansion)
-        forward = self._model.forward_on(Execution(mesh, message.plan, self._holding, lambda: None, self._compiler))
-        return self._model, forward, self._holding
+        forward = self._model.forward_on(Execution(mesh, message.plan, self._access, lambda: None, self._compiler))
+        return Prepared(self._model, forward, self._access)
 
     def keeping(self) -> AbstractContextManager[None]:
         """As far as there is room."""
@@ -97,7 +98,7 @@ class LoneRank:
         return flag
 
     def send(self, message: object, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """To nobody; what is sent has to be on the host, as a real link reads it."""
+        """To nobody; what is sent has to be on the host, as a real connection reads it."""
         host = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
         if isinstance(message, Done):
             self.answer, self.uncompiled = host, tuple(message.uncompiled)

@@ -245,7 +245,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "whole": {
-        "nodes/checkpoint_parts.py": ("… is a … checkpoint, whose diffusion",),
+        "nodes/model/checkpoint.py": ("… is a … checkpoint, whose diffusion",),
         "nodes/model/features/controlnet_whole.py": ("the ControlNet gives … of this model: …",),
         "parallel_backend/models/comfyui/whole_family.py": (
             "the latent has the shape … and … takes",

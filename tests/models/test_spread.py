@@ -104,9 +104,9 @@ class Rank:
         picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
         self.picture = picture.beside(case.arguments.get(case.declaration.beside))
 
-    def hold(self, holding: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
+    def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
-        self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, holding, lambda: None), compiled)
+        self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:

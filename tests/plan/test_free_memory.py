@@ -18,7 +18,7 @@ from parallel_backend.plan.predict.cost import Cost, Job, connections, cost, row
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ModelShape
-from parallel_backend.plan.split.tokens import share_by_room
+from parallel_backend.plan.split.tokens import share_by_memory
 from tests.plans import MEASURED, cpu_plan
 
 FLUX = known_model("flux-dev").shape
@@ -106,7 +106,7 @@ def test_each_rank_is_judged_by_what_it_needs_and_what_is_free_to_it():
     enough = (needed[0] + 1, needed[1] + 1)  # less than the fullest needs, for the other one
     assert on(uneven, enough).fits and not on(uneven, enough[::-1]).fits
     short = on(uneven, (needed[0] + 5e9, needed[1] - 1e9))
-    assert (short.tightest, short.memory, short.room, short.fits) == (1, needed[1], needed[1] - 1e9, False)
+    assert (short.tightest, short.memory, short.allowance, short.fits) == (1, needed[1], needed[1] - 1e9, False)
 
 
 def test_blocks_are_cut_by_what_is_free_on_each_card():
@@ -140,7 +140,7 @@ def test_tokens_leave_a_card_that_lacks_memory_for_them():
     free = (needed + 2e9, needed - 1e9)
 
     def shared(free: tuple[float, ...]) -> ResolvedPlan:
-        return share_by_room(even, wan, job, measured_profile(CARD, free, gpus=True))
+        return share_by_memory(even, wan, job, measured_profile(CARD, free, gpus=True))
 
     plan = shared(free)
     assert plan.shares[0] > plan.shares[1] and on(plan, free, wan, job).fits

@@ -140,7 +140,7 @@ def compiled(_: int) -> list[tuple[str, torch.dtype, bool, int, int]]:
         metrics.reset()
         for _ in range(2):
             expansion.make_kernels(layers, dtype, CPU)
-        assert expansion.told() == ()
+        assert expansion.warnings() == ()
         storage, rows = BLOCK_TYPES[kind], layers[0].weight
         equal = all(
             torch.equal(expansion.expand(storage, rows[:size], dtype), storage.expand(rows[:size], dtype))
@@ -176,7 +176,7 @@ def test_without_a_compiler_eager_operations_expand_which_is_said_once(
         for _ in range(2):
             expansion.make_kernels(layers, torch.float32, CPU)
             assert all(torch.equal(layer(x), given) for layer, given in zip(layers, expected, strict=True))
-        return (*expansion.told(), *expansion.told())
+        return (*expansion.warnings(), *expansion.warnings())
 
     ((said,),) = run_ranks(1, in_a_process, PATIENCE)
     assert said.startswith("GGUF weights are expanded without a compiler, which takes longer: ")

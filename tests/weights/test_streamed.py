@@ -129,7 +129,7 @@ def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
         counted = peak_bytes(rank.run)
         out = rank.run()
         assert out is not None
-        return activations, counted, max(taken), streamed.nbytes - streamed.moving, torch.equal(out, case.stock())
+        return activations, counted, max(taken), streamed.nbytes - streamed.movable, torch.equal(out, case.stock())
 
     with torch.no_grad():
         ((activations, counted, taken, window, same),) = run_ranks(1, rank)
@@ -147,7 +147,7 @@ def test_on_a_gpu_blocks_come_bit_by_bit_and_leave_nothing() -> None:
     streamed.materialise(device)
     for name, parameter in expected.named_parameters():
         streamed.run(name).values.copy_(parameter.view(-1))
-    streamed.fit((streamed.nbytes - streamed.moving) // 2)
+    streamed.fit((streamed.nbytes - streamed.movable) // 2)
     assert torch.cuda.memory_allocated(device) > nothing
     for _ in range(3):
         for index in range(BLOCKS):

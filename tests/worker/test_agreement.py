@@ -40,8 +40,8 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
 ) -> None:
     def problems(rank: int) -> list[str]:
         environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
-        world = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 3))
-        agreement = Agreement(world, ModelFiles(()), Status(), {})
+        group = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 3))
+        agreement = Agreement(group, ModelFiles(()), Status(), {})
         return [agreement.problem(*asked[rank]), agreement.problem(PLAN, NEWER)]
 
     host = re.escape(socket.gethostname())
@@ -58,8 +58,8 @@ def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path
 
     def problems(rank: int) -> list[str]:
         environment = Environment(rank, 2, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
-        world = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 2))
-        agreement = Agreement(world, ModelFiles(()), Status(), {"flash": refused} if rank == 1 else {})
+        group = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 2))
+        agreement = Agreement(group, ModelFiles(()), Status(), {"flash": refused} if rank == 1 else {})
         plan = cpu_plan(ulysses=2)
         plans = [msgspec.structs.replace(plan, attention=attention) for attention in ("flash", "auto", "sdpa")]
         return [agreement.problem(plan, MODEL) for plan in plans]

@@ -18,7 +18,7 @@ def pulse(status: Status) -> int:
     thread = threading.Thread(target=status.mark_compiling)
     thread.start()
     thread.join()
-    return status.marks
+    return status.progress
 
 
 @pytest.mark.parametrize(("longest", "moved"), [(module.LONGEST_COMPILE, [1, 2]), (0.0, [0, 0])])

@@ -5,7 +5,7 @@
 /** @import { Words } from "../words" */
 /** @import { Signs } from "./signs" */
 
-import { pathOf } from "./places.js";
+import { pathOf } from "./node_path.js";
 
 const COLOURS = { fgColor: "#1a1300", bgColor: "#f5b301" };
 const KIND = "slow";

@@ -6,8 +6,8 @@
 
 import { wantsMessages } from "../settings.js";
 import { fieldsNamed, nodeAtFault } from "./fault.js";
-import { Marks } from "./marks.js";
-import { pathOf } from "./places.js";
+import { Highlights } from "./highlights.js";
+import { pathOf } from "./node_path.js";
 
 /** The title of each of the pack's errors (parallel_backend/errors.py). */
 /** @type {Record<string, Key>} */
@@ -41,10 +41,10 @@ export function messageOf(error, words) {
  * @param {Words} words
  */
 export function showRefusals(app, api, words) {
-  const marks = new Marks();
+  const highlights = new Highlights();
   /** @type {ToastMessage[]} */
   const told = [];
-  api.addEventListener("execution_start", () => marks.clear());
+  api.addEventListener("execution_start", () => highlights.clear());
   api.addEventListener("promptQueueing", () => {
     // not when the next one starts: of several that are queued each is to be read
     for (const message of told.splice(0)) app.extensionManager.toast.remove(message);
@@ -60,8 +60,8 @@ export function showRefusals(app, api, words) {
     const path = pathOf(app, nodeAtFault(detail, output));
     const node = path.pop();
     if (!node) return;
-    for (const outer of path) marks.mark(outer, []);
-    marks.mark(node, fieldsNamed(message.detail, node.widgets ?? []));
+    for (const outer of path) highlights.add(outer, []);
+    highlights.add(node, fieldsNamed(message.detail, node.widgets ?? []));
     app.canvas.bringToFront(node); // its advanced fields, if they are unfolded for the mark, may reach under other nodes
   });
 }

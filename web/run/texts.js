@@ -8,7 +8,7 @@
 /** @import { Signs } from "./signs" */
 
 import { fitText, textOf } from "./height.js";
-import { pathOf } from "./places.js";
+import { pathOf } from "./node_path.js";
 
 /** Of panel/panel.css; ComfyUI's own style breaks lines within words. */
 const STYLE = "pp-on-node";

@@ -23,29 +23,32 @@ def attention_guidance_functions(transformer_options: Mapping[str, Any]) -> list
     """Those functions, in order, if all at their place are known; else none."""
     patches = transformer_options.get("patches") or {}
     found = [known_function(function, KNOWN) for function in patches.get(PLACE, ())]
-    return [] if None in found else [guide for guide in found if guide is not None]
+    return [] if None in found else [function for function in found if function is not None]
 
 
 def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     """They, and the sides that are in the call, as values that go with it."""
     given: dict[str, Value] = {}
-    if guides := attention_guidance_functions(transformer_options):
-        told = [{"module": guide.module, "function": guide.function, "values": guide.values} for guide in guides]
-        flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", told, {}, given)
+    if functions := attention_guidance_functions(transformer_options):
+        settings = [
+            {"module": function.module, "function": function.function, "values": function.values}
+            for function in functions
+        ]
+        flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", settings, {}, given)
         flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, given)
     return given
 
 
-def refuse_split(wish: ParallelPlan, guides: list[GuidanceFunction]) -> None:
+def refuse_split(wish: ParallelPlan, functions: list[GuidanceFunction]) -> None:
     """Raise Refused where a plan cuts a call between the rows that are compared."""
-    if guides and (wish.cfg > 1 or wish.data > 1):
+    if functions and (wish.cfg > 1 or wish.data > 1):
         raise Refused(
-            f"{name_of(guides[0])} compares both prompts in every attention, so they cannot be computed apart, as cfg "
+            f"{name_of(functions[0])} compares both prompts in every attention, so they cannot be computed apart, as cfg "
             f"{max(1, wish.cfg)} and data {max(1, wish.data)} would: choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring "
             "or pipefusion."
         )
 
 
-def name_of(guide: GuidanceFunction) -> str:
+def name_of(function: GuidanceFunction) -> str:
     """The name of the node that made the function."""
-    return guide.function.partition(".")[0]
+    return function.function.partition(".")[0]

@@ -30,29 +30,31 @@ def residuals_of(
     Raises:
         Refused: it is a ControlNet for another model.
     """
-    places: dict[int, Tensor] = {}
+    by_block: dict[int, Tensor] = {}
     for kind, tensors in control.items():
         if kind not in blocks and any(tensor is not None for tensor in tensors):
             raise Refused(f"the ControlNet changes {kind} blocks, which this model does not have: {OTHER}")
-        places |= {
+        by_block |= {
             block: tensor for block, tensor in zip(blocks.get(kind, ()), tensors, strict=False) if tensor is not None
         }
-    if not places:
+    if not by_block:
         return None
     batch, tokens, features = size
-    for tensor in places.values():
+    for tensor in by_block.values():
         fits = tensor.ndim == 3 and tensor.shape[0] in (1, batch) and tensor.shape[1] <= tokens
         if not fits or tensor.shape[2] != features:
             raise Refused(
                 f"the ControlNet gives tensors of {list(tensor.shape)} and this job takes {list(size)}: {OTHER}"
             )
-    distinct = {id(tensor): tensor for tensor in places.values()}
+    distinct = {id(tensor): tensor for tensor in by_block.values()}
     rows = max(tensor.shape[0] for tensor in distinct.values())
     dtypes = {tensor.dtype for tensor in distinct.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     named = {f"{RESIDUAL}{number}": tensor for number, tensor in enumerate(distinct.values())}
     names = dict(zip(distinct, named, strict=True))
-    residuals = Residuals({block: names[id(t)] for block, t in places.items()}, rows, str(dtype).removeprefix("torch."))
+    residuals = Residuals(
+        {block: names[id(t)] for block, t in by_block.items()}, rows, str(dtype).removeprefix("torch.")
+    )
     return residuals, {name: _whole(tensor, rows, tokens, dtype) for name, tensor in named.items()}
 
 

@@ -15,15 +15,15 @@ class KeptControl:
 
     def __init__(self, control: Any) -> None:
         self._control = control
-        self._given: deque[Any] = deque()
+        self._outputs: deque[Any] = deque()
         self._again = False
 
     def get_control(self, *args: Any) -> Any:
         """What the ControlNet gives for a call: lists of tensors, of which each caller gets copies."""
         if self._again:
-            return self._given.popleft()
+            return self._outputs.popleft()
         given = self._control.get_control(*args)
-        self._given.append(given)
+        self._outputs.append(given)
         return given and {kind: list(tensors) for kind, tensors in given.items()}
 
     def begin_again(self) -> None:

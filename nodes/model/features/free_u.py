@@ -32,19 +32,19 @@ def free_u(transformer_options: Mapping[str, Any], model: nn.Module) -> list[dic
     functions = (transformer_options.get("patches") or {}).get(PLACE, ())
     if not isinstance(model, UNetModel):
         return []
-    found = [_told(function) for function in functions]
+    found = [_settings(function) for function in functions]
     return [] if None in found else [each for each in found if each is not None]
 
 
 def values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:
     """They as values that go with a call."""
     given: dict[str, Value] = {}
-    if told := free_u(transformer_options, model):
-        flatten(f"{OPTIONS}.{FREE_U}", told, {}, given)
+    if settings := free_u(transformer_options, model):
+        flatten(f"{OPTIONS}.{FREE_U}", settings, {}, given)
     return given
 
 
-def _told(function: Any) -> dict[str, Any] | None:
+def _settings(function: Any) -> dict[str, Any] | None:
     if module_of(function, KNOWN) is None:
         return None
     scales = inspect.getclosurevars(function).nonlocals["scale_dict"]

@@ -22,7 +22,7 @@ from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
-from .attention_guidance import PLACE as GUIDES
+from .attention_guidance import PLACE as ATTENTION_GUIDANCE_PATCH
 from .attention_guidance import attention_guidance_functions
 from .free_u import PLACE as FREE_U_PLACE
 from .free_u import free_u
@@ -62,7 +62,7 @@ def networks_of(
     """
     patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
     if attention_guidance_functions(options):
-        del patches[GUIDES]
+        del patches[ATTENTION_GUIDANCE_PATCH]
     if free_u(options, skeleton):
         del patches[FREE_U_PLACE]
     if not patches:

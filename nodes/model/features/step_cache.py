@@ -98,7 +98,7 @@ def cache_of(transformer_options: Mapping[str, Any], latent: Tensor, model: Any)
     )
 
 
-def tell_skipped(transformer_options: Mapping[str, Any], skipped: int) -> None:
+def report_skipped(transformer_options: Mapping[str, Any], skipped: int) -> None:
     """Let ComfyUI's own report of a run tell how many calls the workers skipped."""
     if (holder := transformer_options.get(KEY)) is not None:
         holder.total_steps_skipped = skipped

@@ -93,7 +93,7 @@ def recorded(run: SamplerRun) -> Recording:
         try:
             with left_alone(run, fixed) as options, _Watched(tape):
                 x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
-                result = call(function, stand_in, x, sigmas, given, _telling(tape), options)
+                result = call(function, stand_in, x, sigmas, given, _callback(tape), options)
                 program = tape.program(name, value_of(result, "returns"))
         except (comfy.model_management.InterruptProcessingException, Refused):
             raise
@@ -174,12 +174,12 @@ def call(
     return function(model, x, sigmas, extra_args=dict(given), callback=callback, disable=True, **options)
 
 
-def _telling(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
-    def callback(told: Mapping[str, Any]) -> None:
-        step = number_of(told["i"])
+def _callback(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
+    def callback(shown: Mapping[str, Any]) -> None:
+        step = number_of(shown["i"])
         if not isinstance(step, int) or not 0 <= step < 2**31:
             raise tape.refuse("tells a step that is no number")
-        tape.tell(step, value_of(told["x"], "tells"), value_of(told["denoised"], "tells"))
+        tape.show(step, value_of(shown["x"], "tells"), value_of(shown["denoised"], "tells"))
 
     return callback
 

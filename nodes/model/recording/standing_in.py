@@ -11,7 +11,7 @@ import comfy.model_management
 import comfy.samplers
 from torch import Tensor
 
-from ..features.guidance import OPTION as GUIDES
+from ..features.guidance import OPTION as GUIDANCE
 from .kept import Kept
 from .latent import Recorded, number_of, spoilt, value_of
 from .tape import Cell, NotLocal, Tape
@@ -37,7 +37,7 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
 
     def __init__(self, guider: Any, sigmas: Tensor, given: Mapping[str, Any], kept: Kept, answering: Answering) -> None:
         super().__init__(guider, sigmas)
-        self._given = dict(given)
+        self._arguments = dict(given)
         self._kept = kept
         self._answering = answering
         self.both_sides: bool | None = None
@@ -47,10 +47,10 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         comfy.model_management.throw_exception_if_processing_interrupted()
         if self._kept.changed:
             raise NotLocal("changes the guider or the model's options on its way")
-        if set(given) != set(self._given):
+        if set(given) != set(self._arguments):
             raise NotLocal("gives the model other arguments than it was given")
         for name, value in given.items():
-            if name != "model_options" and not _alike(value, self._given[name]):
+            if name != "model_options" and not _alike(value, self._arguments[name]):
                 raise NotLocal(f"gives the model another {name}")
         options = given["model_options"]
         hooks = self._hooks(options)
@@ -61,17 +61,17 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         return self._answering(x, sigma, options, hooks)
 
     def _hooks(self, options: Mapping[str, Any]) -> Hooks:
-        own = self._given["model_options"]
+        own = self._arguments["model_options"]
         other = {
             name
-            for name in {*own, *options} - {GUIDES, KEEPS_NEGATIVE}
+            for name in {*own, *options} - {GUIDANCE, KEEPS_NEGATIVE}
             if name not in own or name not in options or not _alike(options[name], own[name])
         }
         if other:
             raise NotLocal(f"changes the model option {min(other)}")
-        before, now = own.get(GUIDES, []), list(options.get(GUIDES, []))
+        before, now = own.get(GUIDANCE, []), list(options.get(GUIDANCE, []))
         if len(now) < len(before) or any(one is not other for one, other in zip(now, before, strict=False)):
-            raise NotLocal(f"changes the model option {GUIDES}")
+            raise NotLocal(f"changes the model option {GUIDANCE}")
         if own.get(KEEPS_NEGATIVE, False) and not options.get(KEEPS_NEGATIVE, False):
             raise NotLocal(f"changes the model option {KEEPS_NEGATIVE}")
         return now[len(before) :]
@@ -105,24 +105,24 @@ def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
         denoised = latent(first)
         if hooks:
             behind = "uses the latent inside of the mask" if masked else ""
-            told = arguments_of_hook(guider, options, sigma) | {
+            arguments = arguments_of_hook(guider, options, sigma) | {
                 "denoised": spoilt(tape, behind, dtype=x.dtype) if masked else denoised,
                 "cond_denoised": latent(first + 1),
                 "uncond_denoised": latent(first + 2),
                 "input": spoilt(tape, behind, dtype=x.dtype) if masked else latent(seen),
             }
-            call_hooks(hooks, told)
+            call_hooks(hooks, arguments)
         return denoised
 
     return answer
 
 
-def call_hooks(hooks: Hooks, told: dict[str, Any]) -> None:
+def call_hooks(hooks: Hooks, arguments: dict[str, Any]) -> None:
     """Call what stands behind the guidance, which may look and not change."""
-    denoised = told["denoised"]
+    denoised = arguments["denoised"]
     before = _state(denoised)
     for hook in hooks:
-        if hook(dict(told)) is not denoised or _state(denoised) != before:
+        if hook(dict(arguments)) is not denoised or _state(denoised) != before:
             raise NotLocal("changes what the guidance gives")
 
 

@@ -18,7 +18,7 @@ from ....parallel_backend.denoise.program import (
     Program,
     Ref,
     Source,
-    Told,
+    StepShown,
     Weights,
 )
 
@@ -77,7 +77,7 @@ class Tape:
     dtype: torch.dtype
     sigmas: int
     rules: Rules
-    entries: list[Operation | Draw | ModelCall | Told] = field(default_factory=list)
+    entries: list[Operation | Draw | ModelCall | StepShown] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     refused: NotLocal | None = None
@@ -113,13 +113,13 @@ class Tape:
         self._used.add(x)
         return self._write(ModelCall(x, sigma, sides), 3 if sides else 1)
 
-    def tell(self, step: int, x: int, denoised: int) -> None:
+    def show(self, step: int, x: int, denoised: int) -> None:
         """What the function tells of a step."""
         self._used |= {x, denoised}
-        self._write(Told(step, x, denoised), 0)
+        self._write(StepShown(step, x, denoised), 0)
 
     def draw(self, source: int, start: float, end: float) -> Cell:
-        """Fresh noise."""
+        """Fresh noise for the step from one sigma to another, from a source by its number."""
         if not any(isinstance(entry, ModelCall) for entry in self.entries):
             raise self.refuse("draws noise before it calls the model")
         value = self._write(Draw(source, start, end), 1)
@@ -148,10 +148,10 @@ class Tape:
         return value if given == wanted else self.operation("to", (Ref(value), str(wanted).removeprefix("torch.")))
 
     def program(self, name: str, result: int) -> Program:
-        """All of it."""
+        """What has been recorded, of a function by its name; `result` is the value that it returns."""
         return Program(name, tuple(self.entries), result, tuple(self.weights), tuple(self.sources))
 
-    def _write(self, entry: Operation | Draw | ModelCall | Told, values: int) -> int:
+    def _write(self, entry: Operation | Draw | ModelCall | StepShown, values: int) -> int:
         self.look()
         if len(self.entries) >= ENTRIES + ENTRIES_FOR_A_SIGMA * self.sigmas:
             raise self.refuse(f"does more than {len(self.entries)} things to the latent")

@@ -110,8 +110,8 @@ def _plain_answers(run: SamplerRun) -> Answering:
             raise NotLocal("takes too long")
         sides = _sides(x, sigma)
         denoised = _guided(sides, cfg_of(run.guider))
-        told = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
-        call_hooks(hooks, arguments_of_hook(run.guider, options, sigma) | told)
+        arguments = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
+        call_hooks(hooks, arguments_of_hook(run.guider, options, sigma) | arguments)
         return denoised
 
     return answer
@@ -131,7 +131,7 @@ def _plain(run: SamplerRun, x: Tensor) -> Tensor:
     return result
 
 
-def _silent(told: Mapping[str, Any]) -> None:
+def _silent(shown: Mapping[str, Any]) -> None:
     """What a function tells, which nobody sees."""
 
 

@@ -11,10 +11,10 @@ from tqdm.auto import tqdm
 
 from ..conditioning import NotSupported
 from ..features.attention_guidance import name_of
-from ..features.step_cache import tell_skipped
-from ..own_code import not_supported
+from ..features.step_cache import report_skipped
 from ..recording.record import Recording
 from ..sampler_run import SamplerRun
+from ..supported import not_supported
 from .checks import Checked
 from .message import fields_of
 from .planned import Planned
@@ -51,9 +51,9 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
     """What of a run needs every step to be of the whole picture; None if nothing does."""
     if fields["cache"] is not None:
         return str(fields["cache"].kind)
-    if fields["guides"]:
-        return str(fields["guides"][0].function.partition(".")[0])
-    return None if recording.needed().tells else f"the sampler {recording.name}, which tells no steps,"
+    if fields["guidance_functions"]:
+        return str(fields["guidance_functions"][0].function.partition(".")[0])
+    return None if recording.needed().shows_steps else f"the sampler {recording.name}, which tells no steps,"
 
 
 def run_in_loop(
@@ -70,14 +70,14 @@ def run_in_loop(
 
         def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
             bar.update(step + 1 - bar.n)
-            steps.tell(step, denoised.to(device), x.to(device), total)
+            steps.show(step, denoised.to(device), x.to(device), total)
 
         done = planned.remote.sample(
             tensors, on_progress, planned.adapters, plan=planned.plan, working=planned.working, **fields
         )
     for reason in done.message.uncompiled:
         log.warning("Parallel: %s", reason)
-        steps.told.warnings.append(reason)
-    tell_skipped(run.transformer_options, done.message.skipped)
+        steps.run.warnings.append(reason)
+    report_skipped(run.transformer_options, done.message.skipped)
     samples = done.tensors["result"].to(device)
     return run.guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], samples)

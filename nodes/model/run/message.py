@@ -64,7 +64,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
     prompts, tensors = _prompts(run, recording.both_sides)
     sampling = sampling_of(model_sampling, tensors)
     cache = cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton)
-    if cache is not None and not program.tells:
+    if cache is not None and not program.shows_steps:
         raise NotSupported(f"{cache.kind} with the sampler {program.name}, which tells no steps")
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
@@ -72,7 +72,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
         "cfg": float(run.guider.cfg),
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
-        "guides": guidance_functions(run.model_options) or [],
+        "guidance_functions": guidance_functions(run.model_options) or [],
         "compiler": compiler_of(run.model_options),
         "cache": cache,
     }

@@ -12,9 +12,10 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from ..features.step_cache import known_wrappers
-from ..own_code import GUIDER_METHODS, own, plain_guider, put_back
+from ..own_code import own, put_back
 from ..recording.standing_in import KEEPS_NEGATIVE
 from ..sampler_run import SamplerRun
+from ..supported import GUIDER_METHODS, plain_guider
 
 KEY = "parallel_sides"
 

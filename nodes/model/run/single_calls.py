@@ -18,7 +18,7 @@ from .steps import Steps
 
 log = logging.getLogger(__name__)
 
-Stock = Callable[[dict[str, Any], Any], Tensor]
+SamplerLoop = Callable[[dict[str, Any], Any], Tensor]
 """ComfyUI's loop, or what other packs have put around it, by extra_args and the callback."""
 
 STAGES_IN_TURN = (
@@ -27,8 +27,8 @@ STAGES_IN_TURN = (
 )
 
 
-def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps: Steps, stock: Stock) -> Tensor:
-    """One model call at a time, and say why; returns what `stock` does.
+def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps: Steps, loop: SamplerLoop) -> Tensor:
+    """One model call at a time, and say why; returns what `loop` does.
 
     Raises:
         Refused: the result has numbers of which no picture comes.
@@ -40,15 +40,15 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps:
         reason.instead,
         reason,
     )
-    steps.told.warnings.append(
+    steps.run.warnings.append(
         f"Slower path: one model call at a time, because the workers do not support {reason}. Choose {reason.instead} "
         "for the fast path."
     )
     if planned.plan.pipefusion > 1:
         log.info("Parallel: %s", STAGES_IN_TURN)
-        steps.told.warnings.append(f"{STAGES_IN_TURN}.")
+        steps.run.warnings.append(f"{STAGES_IN_TURN}.")
     options = StepByStep(planned.plan, planned.working).model_options(run.extra_args["model_options"])
-    samples = stock({**run.extra_args, "model_options": options}, steps.tell)
+    samples = loop({**run.extra_args, "model_options": options}, steps.show)
     dtype = run.guider.inner_model.get_dtype_inference()
     check_sampled(samples.cpu(), "After the last step", run.sigmas, dtype_name(dtype))
     return samples

@@ -1,4 +1,4 @@
-"""What is told of each step of a run: on the node, and to the callback that ComfyUI gave."""
+"""What is shown of each step of a run: on the node, and to the callback that ComfyUI gave."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...progress import Run
 
 @dataclass(frozen=True)
 class Steps:
-    """Tells a run's steps.
+    """Shows a run's steps.
 
     Attributes:
-        told: what the node shows of the run.
+        run: what the node shows of the run.
         callback: ComfyUI's own, if there is one.
     """
 
-    told: Run
+    run: Run
     callback: Callable[..., Any] | None
 
-    def tell(self, step: int, *rest: Any) -> None:
+    def show(self, step: int, *rest: Any) -> None:
         """A step, from 0, is done; `rest` goes to the callback."""
-        self.told.step(step + 1)
+        self.run.step(step + 1)
         if self.callback is not None:
             self.callback(step, *rest)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ....parallel_backend.attention.kernels import describe
 from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
@@ -52,11 +53,11 @@ def run_in_workers(
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
     checked = check_run(run, proxy)
 
-    def stock(arguments: dict[str, Any], tell: Any) -> Tensor:
-        return executor(guider, sigmas, arguments, tell, noise, latent_image, denoise_mask, disable_pbar)
+    def loop(arguments: dict[str, Any], on_step: Any) -> Tensor:
+        return executor(guider, sigmas, arguments, on_step, noise, latent_image, denoise_mask, disable_pbar)
 
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
-        return stock(extra_args, callback)
+        return loop(extra_args, callback)
     recording = recording_of(run, proxy.remote.trials)
     message, reason = None, None
     try:
@@ -64,8 +65,8 @@ def run_in_workers(
     except NotSupported as error:
         reason = _taken(error, run)
     compiler = "" if message is None else message[0]["compiler"]
-    with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as told:
-        remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(told, callback)
+    with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
+        remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose attentions compare its rows no worker can have some alone
@@ -77,11 +78,11 @@ def run_in_workers(
                 reason = _taken(NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
         refuse_stages(plan, networks)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
-            told.warnings.append(RUN_WHOLE)
+            shown.warnings.append(RUN_WHOLE)
         working = remote.make_room(plan, job, checked.adapters)
-        planned = Planned(remote, plan, checked.adapters, working, f"{plan.describe()}, attention {checked.attention}")
+        planned = Planned(remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}")
         if reason is not None:
-            return run_by_calls(run, reason, planned, steps, stock)
+            return run_by_calls(run, reason, planned, steps, loop)
         assert message is not None
         return run_in_loop(run, message, recording, planned, steps, bar_off=disable_pbar)
 

@@ -57,7 +57,7 @@ def compare(
     ask: Callable[[Exchange], Answer],
     number: Callable[[], int],
     make_room: MakeRoom,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     is_cancelled: IsCancelled,
 ) -> Comparison:
     """Time a denoise's first steps on its plan and on the plan's first device alone; loading is not counted.
@@ -65,7 +65,7 @@ def compare(
     Args:
         ask: has a request carried out.
         number: a new request's.
-        told: of what is being done, in words.
+        report: told what is being done, in words.
 
     Raises:
         Refused: there is nothing to compare; the sentence says why.
@@ -97,16 +97,16 @@ def compare(
             taken = max(report.seconds for report in answer.reports) / count
         return taken
 
-    told(f"{steps} steps on {plan.degrees}")
-    together = timed(plan, denoise.message.working)
+    report(f"{steps} steps on {plan.degrees}")
+    shared = timed(plan, denoise.message.working)
     alone = single_device(plan)
-    told(f"{steps} steps on {alone.devices[0]} alone, once the model is loaded there")
+    report(f"{steps} steps on {alone.devices[0]} alone, once the model is loaded there")
     make_room(denoise.message.model, alone.devices, single.memory)
     seconds = timed(alone, int(single.memory - single.weights))
     (chosen,) = (entry for entry in choice.ranking if entry.plan == plan)
     return Comparison(
         plan=plan.degrees,
-        seconds=together,
+        seconds=shared,
         alone=seconds,
         predicted=chosen.seconds,
         predicted_alone=choice.single.seconds,

@@ -29,17 +29,17 @@ class Measurements:
     Args:
         ask: has a request carried out by the workers of its plan.
         number: a new request's.
-        tell: told of what takes a while.
+        on_event: told of what takes a while.
     """
 
-    def __init__(self, ask: Callable[[Exchange], Answer], number: Callable[[], int], tell: OnEvent) -> None:
+    def __init__(self, ask: Callable[[Exchange], Answer], number: Callable[[], int], on_event: OnEvent) -> None:
         self._ask = ask
         self._number = number
-        self._tell = tell
+        self._on_event = on_event
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
-        self._tell(Measuring("this machine"))
+        self._on_event(Measuring("this machine"))
         request = MeasureMachine(self._number(), _side_by_side(plan))
         message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
         assert isinstance(message, MachineMeasured)
@@ -78,7 +78,7 @@ class Measurements:
         """How long a model's blocks take on a plan's devices, for tensors of an example's shapes."""
 
         def measure() -> BlockTimes:
-            self._tell(Measuring("the model's blocks"))
+            self._on_event(Measuring("the model's blocks"))
             request = MeasureBlocks(self._number(), model, _side_by_side(plan), compute_dtype, dict(example.values))
             message = self._ask(Exchange(request, example.tensors, caller=Caller(is_cancelled))).frame.message
             assert isinstance(message, BlocksMeasured)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from ...attention.kernels import describe
 from ...diffusion import ModelSpec
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ...plan.choose import Choice, best, table
@@ -15,7 +16,7 @@ from ...plan.predict.cost import Job, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
 from ...plan.predict.profiles import ForwardTime, Profile
 from ...plan.split.stages import cut_by_time
-from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_room
+from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_memory
 
 GIGABYTE = 1e9
 
@@ -107,16 +108,18 @@ class Planner:
             if not wish.stages:
                 found = [_cut(plan, question, profile, measure_blocks) for plan in found]
                 others = [_cut(plan, question, profile, _all_alike(shape)) for plan in others]
-            found, others = ([share_by_room(plan, shape, job, profile) for plan in plans] for plans in (found, others))
+            found, others = (
+                [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (found, others)
+            )
             approximate = wish.pipefusion != 1 or wish.patches > 1
             choice = best(found, shape, job, profile, approximate=approximate, others=others)
-            self._tell(question, choice)
+            self._log(question, choice)
             answer = self._answers[question] = Chosen(choice, memory)
         self.latest = answer
         return answer
 
     @staticmethod
-    def _tell(question: Question, choice: Choice) -> None:
+    def _log(question: Question, choice: Choice) -> None:
         job = question.job
         log.info(
             "Parallel: plans for %d image and %d text tokens, batch %d, by this machine's measured speed\n%s\nChosen: %s. %s",
@@ -124,7 +127,7 @@ class Planner:
             job.text_tokens,
             job.batch,
             table(choice.ranking, choice.plan),
-            choice.plan.describe(),
+            describe(choice.plan),
             choice.why,
         )
         if choice.better_alone:

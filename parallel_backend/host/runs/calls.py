@@ -23,24 +23,24 @@ BETWEEN = "between calls"
 class Calls:
     """The calls of one run so far, each with when it began by the clock of `time.monotonic`."""
 
-    _told: list[tuple[float, list[Report]]] = field(default_factory=list)
+    _calls: list[tuple[float, list[Report]]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._calls)
 
     def add(self, reports: Sequence[Report]) -> None:
         """Note a call that has just ended."""
         longest = max(report.times.seconds for report in reports)
         kept = [msgspec.structs.replace(report, times=coarse(report.times)) for report in reports]
-        self._told.append((time.monotonic() - longest, kept))
+        self._calls.append((time.monotonic() - longest, kept))
 
     def reports(self) -> list[Report]:
         """One for each rank, as if the calls had been one request; `seconds` leaves out what is between them."""
-        told = self._told[:]  # another thread may add one
+        calls = self._calls[:]  # another thread may add one
         ranks: dict[int, list[tuple[float, Report]]] = {}
-        for began, reports in told:
+        for began, reports in calls:
             for report in reports:
-                ranks.setdefault(report.rank, []).append((began - told[0][0], report))
+                ranks.setdefault(report.rank, []).append((began - calls[0][0], report))
         return [joined(calls) for calls in ranks.values()]
 
 
@@ -64,14 +64,14 @@ def joined(calls: Sequence[tuple[float, Report]]) -> Report:
 
 def coarse(times: Times) -> Times:
     """The same in MOST_BINS bins at most."""
-    together = 1
-    while times.seconds > MOST_BINS * together * times.width:
-        together *= 2
+    factor = 1
+    while times.seconds > MOST_BINS * factor * times.width:
+        factor *= 2
     waiting = {
-        kind: [sum(bins[at : at + together]) for at in range(0, len(bins), together)]
+        kind: [sum(bins[at : at + factor]) for at in range(0, len(bins), factor)]
         for kind, bins in times.waiting.items()
     }
-    return msgspec.structs.replace(times, width=together * times.width, waiting=waiting)
+    return msgspec.structs.replace(times, width=factor * times.width, waiting=waiting)
 
 
 def _joined(calls: Sequence[tuple[float, Times]]) -> Times:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ...attention.kernels import describe
 from ...plan import ResolvedPlan
 from ...plan.choose import PARTS, Ranked, is_approximate
 from ...wire.messages import Decode, Encode, Forward, Report, Sample
@@ -80,6 +81,17 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Run:
+    """A run that has ended.
+
+    Attributes:
+        message: what was asked for.
+        steps: of the denoise; 0 where there is none.
+        calls: of a loop that stayed in ComfyUI; None where the request is the whole run.
+        reports: what each rank spent.
+        ended: when, in seconds since 1970.
+        chosen: among which plans its own was chosen; None where it was not.
+    """
+
     message: Sample | Forward | Decode | Encode
     steps: int
     calls: Calls | None
@@ -142,7 +154,7 @@ class Journal:
             number=number,
             kind=KINDS[type(run.message)],
             model=model_name(run.message.model),
-            plan=plan.describe(),
+            plan=describe(plan),
             steps=run.steps,
             calls=len(run.calls) if run.calls else 0,
             ended=run.ended,

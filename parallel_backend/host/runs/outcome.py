@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...attention.kernels import describe
 from ...plan.choose import Choice
 from ..planning.events import Planned, Ran
 
@@ -69,7 +70,7 @@ def outcome(
     elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.fits_into(planned.memory):
         gain, gain_is = predicted_gain(planned.choice), "predicted"
     return Outcome(
-        plan=plan.describe(),
+        plan=describe(plan),
         why=planned.choice.why if planned else "",
         seconds=seconds,
         steps=steps,

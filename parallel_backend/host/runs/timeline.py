@@ -82,10 +82,10 @@ def timeline_of(plan: ResolvedPlan, reports: Sequence[Report]) -> RunTimeline:
 
 def _rebinned(times: Times, width: float, bins: int) -> dict[str, Bins]:
     """A rank's seconds in bins of another width, which is its own times a power of two."""
-    together = round(width / times.width)
+    factor = round(width / times.width)
     found = {}
-    for kind, told in times.waiting.items():
-        sums = [sum(told[at : at + together]) / 1e6 for at in range(0, len(told), together)]
+    for kind, spent in times.waiting.items():
+        sums = [sum(spent[at : at + factor]) / 1e6 for at in range(0, len(spent), factor)]
         found[kind] = sums + [0.0] * (bins - len(sums))
     return found
 

@@ -73,7 +73,7 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
     That is the one which waits for none itself. Where there are several such, or none, it is the furthest behind. GPUs
     that hang when they first exchange something have P2P that their driver reports and that does not work.
     """
-    rank = min(heard, key=lambda r: (heard[r].pulse.waiting, heard[r].pulse.step, heard[r].pulse.marks))
+    rank = min(heard, key=lambda r: (heard[r].pulse.waiting, heard[r].pulse.step, heard[r].pulse.progress))
     what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
     return WorkerFailed(
         f"No worker made progress for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. "

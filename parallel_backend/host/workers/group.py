@@ -133,7 +133,7 @@ class WorkerGroup:
         self.state = State.STARTING
         self._deadlines = deadlines
         self._reports: list[Failed] = []
-        self._marks_before: dict[int, int] = {}
+        self._progress_before: dict[int, int] = {}
         self.died_idle = False
         """Whether the group failed because a worker had ended before it began with the request."""
         self._latest: dict[int, Report] = {}
@@ -223,7 +223,7 @@ class WorkerGroup:
         self._plan = None if isinstance(exchange.message, Release) else exchange.message.plan
         self._model = model_name(spec) if (spec := getattr(exchange.message, "model", None)) else ""
         self.state = State.RUNNING
-        self._marks_before = {rank: heard.pulse.marks for rank, heard in self._channel.heard.items()}
+        self._progress_before = {rank: heard.pulse.progress for rank, heard in self._channel.heard.items()}
         try:
             for message, tensors in self._known.missing(exchange.adapters):
                 self._send(message, tensors)
@@ -242,7 +242,7 @@ class WorkerGroup:
         return any(
             process.returncode is not None
             and rank not in reported
-            and self._channel.heard[rank].pulse.marks == self._marks_before.get(rank)
+            and self._channel.heard[rank].pulse.progress == self._progress_before.get(rank)
             for rank, process in enumerate(self._launched.processes)
         )
 

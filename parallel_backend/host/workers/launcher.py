@@ -30,7 +30,7 @@ ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 BACKEND = re.compile(r"(?:^|,)\s*backend\s*:[^,]*")
 """ComfyUI may choose cudaMallocAsync; NCCL's buffers do not go with it."""
 
-FOR_WORKERS_ELSEWHERE = (names.LISTEN, names.MODELS, SECRET_FILE)
+FOR_REMOTE_WORKERS = (names.LISTEN, names.MODELS, SECRET_FILE)
 """What torchrun's workers are told; they may run beside ComfyUI, and it is no business of the workers that we start."""
 
 PREFIX = "comfyui-parallel-"
@@ -175,7 +175,7 @@ def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
 
 def worker_environment() -> dict[str, str]:
     """Ours, with the pack and ComfyUI importable, and sockets on the loopback interface."""
-    inherited = {name: value for name, value in os.environ.items() if name not in FOR_WORKERS_ELSEWHERE}
+    inherited = {name: value for name, value in os.environ.items() if name not in FOR_REMOTE_WORKERS}
     for name in ALLOCATOR_SETTINGS & inherited.keys():
         kept = BACKEND.sub("", inherited.pop(name)).strip(", ")
         inherited |= {name: kept} if kept else {}  # expandable_segments and the like stay

@@ -161,8 +161,8 @@ class RemoteChannel(Channel):
             while data := self._connection.recv(1 << 20):
                 for frame in decoder.feed(data):
                     match frame.message:
-                        case Lost(rank=rank, reason=told):
-                            self.lose(rank, told)
+                        case Lost(rank=rank, reason=cause):
+                            self.lose(rank, cause)
                         case Hello():
                             raise BadFrame("a rank said Hello to a client")
                         case _ if frame.rank < len(self.members):

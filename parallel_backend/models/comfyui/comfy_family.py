@@ -58,7 +58,7 @@ class ComfyConfig:
         pooled_width: the least width of pooled text.
         sound: the shape of the sound beside a video; see Declaration.
         part: the model's own tensors in the file.
-        marks: the layers that are quantised in it.
+        quantisation: of each quantised layer what the file says of it: its tensor `comfy_quant`.
         keys: of what ranks hold.
         names: of the whole weights that adapters change.
         exact: the parameters that ComfyUI's class makes fp32 whatever type is chosen.
@@ -80,7 +80,7 @@ class ComfyConfig:
     pooled_width: int
     sound: tuple[int | None, ...]
     part: Checkpoint
-    marks: Mapping[str, Tensor]
+    quantisation: Mapping[str, Tensor]
     keys: KeyMap
     names: KeyMap
     exact: frozenset[str]
@@ -109,7 +109,7 @@ class ComfyFamily:
         """
         import_comfyui()
         name = checkpoint.path.name
-        part, marks, described = detect(checkpoint)
+        part, quantisation, described = detect(checkpoint)
         kind = type(described).__name__
         declaration = DECLARATIONS[kind]
         try:
@@ -129,7 +129,7 @@ class ComfyFamily:
         shape = plan_shape(kind, module, declaration, blocks, channels, dims)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, marks, described)
+        made_of = quantise_layers(module, part, quantisation, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
         check_tensors(part, plain, kind, shape.hidden)
         held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
@@ -146,7 +146,7 @@ class ComfyFamily:
             pooled_width=declaration.pooled_width(module),
             sound=declaration.sound(module),
             part=part,
-            marks=marks,
+            quantisation=quantisation,
             keys=plain | pieces_of(made_of),
             names=names,
             exact=frozenset(exact),
@@ -273,7 +273,7 @@ class ComfyFamily:
         """One stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
         config.declaration.compute(base.diffusion_model)
-        quantise_layers(base.diffusion_model, config.part, config.marks, config.described)
+        quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)

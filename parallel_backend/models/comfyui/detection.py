@@ -21,7 +21,7 @@ DAMAGE = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, Ass
 
 
 def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
-    """The model's own tensors under the names that ComfyUI's loader gives them, their marks, and its class.
+    """The model's own tensors under the names that ComfyUI's loader gives them, their quantisation, and its class.
 
     Raises:
         Refused: ComfyUI does not know the model, or cannot make one of these tensors, or changes more than their names.

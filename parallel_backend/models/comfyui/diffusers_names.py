@@ -66,7 +66,7 @@ class _Asked(dict[str, Tensor]):
     asked = ""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As a dict's."""
+        """What a dict gives; notes the name."""
         self.asked = name
         return super().get(name, default)
 
@@ -77,7 +77,7 @@ class _Marked(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """As it is, and then filled."""
+        """The function's result, filled where it would hold no values."""
         made = func(*args, **(kwargs or {}))
         return made.fill_(MISSING) if func in (torch.empty, torch.empty_like) else made
 

@@ -1,4 +1,4 @@
-"""Which layers of a file are quantised, and how: ComfyUI's own reading of its marks, on the header alone."""
+"""Which layers of a file are quantised, and how: ComfyUI's own reading of it, on the header alone."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint, Entry
 
-MARK = "comfy_quant"
-READ = (MARK, "scale_input")
+COMFY_QUANT = "comfy_quant"
+READ = (COMFY_QUANT, "scale_input")
 """Small tensors that ComfyUI looks into."""
 
-MAX_MARK_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Opened:
     """A file's tensors as ComfyUI's loader has them before it makes a model.
 
-    `tensors` are on the meta device, but for the marks; `origins` says by identity which of the file's each was.
+    `tensors` are on the meta device, but for those of READ; `origins` says by identity which of the file's each was.
     """
 
     checkpoint: Checkpoint
@@ -33,40 +33,42 @@ class Opened:
     origins: Mapping[int, tuple[str, Tensor]]
 
     def under(self, tensors: Mapping[str, Tensor]) -> tuple[Checkpoint, dict[str, Tensor]]:
-        """The file's tensors under other names, and the marks by layer.
+        """The file's tensors under other names, and by layer what it says of quantisation.
 
         Raises:
             Refused: a tensor is none of the file's.
         """
         path = self.checkpoint.path
         entries: dict[str, Entry] = {}
-        marks: dict[str, Tensor] = {}
+        quantisation: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             layer, _, last = name.rpartition(".")
-            if last == MARK:
-                marks[layer] = tensor
+            if last == COMFY_QUANT:
+                quantisation[layer] = tensor
             elif id(tensor) in self.origins:
                 entries[name] = self.checkpoint.entries[self.origins[id(tensor)][0]]
             else:
                 raise Refused(
                     f"{path.name} has {name} in a layout that is not supported: choose a file in ComfyUI's own layout."
                 )
-        return replace(self.checkpoint, entries=entries), marks
+        return replace(self.checkpoint, entries=entries), quantisation
 
 
 def open_checkpoint(checkpoint: Checkpoint) -> Opened:
-    """The diffusion model's tensors in a file, its marks of quantisation in ComfyUI's present form.
+    """The diffusion model's tensors in a file, what it says of quantisation in ComfyUI's present form.
 
     Raises:
-        Refused: the marks are damaged.
+        Refused: that is damaged.
     """
     import comfy.model_detection
     import comfy.utils
 
     metadata = dict(checkpoint.metadata)
     try:
-        marks = {name: _read(entry) for name, entry in checkpoint.entries.items() if name.rpartition(".")[2] in READ}
-        every = checkpoint.meta_tensors() | marks
+        quantisation = {
+            name: _read(entry) for name, entry in checkpoint.entries.items() if name.rpartition(".")[2] in READ
+        }
+        every = checkpoint.meta_tensors() | quantisation
         tensors, _ = comfy.utils.convert_old_quants(dict(every), "", metadata=metadata)
         prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
         inside = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
@@ -79,10 +81,10 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
     return Opened(checkpoint, tensors, {id(tensor): (name, tensor) for name, tensor in every.items()})
 
 
-def settings_of(checkpoint: Checkpoint, layer: str, mark: Tensor) -> Mapping[str, Any]:
-    """What a mark says. Raises Refused where it is damaged."""
+def settings_of(checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> Mapping[str, Any]:
+    """What a layer's tensor says. Raises Refused where it is damaged."""
     try:
-        settings = json.loads(mark.numpy().tobytes())
+        settings = json.loads(comfy_quant.numpy().tobytes())
         if not isinstance(settings, dict) or not isinstance(settings["format"], str):
             raise ValueError(f"that of {layer} names no format")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -94,7 +96,7 @@ def settings_of(checkpoint: Checkpoint, layer: str, mark: Tensor) -> Mapping[str
 
 def _read(entry: Entry) -> Tensor:
     """A small tensor's values."""
-    if entry.nbytes > MAX_MARK_BYTES:
+    if entry.nbytes > MAX_BYTES:
         raise ValueError(f"one of {entry.nbytes} bytes")
     if entry.dtype is None:
         raise ValueError(f"one of {entry.storage.name}")

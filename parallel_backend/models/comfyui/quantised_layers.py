@@ -1,8 +1,8 @@
 """Layers with quantised weights: ComfyUI's own operations, on bytes that the engine holds.
 
-ComfyUI's loader makes such a layer's weight, on the meta device, from the file's marks and shapes. What that weight consists of
-becomes parameters of one dimension, which are read, sharded and moved like all others, and it is put together again each time
-ComfyUI's code asks for it.
+ComfyUI's loader makes such a layer's weight, on the meta device, from the file's `comfy_quant` and shapes. What it is made
+of becomes parameters of one dimension, which are read, sharded and moved like all others, and it is put together again
+each time ComfyUI's code asks for it.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ class OfParts(nn.Module):
 
 
 def quantise_layers(
-    module: nn.Module, checkpoint: Checkpoint, marks: Mapping[str, Tensor], described: Any
+    module: nn.Module, checkpoint: Checkpoint, quantisation: Mapping[str, Tensor], described: Any
 ) -> dict[str, Entry]:
-    """Put layers that multiply as the marks say in the place of a model's, on the meta device.
+    """Put layers that multiply as `quantisation` says, by layer, in the place of a model's, on the meta device.
 
     Returns:
         The file's tensors that they are made of, as they are read: by the names of their parts.
@@ -132,10 +132,10 @@ def quantise_layers(
         _apply = nn.Module._apply
 
     entries: dict[str, Entry] = {}
-    for layer, mark in marks.items():
+    for layer, comfy_quant in quantisation.items():
         if f"{layer}.weight" not in checkpoint.entries:
-            continue  # the marks of text encoders are in the same table
-        made = _load(Linear, module, checkpoint, layer, mark)
+            continue  # those of text encoders are in the same table
+        made = _load(Linear, module, checkpoint, layer, comfy_quant)
         module.set_submodule(layer, made)
         for part, (dtype, _) in made.kinds.items():
             name = f"{layer}.{part}"
@@ -143,12 +143,12 @@ def quantise_layers(
     return entries
 
 
-def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer: str, mark: Tensor) -> OfParts:
+def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> OfParts:
     """A layer as ComfyUI's loader makes it of shapes."""
     from comfy.quant_ops import QUANT_ALGOS
 
     path = checkpoint.path.name
-    settings = settings_of(checkpoint, layer, mark)
+    settings = settings_of(checkpoint, layer, comfy_quant)
     if settings["format"] not in QUANT_ALGOS:
         raise Refused(
             f"{path} holds {layer}.weight as {settings['format']}, which this ComfyUI does not know ({', '.join(QUANT_ALGOS)} "
@@ -171,7 +171,7 @@ def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer:
         if name.rpartition(".")[0] == layer and not name.endswith(".bias")
     }
     try:
-        made.load_state_dict(state | {"comfy_quant": mark}, strict=False)
+        made.load_state_dict(state | {"comfy_quant": comfy_quant}, strict=False)
         made.take_apart()
         _check_shapes(made, settings)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

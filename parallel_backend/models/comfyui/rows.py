@@ -18,7 +18,7 @@ FRAMES = "num_video_frames"
 """ComfyUI's name for how many rows are one video, whose frames attend to each other."""
 
 
-def together(values: Mapping[str, Value]) -> int:
+def rows_a_unit(values: Mapping[str, Value]) -> int:
     """How many rows of a batch belong together, one behind the other."""
     frames = values.get(FRAMES, 1)
     return frames if isinstance(frames, int) else 1
@@ -26,7 +26,7 @@ def together(values: Mapping[str, Value]) -> int:
 
 def parts_of(plan: ResolvedPlan, batch: int, values: Mapping[str, Value]) -> list[slice]:
     """The rows of a batch that each data rank of a plan computes; those that belong together stay so."""
-    unit = together(values) if batch % together(values) == 0 else 1
+    unit = rows_a_unit(values) if batch % rows_a_unit(values) == 0 else 1
     return [slice(unit * run.start, unit * run.stop) for run in plan.parts(batch // unit)]
 
 

@@ -52,7 +52,7 @@ class WholeConfig:
     latent_channels: int
     latent_dims: int
     part: Checkpoint
-    marks: Mapping[str, Tensor]
+    quantisation: Mapping[str, Tensor]
     keys: KeyMap
     names: KeyMap
     exact: frozenset[str]
@@ -77,7 +77,7 @@ class WholeFamily:
             Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
-        part, marks, described = detect(checkpoint)
+        part, quantisation, described = detect(checkpoint)
         kind = type(described).__name__
         tensors = part.meta_tensors()
         tensors |= {
@@ -101,7 +101,7 @@ class WholeFamily:
         shape = plan_shape(kind, parameters, formats.latent_channels)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, marks, described)
+        made_of = quantise_layers(module, part, quantisation, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
         check_tensors(part, plain, kind)
         held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
@@ -114,7 +114,7 @@ class WholeFamily:
             latent_channels=formats.latent_channels,
             latent_dims=formats.latent_dimensions,
             part=part,
-            marks=marks,
+            quantisation=quantisation,
             keys=plain | pieces_of(made_of),
             names=names,
             exact=frozenset(exact),
@@ -197,7 +197,7 @@ class WholeFamily:
         """The model on the meta device."""
         base = config.base(UNCONVERTED)
         compute_buffers(base.diffusion_model, config.described, dict(config.tensors))
-        quantise_layers(base.diffusion_model, config.part, config.marks, config.described)
+        quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         return WholeModel(base)
 
 

@@ -203,7 +203,7 @@ class Attentions:
         weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
             assert block is not None
-            given = self._given(block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
+            given = self._shared_heads(block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
             out = self._merged(block, attention, given)
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         if not spread or (alone and weights is None and not self._masked(attention)):
@@ -213,7 +213,7 @@ class Attentions:
             )  # fmt: skip
         assert block is not None and isinstance(attention, Spread)
         kv_heads = attention.kv_heads or heads
-        given = self._given(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
+        given = self._shared_heads(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
         width = given.v.shape[3]
         out = self._spread(block, attention, given if weights is None else given.weighed(weights))[..., :width]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
@@ -225,7 +225,7 @@ class Attentions:
     def _idle(self, placement: Placement) -> bool:
         return placement.counts[self._call.rank] == 0
 
-    def _given(self, block: BlockCall, kv_heads: int, given: Operands) -> Operands:
+    def _shared_heads(self, block: BlockCall, kv_heads: int, given: Operands) -> Operands:
         """With each head of k and v once, where the model has repeated it for the heads of q that share it.
 
         Raises:

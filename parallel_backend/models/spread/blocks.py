@@ -145,7 +145,7 @@ class SpreadModel:
 
     def entrance(self, *args: Any, **given: Any) -> Any:
         """The model's forward: that of a copy without weights of its own, with doorways in the place of blocks."""
-        self.now.call.given = given
+        self.now.call.arguments = given
         return self._with_doors(*args, **given)
 
     def compiled_by(self, compiler: str) -> CompiledBlocks | None:
@@ -209,7 +209,7 @@ class _Through:
         options = values.get(OPTIONS) or {}
         expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent, options)
         now.attentions.block = expected
-        with now.holding.block(self._index), answered(block.group.attends_in, now.attentions):
+        with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:
                 out = self._arguments.call(self._entrance.forward, local)
             else:
@@ -350,7 +350,7 @@ def _returned(group: Group, out: Any, streams: Mapping[str, Stream]) -> Any:
 
 
 def _as_stream(value: Tensor, stream: Stream) -> Stream:
-    value = stream.given_back(value)
+    value = stream.with_tokens(value)
     count = stream.placement.counts[stream.call.rank]
     if count == 0 and value.shape[stream.along] == 1:
         value = value.narrow(stream.along, 0, 0)

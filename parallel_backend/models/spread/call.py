@@ -36,7 +36,7 @@ class Call:
         self.layout = layout
         self.gathers = 0
         self.blocks_done = False
-        self.given: Mapping[str, Any] = {}
+        self.arguments: Mapping[str, Any] = {}
         """What the model is given besides latent and timestep."""
         self._sequence = sequence
         self._made: dict[Hashable, tuple[object, Any]] = {}
@@ -54,7 +54,7 @@ class Call:
         grid: tuple[int, ...] = ()
         if isinstance(kind, Pictured) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
-        behind = kind.behind(self.given) if isinstance(kind, Pictured) else 0
+        behind = kind.behind(self.arguments) if isinstance(kind, Pictured) else 0
         placement = self.layout.of(tensor.shape[dim], kind, kept, behind)
         chosen = self._own(placement)
         local = chosen(tensor, dim)

@@ -117,12 +117,12 @@ class CompiledBlocks:
         self._backend = backend
         self._entry = entry
         self._kinds: dict[tuple[type, tuple[str, ...]], Callable[..., Any] | None] = {}
-        self._told: list[str] = []
+        self._warnings: list[str] = []
 
-    def told(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """Of kinds that could not be compiled since this was asked for last, why not."""
-        told, self._told = tuple(self._told), []
-        return told
+        warnings, self._warnings = tuple(self._warnings), []
+        return warnings
 
     def __call__(
         self,
@@ -181,4 +181,4 @@ class CompiledBlocks:
 
     def _give_up(self, module: nn.Module, reason: object) -> None:
         first, _, _ = str(reason).partition("\n")
-        self._told.append(f"{type(module).__name__} is not compiled: {first.rstrip('.')}.")
+        self._warnings.append(f"{type(module).__name__} is not compiled: {first.rstrip('.')}.")

@@ -33,7 +33,7 @@ class Forward:
         attentions: answers the calls of attention.
         mesh: this rank's communicators.
         arrivals: what comes from the stage before.
-        holding: how this rank holds the weights of its blocks.
+        access: how this rank makes the weights of its blocks usable.
         mark: called after each block.
         kept: what is kept for a run of what follows from sizes and the prompt alone.
         modulations: of the model call's patches before this one; None where they are not kept.
@@ -45,7 +45,7 @@ class Forward:
     attentions: Attentions
     mesh: Mesh
     arrivals: Arrivals
-    holding: BlockAccess
+    access: BlockAccess
     mark: Callable[[], None]
     kept: dict[Hashable, Any]
     modulations: dict[Hashable, Any] | None = None

@@ -33,7 +33,7 @@ class Vector:
         return self._parts[key]
 
     def activated(self) -> Tensor:
-        """SiLU of it."""
+        """SiLU of the vector, computed once."""
         if self._activated is None:
             self._activated = silu(self.tensor)
         return self._activated

@@ -37,7 +37,7 @@ class SpreadForward:
         self._blocks = model
         self._mesh = execution.mesh
         self._plan = execution.plan
-        self._holding = execution.holding
+        self._access = execution.access
         self._mark = execution.mark
         self._caches: dict[Hashable, Caches] = {}
         self._layouts: dict[tuple[Picture, int | None], TokenLayout] = {}
@@ -55,7 +55,7 @@ class SpreadForward:
 
     def uncompiled(self) -> tuple[str, ...]:
         """Of kinds of blocks that could not be compiled, why not; each is told once."""
-        return () if self._compiled is None else self._compiled.told()
+        return () if self._compiled is None else self._compiled.warnings()
 
     def run(
         self, inputs: Inputs, picture: Picture, latent: Tensor | None, patch: int | None, compute: Compute
@@ -83,18 +83,18 @@ class SpreadForward:
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
         self._blocks.running = Forward(
-            call, attentions, self._mesh, self._arrivals, self._holding, self._mark, kept, modulations, self._compiled
+            call, attentions, self._mesh, self._arrivals, self._access, self._mark, kept, modulations, self._compiled
         )
         self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.behind)
         try:
-            with self._holding.forward():
+            with self._access.forward():
                 out = compute(latent, {OVERRIDE: attentions})
         except StageOver:
             return None
         finally:
             self._blocks.running = None
             self.gathers = call.gathers
-            call.given = {}  # the options in it lead back here: what a step made would stay until garbage is collected
+            call.arguments = {}  # the options in it lead back here: what a step made would stay until garbage is collected
         if not picture.whole and out.shape[2:] != latent.shape[2:]:  # it was padded and is not cropped: Kandinsky 5
             raise Refused(
                 f"the model gives {by(out.shape[2:])} for a latent of {by(latent.shape[2:])}, because {picture.not_whole()}"

@@ -83,7 +83,7 @@ class Stream(DistributedTensor):
         every = count == self.placement.length
         return tokens.unflatten(self.along, self.grid if every else (count, *[1] * (len(self.grid) - 1)))
 
-    def given_back(self, tokens: Tensor) -> Tensor:
+    def with_tokens(self, tokens: Tensor) -> Tensor:
         """The reverse of `handed`."""
         return tokens.flatten(self.along, self.along + len(self.grid) - 1) if self.grid else tokens
 

@@ -91,7 +91,7 @@ class Cost:
         return self.held[self.tightest]
 
     @property
-    def room(self) -> float:
+    def allowance(self) -> float:
         """What the tightest rank may take."""
         return self.free[self.tightest]
 
@@ -307,6 +307,8 @@ class _Pass:
 
 
 class _Estimate:
+    """What one step of a job costs under a plan, part by part."""
+
     def __init__(self, plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> None:
         self.plan, self.model, self.job, self.profile = plan, model, job, profile
         self.batch = items(plan, job)
@@ -410,7 +412,7 @@ class _Estimate:
         row = self.batch * self.model.head_dim * self.job.element
 
         def flows() -> Iterator[Flow]:
-            for rank, place in self._places():
+            for rank, place in self._coordinates():
                 tokens, one = layout.ulysses_tokens(place.ring), place.ulysses
                 for other in range(layout.ulysses):
                     size = row * (tokens[one] * (heads[other] + 2 * kv[other]) + tokens[other] * heads[one])
@@ -426,7 +428,7 @@ class _Estimate:
         row = 2 * self.batch * self.model.head_dim * self.job.element
 
         def flows(hop: int) -> Iterator[Flow]:
-            for rank, place in self._places():
+            for rank, place in self._coordinates():
                 size = row * blocks[(place.ring - hop) % layout.ring] * heads[place.ulysses]
                 yield rank, self.plan.rank_at(place._replace(ring=(place.ring + 1) % layout.ring)), size
 
@@ -437,7 +439,7 @@ class _Estimate:
             exposed += taken - self.profile.overlap * min(taken, hidden) + self.profile.software.hop
         return exposed
 
-    def _places(self) -> Iterator[tuple[int, Place]]:
+    def _coordinates(self) -> Iterator[tuple[int, Place]]:
         return ((rank, self.plan.place(rank)) for rank in range(self.plan.world_size))
 
     def _stage_transfer(self, tokens: int) -> float:
@@ -448,7 +450,7 @@ class _Estimate:
         size = self.batch * math.ceil(tokens / (plan.ring * plan.ulysses)) * self.model.hidden * self.job.element
         flows = (
             (rank, plan.rank_at(place._replace(pipefusion=(place.pipefusion + 1) % plan.pipefusion)), size)
-            for rank, place in self._places()
+            for rank, place in self._coordinates()
         )
         return transfer_seconds(flows, self.profile.levels)
 
@@ -458,7 +460,7 @@ class _Estimate:
         if plan.cfg == 1:
             return 0.0
         size = self.batch * self.job.image_tokens * self.model.channels * self.job.element
-        flows = ((rank, plan.rank_at(place._replace(cfg=1 - place.cfg)), size) for rank, place in self._places())
+        flows = ((rank, plan.rank_at(place._replace(cfg=1 - place.cfg)), size) for rank, place in self._coordinates())
         return transfer_seconds(flows, self.profile.levels)
 
     def _gather(self, block_seconds: float, stage: int) -> float:
@@ -467,11 +469,11 @@ class _Estimate:
         held = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
         if plan.weights == "streamed":
             return self._stream(held, blocks * block_seconds, stage)
-        world = plan.world_size
-        if plan.weights != "sharded" or world == 1:
+        ranks = plan.world_size
+        if plan.weights != "sharded" or ranks == 1:
             return 0.0
-        size = held / blocks * (world - 1) / world
-        taken = transfer_seconds(((rank, (rank + 1) % world, size) for rank in range(world)), self.profile.levels)
+        size = held / blocks * (ranks - 1) / ranks
+        taken = transfer_seconds(((rank, (rank + 1) % ranks, size) for rank in range(ranks)), self.profile.levels)
         return taken + (blocks - 1) * (taken - self.profile.overlap * min(taken, block_seconds))
 
     def _stream(self, held: float, seconds: float, stage: int) -> float:

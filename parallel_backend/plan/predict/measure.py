@@ -230,13 +230,13 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """The shortest of several runs."""
     work()
     _finish(device)
-    moments = DeviceEvents(device)
+    events = DeviceEvents(device)
     best, end = float("inf"), time.perf_counter() + BUDGET
     while True:
-        moments.mark()
+        events.mark()
         work()
-        moments.mark()
-        best = min(best, moments.take()[1])
+        events.mark()
+        best = min(best, events.take()[1])
         if time.perf_counter() > end:
             return best
 

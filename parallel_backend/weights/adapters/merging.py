@@ -31,11 +31,11 @@ CHUNK_VALUES = 1 << 22
 class Keep:
     """Where the weights as they were are kept.
 
-    `room` says whether every rank could take so many more bytes of host memory; `agree` is True on all ranks if it was
+    `fits` says whether every rank could take so many more bytes of host memory; `agree` is True on all ranks if it was
     given True on all of them (a collective).
     """
 
-    room: Callable[[int], bool]
+    fits: Callable[[int], bool]
     agree: Callable[[bool], bool]
 
 
@@ -161,7 +161,7 @@ class Patching:
 
     def _keep(self, name: str) -> None:
         values = self._store.run(name).values
-        if name not in self._expanding and self._where.room(values.nbytes):
+        if name not in self._expanding and self._where.fits(values.nbytes):
             self._originals[name] = values.to("cpu", copy=True)
 
     def _change(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:

@@ -37,18 +37,18 @@ def read_folder(path: Path, read_file: Callable[[Path], Checkpoint]) -> Checkpoi
     if not index.is_file():
         part = read_file(folder / WEIGHTS)
         return Checkpoint(path, part.entries, part.files, part.metadata)
-    places = _read_index(path, index)
+    weight_map = _read_index(path, index)
     parts = {}
-    for name in sorted(set(places.values())):
+    for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
             raise Refused(f"{INDEX} of {path.name} names {name}, which is outside the folder: download it again.")
         if not (folder / name).is_file():
             raise Refused(f"{path.name} lacks the file {name} that its index names: download it into {folder}.")
         parts[name] = read_file(folder / name)
-    for tensor, name in places.items():
+    for tensor, name in weight_map.items():
         if tensor not in parts[name].entries:
             raise Refused(f"{name} of {path.name} lacks the tensor {tensor} that the index names: download it again.")
-    entries = {tensor: parts[name].entries[tensor] for tensor, name in places.items()}
+    entries = {tensor: parts[name].entries[tensor] for tensor, name in weight_map.items()}
     return Checkpoint(path, entries, tuple(folder / name for name in parts))
 
 
@@ -56,9 +56,9 @@ def _read_index(path: Path, index: Path) -> dict[str, str]:
     try:
         if index.stat().st_size > MAX_INDEX_BYTES:
             raise ValueError(f"{index.stat().st_size} bytes")
-        places = json.loads(index.read_bytes())["weight_map"]
-        if not places or not all(isinstance(name, str) for name in places.values()):
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        if not weight_map or not all(isinstance(name, str) for name in weight_map.values()):
             raise ValueError("no table of files")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{INDEX} of {path.name} is damaged ({error}); download it again.") from None
-    return dict(places)
+    return dict(weight_map)

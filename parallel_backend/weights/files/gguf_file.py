@@ -127,7 +127,7 @@ def _tensor(path: Path, fields: _Fields) -> tuple[str, Storage, tuple[int, ...],
 
 
 class _EndOfHeader(Exception):
-    pass
+    """The header goes on past the limit."""
 
 
 class _Fields:

@@ -79,7 +79,7 @@ def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
         for name, entry in checkpoint.entries.items():
             layer, _, last = name.rpartition(".")
             if last == "comfy_quant":
-                found[layer] = str(_read_mark(entry)["format"])
+                found[layer] = str(_read_settings(entry)["format"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(
             f"{checkpoint.path.name} has damaged marks of quantisation ({error}); download it again."
@@ -87,12 +87,12 @@ def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
     return found
 
 
-def _read_mark(entry: Entry) -> Mapping[str, Any]:
+def _read_settings(entry: Entry) -> Mapping[str, Any]:
     if entry.nbytes > MAX_MARK_BYTES:
         raise ValueError(f"one of {entry.nbytes} bytes")
     descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        mark: Mapping[str, Any] = json.loads(os.pread(descriptor, entry.nbytes, entry.offset))
+        settings: Mapping[str, Any] = json.loads(os.pread(descriptor, entry.nbytes, entry.offset))
     finally:
         os.close(descriptor)
-    return mark
+    return settings

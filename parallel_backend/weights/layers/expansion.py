@@ -36,14 +36,14 @@ class Expansion:
     def __init__(self, fused: bool) -> None:
         self._fused = fused
         self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-        self._told: list[str] = []
+        self._warnings: list[str] = []
         self._kept: dict[tuple[nn.Module, torch.dtype], Tensor] = {}
-        self._room = 0
+        self._spare = 0
 
-    def told(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """Why kernels could not be made, if that has turned out since this was asked for last."""
-        told, self._told = tuple(self._told), []
-        return told
+        warnings, self._warnings = tuple(self._warnings), []
+        return warnings
 
     def make_kernels(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Make what a module that computes in `dtype` lacks of them; if one fails, weights are expanded by eager operations.
@@ -61,22 +61,22 @@ class Expansion:
                 except Exception as error:
                     self._fused = False  # the compiler's, or what it needs (triton, a C compiler): eager operations do
                     first, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
-                    self._told.append(
+                    self._warnings.append(
                         f"GGUF weights are expanded without a compiler, which takes longer: {first.rstrip('.')}."
                     )
 
     @contextmanager
-    def keeping(self, room: int) -> Iterator[None]:
+    def keeping(self, spare: int) -> Iterator[None]:
         """While inside, weights that have been expanded stay so, as many as fit into so many bytes.
 
         Those that come first: blocks run in the same order again and again, so that any are as good. Nothing may change
         weights inside.
         """
-        self._room = room
+        self._spare = spare
         try:
             yield
         finally:
-            self._room = 0
+            self._spare = 0
             self._kept.clear()
 
     def kept(self, layer: nn.Module, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
@@ -84,8 +84,8 @@ class Expansion:
         values = self._kept.get((layer, dtype))
         if values is None:
             values = make()
-            if values.nbytes <= self._room:
-                self._room -= values.nbytes
+            if values.nbytes <= self._spare:
+                self._spare -= values.nbytes
                 self._kept[layer, dtype] = values
         return values
 

@@ -32,7 +32,7 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
+        """How many bytes they are."""
         return self.stop - self.start
 
     def read_by(self, way: Way) -> tuple[int, ...]:

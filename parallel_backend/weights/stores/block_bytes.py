@@ -15,7 +15,7 @@ ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """Where a parameter is: from byte `start` of the buffer of a block on."""
 
     block: int
@@ -32,14 +32,14 @@ class Place:
         """The parameter in a buffer of the block."""
         return buffer[self.start : self.stop].view(self.dtype).view(self.shape)
 
-    def within(self, share: slice) -> slice:
+    def overlap(self, share: slice) -> slice:
         """Which bytes of the buffer are this parameter's and the share's."""
         start = min(max(self.start, share.start), self.stop)
         return slice(start, max(start, min(self.stop, share.stop)))
 
     def run(self, share: slice, data: Tensor) -> Run:
         """The elements that `data`, a share of the buffer, has of the parameter."""
-        mine = self.within(share)
+        mine = self.overlap(share)
         values = data[mine.start - share.start : mine.stop - share.start] if mine.start < mine.stop else data[:0]
         return Run(values.view(self.dtype), (mine.start - self.start) // self.dtype.itemsize)
 
@@ -60,16 +60,16 @@ class BlockBytes:
         self._parts = parts
         self._inside = {id(part) for block in blocks for part in block.modules()}
         self._buffers: list[Tensor] = []
-        self.places: dict[str, Place] = {}
+        self.spans: dict[str, Span] = {}
         self.sizes: list[int] = []
         names = {id(part): f"{name}." if name else "" for name, part in module.named_modules()}
         for number, block in enumerate(blocks):
             end = 0
             for part, key, parameter in _own_parameters(block):
                 name = names[id(part)] + key
-                assert name not in self.places, f"two blocks share {name}"
-                place = self.places[name] = Place(number, end, parameter.shape, parameter.dtype)
-                end = _aligned(place.stop, ALIGNMENT)
+                assert name not in self.spans, f"two blocks share {name}"
+                span = self.spans[name] = Span(number, end, parameter.shape, parameter.dtype)
+                end = _aligned(span.stop, ALIGNMENT)
             self.sizes.append(_aligned(end, parts * ALIGNMENT))
 
     @property
@@ -98,10 +98,10 @@ class BlockBytes:
         self._buffers = []
         for number, size in enumerate(self.sizes):
             buffer = torch.empty(size, dtype=torch.uint8, device=device)
-            for name, place in self.places.items():
-                if place.block == number:
+            for name, span in self.spans.items():
+                if span.block == number:
                     owner, _, key = name.rpartition(".")
-                    self._module.get_submodule(owner).register_parameter(key, _frozen(place.values(buffer)))
+                    self._module.get_submodule(owner).register_parameter(key, _frozen(span.values(buffer)))
             self._buffers.append(buffer)
             self.free(number)
 

@@ -34,13 +34,13 @@ class HostCopy:
         self._sharers = sharers
         self._device = device
         self._pinned = False
-        self._places: list[Tensor] = []
+        self._copies: list[Tensor] = []
         self._memory = shared_bytes(copied_bytes(tensors), sharers, HOST)
         end = 0
         for tensor in tensors:
             like = torch.empty_like(tensor, device="meta")  # dense, its dimensions in the same order
             data = self._memory[end : end + tensor.nbytes].view(tensor.dtype)
-            self._places.append(data.as_strided(like.shape, like.stride()))
+            self._copies.append(data.as_strided(like.shape, like.stride()))
             end += _aligned(tensor.nbytes)
 
     def part(self) -> int:
@@ -49,16 +49,16 @@ class HostCopy:
 
     def fits(self, tensors: Collection[Tensor], sharers: Communicator) -> bool:
         """Whether it has a place for these, and is of these sharers."""
-        if sharers is not self._sharers or len(tensors) != len(self._places):
+        if sharers is not self._sharers or len(tensors) != len(self._copies):
             return False
-        return all(_form(tensor) == _form(place) for tensor, place in zip(tensors, self._places, strict=True))
+        return all(_form(tensor) == _form(place) for tensor, place in zip(tensors, self._copies, strict=True))
 
     def write(self, tensors: Collection[Tensor], writers: Sequence[int]) -> None:
         """Copy the tensors to it; the `writers` among the sharers do, each its part. A collective."""
         if self._sharers.rank in writers:
             self._pin()
         end = 0
-        for tensor, place in zip(tensors, self._places, strict=True):
+        for tensor, place in zip(tensors, self._copies, strict=True):
             if writers[end * len(writers) // (self._memory.numel() + 1)] == self._sharers.rank:
                 place.copy_(tensor.detach())
             end += _aligned(tensor.nbytes)
@@ -67,8 +67,8 @@ class HostCopy:
     def take(self, module: nn.Module) -> None:
         """Let the module, whose tensors they are, have these instead of its own."""
         self._pin()  # also where others have written it: it will be read
-        places = dict(zip(tensors_of(module), self._places, strict=True))
-        module._apply(lambda tensor: places[id(tensor)])
+        copies = dict(zip(tensors_of(module), self._copies, strict=True))
+        module._apply(lambda tensor: copies[id(tensor)])
 
     def _pin(self) -> None:
         if self._device.type == "cuda" and not self._pinned and self._memory.numel():

@@ -89,20 +89,20 @@ class Sharded(Store, BlockAccess):
 
     def run(self, name: str) -> Run:
         """What this rank's share of the block has of the parameter."""
-        place = self._bytes.places.get(name)
-        if place is None:
+        span = self._bytes.spans.get(name)
+        if span is None:
             return Run(self._bytes.outer(name).view(-1))
-        return place.run(self._bytes.share(place.block, self._everyone.rank), self._shards[place.block])
+        return span.run(self._bytes.share(span.block, self._everyone.rank), self._shards[span.block])
 
     def full(self, name: str) -> Tensor:
         """Gathered, into memory of its own. A collective."""
-        place = self._bytes.places.get(name)
-        if place is None:
+        span = self._bytes.spans.get(name)
+        if span is None:
             return self._bytes.outer(name)
-        parts = [place.within(self._bytes.share(place.block, rank)) for rank in range(self._everyone.size)]
+        parts = [span.overlap(self._bytes.share(span.block, rank)) for rank in range(self._everyone.size)]
         mine = self.run(name).values.view(torch.uint8)
         flat = self._everyone.gather(mine[None, :, None], [part.stop - part.start for part in parts])
-        return flat.view(-1).view(place.dtype).view(place.shape)
+        return flat.view(-1).view(span.dtype).view(span.shape)
 
     def settle(self) -> None:
         """Gather one block, once: what the connections need for that is taken now, and not in the middle of a denoise."""

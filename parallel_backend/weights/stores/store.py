@@ -36,7 +36,7 @@ class Store(ABC):
         """Bytes of the rank's device that they need at the least; known before they take any."""
 
     @property
-    def moving(self) -> int:
+    def movable(self) -> int:
         """Of these the bytes that are taken between forwards too, and move where the weights move."""
         return self.nbytes
 
@@ -55,9 +55,9 @@ class Store(ABC):
         """Bytes of host memory that this rank answers for and nobody reads, kept for the next time that they leave devices."""
         return 0
 
-    def fit(self, room: int) -> int:
+    def fit(self, spare: int) -> int:
         """Use at most so many bytes of the device beyond `nbytes`, and as many as are of use; those that are left."""
-        return room
+        return spare
 
     @abstractmethod
     def materialise(self, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Store(ABC):
         Those of `idle` that they take are among them, and are idle no more. A collective of the ranks that have one copy
         there, as `leave` is, which comes next.
         """
-        return self.moving if here else 0
+        return self.movable if here else 0
 
     @abstractmethod
     def leave(self, here: bool) -> None:

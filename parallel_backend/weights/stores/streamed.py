@@ -63,7 +63,7 @@ class Streamed(Store, BlockAccess):
         return sum(self._bytes.sizes[block] for block in self._stays if block in self._there)
 
     @property
-    def moving(self) -> int:
+    def movable(self) -> int:
         """Blocks are in host memory already."""
         return self._bytes.outside
 
@@ -81,12 +81,12 @@ class Streamed(Store, BlockAccess):
     def _passing(self) -> int:
         return sum(sorted(self._bytes.sizes)[-2:])
 
-    def fit(self, room: int) -> int:
+    def fit(self, spare: int) -> int:
         """Let as many blocks stay as fit into so many bytes; where all of them do, none comes and goes. The bytes left."""
         everything = sum(self._bytes.sizes)
-        self._stays = staying(self._bytes.sizes, everything if room + self._passing >= everything else room)
+        self._stays = staying(self._bytes.sizes, everything if spare + self._passing >= everything else spare)
         self._leave_all_but(self._stays)
-        return max(0, room - sum(self._bytes.sizes[block] for block in self._stays))
+        return max(0, spare - sum(self._bytes.sizes[block] for block in self._stays))
 
     def materialise(self, device: torch.device) -> None:
         """The host's copy, and what is outside of blocks."""
@@ -108,13 +108,13 @@ class Streamed(Store, BlockAccess):
 
     def run(self, name: str) -> Run:
         """This rank's part of the host's copy; the device's, which it makes stale, goes."""
-        place = self._bytes.places.get(name)
-        if place is None:
+        span = self._bytes.spans.get(name)
+        if span is None:
             return Run(self._bytes.outer(name).view(-1))
-        if place.block in self._there:
-            self._leave(place.block)
-        share = self._bytes.share(place.block, self._sharers.rank)
-        return place.run(share, self._host[place.block][share])
+        if span.block in self._there:
+            self._leave(span.block)
+        share = self._bytes.share(span.block, self._sharers.rank)
+        return span.run(share, self._host[span.block][share])
 
     def settle(self) -> None:
         """Wait until all ranks have written their parts."""
@@ -122,11 +122,11 @@ class Streamed(Store, BlockAccess):
 
     def full(self, name: str) -> Tensor:
         """A copy of the host's. A collective."""
-        place = self._bytes.places.get(name)
-        if place is None:
+        span = self._bytes.spans.get(name)
+        if span is None:
             return self._bytes.outer(name)
         self.settle()
-        values = place.values(self._host[place.block]).clone()
+        values = span.values(self._host[span.block]).clone()
         self.settle()
         return values
 
@@ -181,12 +181,12 @@ class Copies:
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
 
 
-def staying(sizes: Sequence[int], room: int) -> frozenset[int]:
+def staying(sizes: Sequence[int], spare: int) -> frozenset[int]:
     """Which blocks of these sizes stay in so many bytes: the first, and others at even distances."""
-    part, before, taken = room / max(1, sum(sizes)), 0, 0
+    part, before, taken = spare / max(1, sum(sizes)), 0, 0
     stays = set()
     for block, size in enumerate(sizes):
-        if taken <= part * before and taken + size <= room:
+        if taken <= part * before and taken + size <= spare:
             stays.add(block)
             taken += size
         before += size

@@ -68,7 +68,7 @@ class Whole(Store):
         """All of them, or this rank's part of the machine's copy; nothing more where there is one."""
         if self._copy is not None:
             return 0
-        self._writers = tuple(rank for rank, (leaves,) in enumerate(self._told(int(here))) if leaves)
+        self._writers = tuple(rank for rank, (leaves,) in enumerate(self._gathered(int(here))) if leaves)
         if self._writers and not self._hold_the_same():
             self._sharing, self._writers = ALONE, (0,) if here else ()
         if self._writers and self._idle is not None and self._idle.fits(self._tensors(), self._sharing):
@@ -122,9 +122,9 @@ class Whole(Store):
         """Whether all that share have the same bits. A collective."""
         if self._sharing.size == 1:
             return True
-        return len(set(self._told(*digest(self._tensors(), self._device)))) == 1
+        return len(set(self._gathered(*digest(self._tensors(), self._device)))) == 1
 
-    def _told(self, *numbers: int) -> list[tuple[int, ...]]:
+    def _gathered(self, *numbers: int) -> list[tuple[int, ...]]:
         """What each of those that share says; so many numbers. A collective."""
         ours = torch.tensor([[[number] for number in numbers]])
         said = self._sharing.gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()

@@ -31,8 +31,11 @@ P = TypeVar("P", bound=Part)
 
 @dataclass
 class _Held:
+    """A part that the rank holds, and where its weights are."""
+
     part: Any
     arrangement: Hashable
+    """What the part was built for; one for another arrangement takes its place."""
     on_device: bool = False
     somewhere: bool = False
     """Whether it is on the device of any rank."""
@@ -46,7 +49,7 @@ class _Held:
     @property
     def taken(self) -> int:
         """Bytes of the device that it takes now."""
-        return self.store.moving + self.store.beyond if self.on_device else 0
+        return self.store.movable + self.store.beyond if self.on_device else 0
 
     @property
     def on_host(self) -> int:
@@ -117,7 +120,7 @@ class Holder:
             if not held.on_device:
                 self._status.enter("restoring the model from host memory")
                 held.store.come_back()
-                self.restored += held.store.moving
+                self.restored += held.store.movable
             held.store.stay()
             held.aside = 0
         held.on_device = held.somewhere = True
@@ -173,9 +176,9 @@ class Holder:
 
     def _fits(self, wanted: _Held, allowance: Allowance) -> bool:
         store, others = wanted.store, self._taken_by_others(wanted)
-        within = not allowance.limit or others + store.nbytes + allowance.working <= allowance.limit
+        in_limit = not allowance.limit or others + store.nbytes + allowance.working <= allowance.limit
         needed = allowance.working + store.nbytes - wanted.taken
-        return within and needed <= self._memory.free_on_device() // allowance.sharers
+        return in_limit and needed <= self._memory.free_on_device() // allowance.sharers
 
     def _spare(self, held: _Held, allowance: Allowance) -> int:
         """Bytes that are left beyond what a part and its work need at the least."""

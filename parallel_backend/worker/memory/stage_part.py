@@ -69,7 +69,7 @@ class StagePart:
         shape_parameters(self.module, checkpoint, self._source.keys, dtype, exact)
         if spec.fast_fp8 and isinstance(self.model, ComfyModel):
             multiply_in_fp8(self.module, device)
-        self.store, self.holding = arrange(self.module, self.model.block_modules)
+        self.store, self.access = arrange(self.module, self.model.block_modules)
         merging = Merging(dtype, exact, merging_dtype, rounded)
         names = family.comfyui_keys(config)
         self._patching = Patching(self.module, self.store, device, names, self._load, keep, merging)

@@ -119,7 +119,7 @@ class Gateway:
                     client.send(RawFrame(rank, frame.header, frame.payload).data)
         except (OSError, BadFrame) as error:
             reason = str(error)
-        self._tell_client(Lost(rank, reason))
+        self._send_to_client(Lost(rank, reason))
         self._end(f"rank {rank} ({peer.name}) was lost: {reason}")
 
     def _introduce(self, rank: int, frame: RawFrame) -> None:
@@ -159,7 +159,7 @@ class Gateway:
 
     def _welcome(self, peer: _Peer) -> None:
         """Wait with the client until all ranks are there, then tell it who they are."""
-        told: Waiting | None = None
+        reported: Waiting | None = None
         while True:
             with self._changed:
                 missing = tuple(rank for rank in range(self._size) if rank not in self._facts)
@@ -167,9 +167,9 @@ class Gateway:
                     break
                 self._changed.wait(1)
             waiting = Waiting(missing, self._refused)
-            if waiting != told:
+            if waiting != reported:
                 peer.send_or_raise(encode(waiting))
-                told = waiting
+                reported = waiting
         peer.send_or_raise(encode(Welcome(tuple(self._facts[rank] for rank in range(self._size)))))
 
     def _take(self, peer: _Peer) -> bool:
@@ -184,7 +184,7 @@ class Gateway:
         peer.send(encode(Busy(name)))
         return False
 
-    def _tell_client(self, message: Message) -> None:
+    def _send_to_client(self, message: Message) -> None:
         client = self._client
         if client is not None:
             client.send(encode(message))

@@ -125,7 +125,7 @@ class HostConnection:
             status.changed.clear()
             status.mark_compiling()
             try:
-                self.send(Pulse(status.phase, status.step, status.marks, status.waiting()))
+                self.send(Pulse(status.phase, status.step, status.progress, status.waiting()))
             except OSError:
                 self._leave()
             status.changed.wait(PULSE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a rank is doing, written by its main thread and told to the host by its link."""
+"""What a rank is doing, written by its main thread and reported to the host by its connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_COMPILE = 1800.0
 
 @dataclass
 class Status:
-    """`marks` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
+    """`progress` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
 
     `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a
     phase or step begins; None outside of tests.
@@ -31,7 +31,7 @@ class Status:
 
     phase: str = "starting"
     step: int = 0
-    marks: int = 0
+    progress: int = 0
     changed: threading.Event = field(default_factory=threading.Event)
     entered: list[tuple[str, int, float]] = field(default_factory=list)
     faults: Callable[[str, int], None] | None = None
@@ -48,10 +48,10 @@ class Status:
 
     def mark(self) -> None:
         """Note that something got done."""
-        self.marks += 1
+        self.progress += 1
 
     def mark_compiling(self) -> None:
-        """Note that the main thread compiles, if it does: a block may take minutes. The link asks before each pulse."""
+        """Note that the main thread compiles, if it does: a block may take minutes. The connection asks before each pulse."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_globals.get("__name__") != COMPILER:
             frame = frame.f_back

@@ -23,8 +23,8 @@ class Agreement:
         refusals: why attention that a plan can ask for does not run on this rank, by its name.
     """
 
-    def __init__(self, world: ProcessGroup, files: ModelFiles, status: Status, refusals: Mapping[str, str]) -> None:
-        self._world = world
+    def __init__(self, group: ProcessGroup, files: ModelFiles, status: Status, refusals: Mapping[str, str]) -> None:
+        self._group = group
         self._files = files
         self._status = status
         self._refusals = refusals
@@ -42,7 +42,7 @@ class Agreement:
         digest = hashlib.sha256(msgspec.msgpack.encode(wanted)).hexdigest()[:16]
         said = [
             each.split(" ", 2)
-            for each in self._world.gather(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
+            for each in self._group.gather(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
         ]
         expected, first, _ = said[0]
         for rank, (theirs, host, their_lack) in enumerate(said):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...diffusion import Value
 from ...errors import Refused
-from ...models.comfyui.rows import rows_of, together
+from ...models.comfyui.rows import rows_a_unit, rows_of
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.comfyui.whole_model import WholeModel
 from ...models.inputs import Inputs
@@ -39,8 +39,8 @@ def refuse_rows_that_meet(
     Raises:
         Refused: what is computed of them is not the same, as where a class swaps the halves of a batch.
     """
-    model = made_up(family, replace(config, marks={}), torch.float32, device)
-    count, batch = together(values), tensors["x"].shape[0]
+    model = made_up(family, replace(config, quantisation={}), torch.float32, device)
+    count, batch = rows_a_unit(values), tensors["x"].shape[0]
     alone = _in_fp32(rows_of(tensors, values, torch.arange(count) % batch))
     both = _in_fp32(rows_of(tensors, values, torch.arange(2 * count) % batch))
     generator = torch.Generator().manual_seed(0)

@@ -61,7 +61,7 @@ class Autoencoding:
 
     def carry_out(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
         """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
-        rank, first = self._rank, self._rank.world.rank == 0
+        rank, first = self._rank, self._rank.group.rank == 0
         watch = rank.watch(message.request, first)
         axis = rank.everyone("rows", message.plan.transport)  # before what it needs is taken by weights
         answer = {}
@@ -82,12 +82,12 @@ class Autoencoding:
             return
         rank.report(message.request, message.model, started)
         if first:
-            rank.link.send(Done(message.request), answer)
+            rank.host.send(Done(message.request), answer)
 
     def _part(self, message: Decode | Encode, watch: Watch) -> AutoencoderPart:
         """This rank's. A collective."""
         rank = self._rank
-        found, sharers = rank.files.find(message.model), rank.world.alike(rank.neighbours.machines, rank.meter)
+        found, sharers = rank.files.find(message.model), rank.group.alike(rank.neighbours.machines, rank.meter)
         return AutoencoderPart(found, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
     def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
@@ -113,9 +113,9 @@ class Autoencoding:
                 dtype = str(pixels.dtype).removeprefix("torch.")
                 answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
                 if message.shared:
-                    self._rank.link.hand_over(answer, pixels)
+                    self._rank.host.hand_over(answer, pixels)
                 else:
-                    self._rank.link.send(answer, {"pixels": pixels})
+                    self._rank.host.send(answer, {"pixels": pixels})
             start += pixels.shape[1]  # an image has one piece, and nothing starts after it
             self._next(message.request, "decoding")
 
@@ -164,5 +164,5 @@ class Autoencoding:
 
     def _cancel_if_asked(self, request: int) -> None:
         """A collective. Raises Cancelled on all ranks."""
-        if self._rank.world.agree(self._rank.link.cancelled(request)):
+        if self._rank.group.agree(self._rank.host.cancelled(request)):
             raise Cancelled

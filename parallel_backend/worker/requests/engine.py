@@ -36,7 +36,7 @@ class Engine:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
         warm_up_kernels(rank.device)
-        self._agreement = Agreement(rank.world, rank.files, rank.status, kernel_refusals(rank.device))
+        self._agreement = Agreement(rank.group, rank.files, rank.status, kernel_refusals(rank.device))
 
     @torch.inference_mode()
     def carry_out(self, frame: Frame) -> None:
@@ -84,15 +84,15 @@ class Engine:
     def _release(self, message: Release) -> None:
         rank = self._rank
         started = rank.start()
-        rank.holder.release(message.model, here=rank.world.rank in message.ranks)
+        rank.holder.release(message.model, here=rank.group.rank in message.ranks)
         rank.report(message.request, message.model, started)
-        if rank.world.rank == 0:
-            rank.link.send(Done(message.request))
+        if rank.group.rank == 0:
+            rank.host.send(Done(message.request))
 
     def _declines(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> bool:
         """Whether the ranks cannot do this together; rank 0 then tells the host why."""
         rank = self._rank
         problem = self._agreement.problem(message.plan, message.model)
-        if problem and rank.world.rank == 0:
-            rank.link.send(Declined(message.request, problem))
+        if problem and rank.group.rank == 0:
+            rank.host.send(Declined(message.request, problem))
         return bool(problem)

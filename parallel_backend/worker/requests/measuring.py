@@ -49,7 +49,7 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
-    kinds = rank.world.gather(device_kind(str(rank.device)))
+    kinds = rank.group.gather(device_kind(str(rank.device)))
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
     attention = message.plan.attention
     if attention in kernel_refusals(rank.device):  # what samples with it is declined in a sentence
@@ -58,15 +58,15 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
     if mesh.reports:
-        rank.link.send(MachineMeasured(message.request, machine))
+        rank.host.send(MachineMeasured(message.request, machine))
 
 
 def measure_memory(rank: Rank, message: MeasureMemory) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
-    free = [int(said) for said in rank.world.gather(str(rank.available(message.plan)))]
-    if rank.world.rank == 0:
-        rank.link.send(MemoryMeasured(message.request, tuple(free)))
+    free = [int(said) for said in rank.group.gather(str(rank.available(message.plan)))]
+    if rank.group.rank == 0:
+        rank.host.send(MemoryMeasured(message.request, tuple(free)))
 
 
 def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts)
-        rank.link.send(BlocksMeasured(message.request, times))
+        rank.host.send(BlocksMeasured(message.request, times))
 
 
 def _declines_to_split(
@@ -104,9 +104,9 @@ def _declines_to_split(
             refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
         except Refused as refusal:
             problem = str(refusal)
-    problem = next(filter(None, rank.world.gather(problem)), "")
-    if problem and rank.world.rank == 0:
-        rank.link.send(Declined(message.request, problem))
+    problem = next(filter(None, rank.group.gather(problem)), "")
+    if problem and rank.group.rank == 0:
+        rank.host.send(Declined(message.request, problem))
     return bool(problem)
 
 
@@ -139,13 +139,13 @@ def time_blocks(
         parameter.zero_()
     meter = Meter()
     alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
-    moments = DeviceEvents(device)
+    events = DeviceEvents(device)
     conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
     x = tensors["x"]
     inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
 
     def block_done() -> None:
-        moments.mark()
+        events.mark()
         mark()
 
     forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, BlockAccess(), block_done))
@@ -153,7 +153,7 @@ def time_blocks(
     for _ in range(RUNS):
         forward(inputs, x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
-        runs.append(moments.take()[-blocks:])
+        runs.append(events.take()[-blocks:])
         mark()  # a GPU has done by now what the host gave it in a moment
     return _second_of_each(runs), counts
 

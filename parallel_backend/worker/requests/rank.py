@@ -6,7 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -52,21 +52,33 @@ KEPT_OF_SPARE = 0.5
 """What expanded weights may take of what is spare: what work needs is an estimate, and memory has gaps."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a request runs on this rank."""
+
+    model: Model
+    """This rank's stage, with its weights."""
+    forward: ModelForward
+    """The model's forward under the request's plan."""
+    access: BlockAccess
+    """How the weights of its blocks are made usable."""
+
+
 class Rank:
     """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
 
     def __init__(
-        self, environment: Environment, world: ProcessGroup, link: HostConnection, status: Status, meter: Meter
+        self, environment: Environment, group: ProcessGroup, host: HostConnection, status: Status, meter: Meter
     ) -> None:
         self.device = environment.device
-        self.world = world
-        self.link = link
+        self.group = group
+        self.host = host
         self.status = status
         self.meter = meter
-        self.neighbours = world.neighbours(meter)
+        self.neighbours = group.neighbours(meter)
         machines = self.neighbours.machines
-        self.memory = Memory(environment.device, machines.count(machines[world.rank]))
-        self.holder = Holder(self.memory, world.all_agree, status)
+        self.memory = Memory(environment.device, machines.count(machines[group.rank]))
+        self.holder = Holder(self.memory, group.all_agree, status)
         self.adapters = AdapterStore()
         self.expansion = Expansion(fused=environment.device.type == "cuda")
         self._networks = Networks(environment.device)
@@ -99,8 +111,8 @@ class Rank:
         Args:
             name: what the meter calls its traffic.
         """
-        group = dist.group.WORLD if self.world.size > 1 else None
-        axis = Communicator(name, group, self.device, self.device.type == "cuda" and transport == "gloo", self.meter)
+        ranks = dist.group.WORLD if self.group.size > 1 else None
+        axis = Communicator(name, ranks, self.device, self.device.type == "cuda" and transport == "gloo", self.meter)
         if not self._opened:
             _, self.everyone_bytes = self.connect(axis.warm_up)
             self._opened = True
@@ -122,17 +134,17 @@ class Rank:
 
     def available(self, plan: ResolvedPlan) -> int:
         """Bytes that a job, with its communicators, may take of this rank's device: what is free and what this rank has."""
-        sharers = plan.devices.count(plan.devices[self.world.rank])
+        sharers = plan.devices.count(plan.devices[self.group.rank])
         ours = sum(self.holder.on_device().values()) + self.mesh_bytes + self.everyone_bytes
         return self.memory.free_on_device() // sharers + ours
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
         """What a plan lets this rank hold beside the bytes a request works with."""
-        sharers = plan.devices.count(plan.devices[self.world.rank])
+        sharers = plan.devices.count(plan.devices[self.group.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
-    def prepare(self, message: Sample | Forward, mesh: Mesh) -> tuple[Model, ModelForward, BlockAccess]:
-        """This rank's part of the model, loaded if need be, its forward, and how its weights are held.
+    def prepare(self, message: Sample | Forward, mesh: Mesh) -> Prepared:
+        """This rank's part of the model, loaded if need be.
 
         Raises:
             Cancelled: on all ranks alike, while loading.
@@ -141,12 +153,12 @@ class Rank:
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
         watch = self.watch(message.request, mesh.reports)
-        alike = len({*self._copies(plan)}) < self.world.size
+        alike = len({*self._copies(plan)}) < self.group.size
         neighbours = self.linked(plan.transport) if alike else self.neighbours  # before weights take what it needs
 
         def build() -> StagePart:
-            stage = stage_of[self.world.rank]
-            keep = Keep(self.memory.has_host_room, self.world.all_agree)
+            stage = stage_of[self.group.rank]
+            keep = Keep(self.memory.has_host_room, self.group.all_agree)
             found = self.files.find(spec)
             made = StagePart(found, stage, self._arrange(plan), self.device, neighbours, watch, keep)
             if made.model.unknown and not attends_alone(mesh, plan.patches, plan.attention):
@@ -160,12 +172,12 @@ class Rank:
         part.adapt(adapters, watch)
         self.expansion.make_kernels(part.module, getattr(torch, message.compute_dtype), self.device)
         compiler = message.compiler if isinstance(message, Sample) else ""
-        forward = part.model.forward_on(Execution(mesh, plan, part.holding, self.status.mark, compiler))
+        forward = part.model.forward_on(Execution(mesh, plan, part.access, self.status.mark, compiler))
         networks = self._networks.of(adapters)
         if networks:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
             forward.networks = networks
-        return part.model, forward, part.holding
+        return Prepared(part.model, forward, part.access)
 
     def keeping(self) -> AbstractContextManager[None]:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""
@@ -174,12 +186,12 @@ class Rank:
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""
         with self.meter.wait("control"):
-            return self.world.agree(flag)
+            return self.group.agree(flag)
 
     def _most(self, forwards: int) -> int:
         """Of a model call, the most that a rank runs."""
         with self.meter.wait("control"):
-            return self.world.most(forwards)
+            return self.group.most(forwards)
 
     def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
         """Of each rank what its weights have in common with others': the stage, and the machine it is on."""
@@ -190,26 +202,26 @@ class Rank:
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
             return lambda module, blocks: _twice(Sharded(module, blocks, everyone, self._most, self.status.mark))
-        sharers = self.world.alike(self._copies(plan), self.meter)
+        sharers = self.group.alike(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
         return lambda module, blocks: (Whole(module, sharers), BlockAccess())
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""
-        told = 0.0
+        reported = 0.0
 
         def progress(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal reported
             self.status.mark()
-            if reports and (done == total or time.monotonic() - told > LOADING_SECONDS):
-                told = time.monotonic()
-                self.link.send(Loading(request, done, total))
+            if reports and (done == total or time.monotonic() - reported > LOADING_SECONDS):
+                reported = time.monotonic()
+                self.host.send(Loading(request, done, total))
 
         def read(nbytes: int) -> None:
             self._read += nbytes
 
-        return Watch(lambda: self.world.agree(self.link.cancelled(request)), progress, read)
+        return Watch(lambda: self.group.agree(self.host.cancelled(request)), progress, read)
 
     def begin(self) -> None:
         """Count from here what a request moves from disk and host memory, and when it does what."""
@@ -235,7 +247,7 @@ class Rank:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         report = Report(
             request=request,
-            rank=self.world.rank,
+            rank=self.group.rank,
             seconds=seconds,
             waiting=waiting,
             sent=dict(self.meter.sent),
@@ -248,13 +260,13 @@ class Rank:
             restored=self.holder.restored,
             times=times(self.meter.timeline, self.status.entered),
         )
-        self.link.send(report)
+        self.host.send(report)
 
     def cancelled(self, message: Sample | Forward | Decode | Encode, answers: bool) -> None:
         """Answer a request that was cancelled."""
         self.report(message.request, message.model, time.perf_counter())
         if answers:
-            self.link.send(WasCancelled(message.request))
+            self.host.send(WasCancelled(message.request))
 
     def forget(self) -> None:
         """Drop the adapters that a host has sent: another one does not know of them."""

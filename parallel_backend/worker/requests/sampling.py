@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -12,24 +12,21 @@ from ...denoise.guidance import Guidance
 from ...denoise.model_calls import ModelCalls
 from ...denoise.noise import LatentNoise
 from ...denoise.patch_sampler import Inpaint, PatchSampler
-from ...denoise.pipeline import CancelSignal, Pipeline
+from ...denoise.pipeline import Callbacks, CancelSignal, Patch, Pipeline
 from ...denoise.process import process_of
 from ...denoise.prompts import Prompts
 from ...denoise.replay import Script, script_of
 from ...denoise.shared_noise import SharedNoise
-from ...denoise.step_cache import StepCache, step_cache
+from ...denoise.step_cache import step_cache
 from ...errors import Cancelled, Refused
 from ...layout import length
 from ...mesh import Mesh
 from ...models.comfyui.features.guidance import guidance_function
 from ...models.comfyui.rows import parts_of
-from ...models.family import Forward as ModelForward
-from ...models.family import Model
 from ...models.region import Region
-from ...weights.stores.block_access import BlockAccess
 from ...wire.messages import PROGRAM, Declined, Done, Progress, Sample
 from .previews import Previews
-from .rank import Rank
+from .rank import Prepared, Rank
 
 
 def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
@@ -42,26 +39,24 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     try:
         script = script_of(tensors.pop(PROGRAM), x.ndim, len(sigmas), x.device)
     except Refused as reason:  # on all ranks alike
-        if rank.world.rank == 0:
-            rank.link.send(Declined(message.request, str(reason)))
+        if rank.group.rank == 0:
+            rank.host.send(Declined(message.request, str(reason)))
         return
     mesh = rank.mesh(message.plan)
     try:
-        model, forward, holding = rank.prepare(message, mesh)
+        prepared = rank.prepare(message, mesh)
         started = rank.start()
-        shown = Previews(rank.device, rank.link.send) if mesh.reports else nullcontext()
+        shown = Previews(rank.device, rank.host.send) if mesh.reports else nullcontext()
         with shown as previews, rank.keeping():
-            prompts = _prompts(message, tensors, mesh)
-            cache = step_cache(message.cache, prompts, mesh, rank.agree)
-            run = _Run(rank, message, tensors, mesh, model, forward, holding, prompts, cache, previews, script)
+            run = _Run(rank, message, tensors, prepared, previews, script)
             answer = run.whole(run.pipeline().run())
     except Cancelled:
         rank.cancelled(message, mesh.reports)
         return
-    rank.report(message.request, message.model, started, forward.cache_bytes)
+    rank.report(message.request, message.model, started, prepared.forward.cache_bytes)
     if mesh.reports:
-        uncompiled = (*forward.uncompiled(), *rank.expansion.told())
-        rank.link.send(Done(message.request, cache.skipped, uncompiled), answer)
+        uncompiled = (*prepared.forward.uncompiled(), *rank.expansion.warnings())
+        rank.host.send(Done(message.request, run.skipped, uncompiled), answer)
 
 
 class _Run:
@@ -71,38 +66,40 @@ class _Run:
         self,
         rank: Rank,
         message: Sample,
-        tensors: Mapping[str, Tensor],
-        mesh: Mesh,
-        model: Model,
-        forward: ModelForward,
-        holding: BlockAccess,
-        prompts: Prompts,
-        cache: StepCache,
+        tensors: dict[str, Tensor],
+        prepared: Prepared,
         previews: Previews | None,
         script: Script,
     ) -> None:
         self._rank = rank
         self._message = message
         self._tensors = tensors
-        self._mesh = mesh
+        self._mesh = mesh = rank.mesh(message.plan)
         self._previews = previews
         self._script = script
         self._x = tensors["x"]
         self._runs = parts_of(message.plan, self._x.shape[0], message.positive[0].values)
         self._process = process_of(message.sampling, tensors)
-        guides = [guidance_function(guide) for guide in message.guides]
-        self._guidance = Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, guides)
-        self._patches = model.patches(self._x.shape, message.plan.patches)
+        self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
+        prompts = _prompts(message, tensors, mesh)
+        functions = [guidance_function(each) for each in message.guidance_functions]
+        self._cache = step_cache(message.cache, prompts, mesh, rank.agree)
         self._model = ModelCalls(
-            forward=forward,
-            holding=holding,
+            forward=prepared.forward,
+            access=prepared.access,
             prompts=prompts,
+            guidance=Guidance(self._process, message.cfg, prompts.mine, mesh.cfg, functions),
             process=self._process,
             sigmas=tensors["sigmas"].to("cpu", torch.float32),
-            cache=cache,
+            cache=self._cache,
             dtype=getattr(torch, message.compute_dtype),
             meter=rank.meter,
         )
+
+    @property
+    def skipped(self) -> int:
+        """How many model calls the step cache has answered."""
+        return self._cache.skipped
 
     def whole(self, result: Tensor | None) -> dict[str, Tensor]:
         """The answer, on the rank that answers the host."""
@@ -117,35 +114,35 @@ class _Run:
         return Pipeline(
             mesh=mesh,
             model=self._model,
-            guidance=self._guidance,
             calls=self._script.calls(),
-            patches=self._patches,
-            samplers=[self._sampler(patch, rows) for patch in self._patches],
+            patches=[Patch(region, self._sampler(region, rows)) for region in self._regions],
             latent=self._x[rows],
             warmup_steps=message.plan.warmup_steps,
-            cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree),
-            enter=self._enter,
-            on_told=self._on_told,
+            callbacks=Callbacks(
+                cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree),
+                step_begins=self._step_begins,
+                step_done=self._step_done,
+            ),
         )
 
-    def _sampler(self, patch: Region, rows: slice) -> PatchSampler:
+    def _sampler(self, region: Region, rows: slice) -> PatchSampler:
         batch = self._x.shape[0]
 
         def view(tensor: Tensor) -> Tensor:
-            return patch.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
+            return region.of(tensor if tensor.shape[0] == 1 < batch else tensor[rows])
 
         inpaint = Inpaint.of(self._tensors, self._process, view, self._message.clean_inpaint)
         shape = self._x.shape
-        noise = LatentNoise(tuple(shape), self._x.device, SharedNoise(self._mesh, shape, self._runs, patch))
+        noise = LatentNoise(tuple(shape), self._x.device, SharedNoise(self._mesh, shape, self._runs, region))
         return PatchSampler(self._script, view(self._x), noise, inpaint)
 
     def _cancelled(self) -> bool:
-        return self._rank.link.cancelled(self._message.request)
+        return self._rank.host.cancelled(self._message.request)
 
-    def _enter(self, step: int) -> None:
+    def _step_begins(self, step: int) -> None:
         self._rank.status.enter("sampling", step + 1)
 
-    def _on_told(self, step: int, denoised: Tensor, x: Tensor) -> None:
+    def _step_done(self, step: int, denoised: Tensor, x: Tensor) -> None:
         if not _answers(self._mesh):
             return
         shown = {"denoised": denoised, "x": x}

@@ -15,7 +15,7 @@ from ...layout import cut, length
 from ...mesh import Mesh
 from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
-from ...models.comfyui.rows import rows_of, run_of, together
+from ...models.comfyui.rows import rows_a_unit, rows_of, run_of
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
 from ...plan import ResolvedPlan
@@ -33,10 +33,11 @@ def single_forward(
     """
     mesh = rank.mesh(message.plan)
     try:
-        model, forward, holding = rank.prepare(message, mesh)
+        prepared = rank.prepare(message, mesh)
     except Cancelled:
         rank.cancelled(message, mesh.reports)
         return
+    model, forward = prepared.model, prepared.forward
     started = rank.start()
     rank.status.enter("running the model once")
     groups = mesh.data.size * mesh.cfg.size
@@ -56,7 +57,7 @@ def single_forward(
         found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
         added = {block: tensor.to(rank.device) for block, tensor in found.items()}
     start, outputs = edges[run.start], []
-    with holding.model_call(len(mine)):
+    with prepared.access.model_call(len(mine)):
         for number, (piece, values) in enumerate(mine):
             first = edges[run.start + number] - start
             own = {block: _rows(tensor, first, piece["x"].shape[0]) for block, tensor in added.items()}
@@ -70,7 +71,7 @@ def single_forward(
     rank.report(message.request, message.model, started, forward.cache_bytes)
     if mesh.reports:
         assert output is not None
-        rank.link.send(Done(message.request), {"result": output})
+        rank.host.send(Done(message.request), {"result": output})
 
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
@@ -107,7 +108,7 @@ def _pieces(
     ]
     batch = found[0]["x"].shape[0]
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
-    unit = together(values[0])
+    unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
     if calls > 1 or not all(map(length, runs)) or compared or batch % unit:
         return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...comm.device_events import DeviceEvents
 from ...diffusion import Value
-from ...models.comfyui.rows import rows_of, together
+from ...models.comfyui.rows import rows_a_unit, rows_of
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.comfyui.whole_model import WholeModel
 from ...models.inputs import Inputs
@@ -40,7 +40,7 @@ def time_forward(
     """
     model = made_up(family, config, dtype, device)
     compute_in(model.module, tensors["x"].dtype)
-    few = together(values)
+    few = rows_a_unit(values)
     counts = few, 2 * few
     return [_time(model, device, tensors, values, count, mark) for count in counts], counts
 
@@ -56,11 +56,11 @@ def _time(
     given = rows_of(tensors, values, torch.arange(count) % tensors["x"].shape[0])
     x, timestep = given.pop("x"), given.pop("timestep", None)
     inputs = Inputs("time", x.shape, x.dtype, device, timestep, given, values=values)
-    moments, best = DeviceEvents(device), float("inf")
+    events, best = DeviceEvents(device), float("inf")
     for _ in range(RUNS):
-        moments.mark()
+        events.mark()
         model.compute(x, inputs)
-        moments.mark()
-        best = min(best, moments.take()[1])
+        events.mark()
+        best = min(best, events.take()[1])
         mark()
     return best

@@ -10,13 +10,13 @@ from .guidance import function_of
 MODULE = "nodes_freelunch"
 
 
-def free_u_patches(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The patches of a UNet's output blocks; `told` is what the host says of each."""
-    return {"output_block_patch": [_function(each) for each in told]}
+def free_u_patches(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The patches of a UNet's output blocks; `settings` is what the host says of each."""
+    return {"output_block_patch": [_function(each) for each in settings]}
 
 
-def _function(told: Mapping[str, Any]) -> Any:
-    scales = told["scales"]
+def _function(settings: Mapping[str, Any]) -> Any:
+    scales = settings["scales"]
     pairs = zip(scales[::2], scales[1::2], strict=True)
-    scale_dict = dict(zip(told["channels"], pairs, strict=True))
-    return function_of(MODULE, told["function"], {"scale_dict": scale_dict, "on_cpu_devices": {}})
+    scale_dict = dict(zip(settings["channels"], pairs, strict=True))
+    return function_of(MODULE, settings["function"], {"scale_dict": scale_dict, "on_cpu_devices": {}})

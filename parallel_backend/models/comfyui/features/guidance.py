@@ -12,9 +12,9 @@ from ....diffusion import GuidanceFunction
 from ..importing import import_comfyui
 
 
-def guidance_function(guide: GuidanceFunction) -> Any:
+def guidance_function(known: GuidanceFunction) -> Any:
     """The function that the node of a MODEL would have made with these values."""
-    return function_of(guide.module, guide.function, guide.values)
+    return function_of(known.module, known.function, known.values)
 
 
 def function_of(module_name: str, function: str, values: Mapping[str, Any]) -> Any:

@@ -215,7 +215,7 @@ class InfiniteTalk:
     def patches(self, call: Call) -> Patches:
         """Called within blocks, with this rank's tokens: each run of one frame attends for itself."""
 
-        def tell_apart(args: Any) -> Any:
+        def by_speaker(args: Any) -> Any:
             options = args["transformer_options"]
             frames, height, width = options["grid_sizes"]
             first = call.layout.part(_placement(call, options), 0, height * width)
@@ -244,7 +244,7 @@ class InfiniteTalk:
                 begin += length
             return x + torch.cat(added, dim=1) * self._strength
 
-        return {"attn2_patch": [add]} | ({} if self._speakers is None else {"attn1_patch": [tell_apart]})
+        return {"attn2_patch": [add]} | ({} if self._speakers is None else {"attn1_patch": [by_speaker]})
 
     def _by_speaker(self, local: Tensor | None, call: Call, options: Any) -> tuple[Tensor, Tensor] | None:
         """How much each token attends to each speaker, `[2, tokens]`, and the most and least of all tokens, `[2, 2]`."""

@@ -1,22 +1,22 @@
 // @ts-check
-/** Marks on nodes that are to be changed, drawn as ComfyUI draws its own, in both of its renderers. */
+/** Highlights of nodes that are to be changed, drawn as ComfyUI draws its own, in both of its renderers. */
 
 /** @import { GraphNode, Widget } from "../comfyui" */
 
 const SIGN = "⚠ ";
 
-/** The marks of one run. */
-export class Marks {
+/** The highlights of one run. */
+export class Highlights {
   /** @type {(() => void)[]} */
   #undo = [];
 
   /**
-   * Marks a node and some of its fields.
+   * Highlights a node and some of its fields.
    *
    * @param {GraphNode} node
    * @param {readonly Widget[]} fields
    */
-  mark(node, fields) {
+  add(node, fields) {
     this.#show(node, true);
     this.#undo.push(() => this.#show(node, false));
     if (fields.some((field) => field.advanced ?? field.options?.advanced)) this.#unfold(node); // else it is not seen
@@ -29,12 +29,12 @@ export class Marks {
     }
   }
 
-  /** Takes all marks away. */
+  /** Takes all of them away. */
   clear() {
     for (const undo of this.#undo.splice(0)) undo();
   }
 
-  /** Until the marks are cleared; what is saved meanwhile is as it was. */
+  /** Until they are cleared; what is saved meanwhile is as it was. */
   /** @type {(node: GraphNode) => void} */
   #unfold(node) {
     const { showAdvanced, onSerialize } = node;

@@ -1,4 +1,4 @@
-"""What a full checkpoint holds beside its diffusion model: the text encoder and the VAE, which stay ComfyUI's own."""
+"""A full checkpoint: its diffusion model in the workers, and its text encoder and VAE, which stay ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import comfy.utils
 import folder_paths
 from torch import Tensor
 
-from ..parallel_backend.errors import Refused
-from ..parallel_backend.models.comfyui.quantisation import READ
-from ..parallel_backend.weights.files.checkpoint import Checkpoint, read_header
-from ..parallel_backend.weights.values import values_of
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.host import Backend
+from ...parallel_backend.models.comfyui.quantisation import READ
+from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
+from ...parallel_backend.weights.values import values_of
+from .build import load_model
 
 EMBEDDINGS = "embeddings"
 """ComfyUI's folder of words that text encoders learn."""
@@ -30,6 +33,18 @@ class Parts:
     beside: Mapping[str, Tensor]
 
 
+def load_checkpoint(backend: Backend, path: str, plan: ParallelPlan) -> tuple[Any, Any, Any]:
+    """The MODEL, the CLIP and the VAE of a checkpoint; no worker is started yet.
+
+    Raises:
+        Refused: the file or the plan cannot work.
+    """
+    parts = parts_of(path)
+    model = load_model(backend, "comfyui", path, "default", plan, beside=parts.beside)
+    refuse_another_class(path, parts, model.model)
+    return model, *clip_and_vae(path, parts)
+
+
 def parts_of(path: str) -> Parts:
     """Read a checkpoint: of its diffusion model the header alone.
 
@@ -40,7 +55,7 @@ def parts_of(path: str) -> Parts:
     tensors = checkpoint.meta_tensors()
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inside = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return Parts(inside | _marks(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
+    return Parts(inside | _quantisation(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
 
 
 def refuse_another_class(path: str, parts: Parts, model: Any) -> None:
@@ -80,7 +95,7 @@ def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:
     return clip, vae
 
 
-def _marks(checkpoint: Checkpoint, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _quantisation(checkpoint: Checkpoint, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The small tensors that mark quantised layers, which ComfyUI looks into."""
     return _read(checkpoint, {name for name in names if name.rpartition(".")[2] in READ})
 

@@ -14,7 +14,7 @@ from .bench import SHORT, Bench, Run, error_of, nothing
 from .report import Work
 
 
-class Together(Bench):
+class Ranks(Bench):
     """Checks of several ranks, which may share a GPU."""
 
     def run(self) -> None:

@@ -1,7 +1,7 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Marks } from "../../web/run/marks.js";
+import { Highlights } from "../../web/run/highlights.js";
 
 /** @import { GraphNode, Widget } from "../../web/comfyui" */
 
@@ -24,15 +24,15 @@ function plan() {
 
 test("a plan that was unfolded for a mark is folded again when the mark goes, and as high as it was", () => {
   const { node, field } = plan();
-  const marks = new Marks();
-  marks.mark(node, [field]);
+  const highlights = new Highlights();
+  highlights.add(node, [field]);
   assert.equal(node.showAdvanced, true);
   assert.equal(field.label, "⚠ ulysses");
   node.size = [300, 400];
   const saved = { showAdvanced: true, size: [300, 400] };
   node.onSerialize?.(saved);
   assert.deepEqual(saved, { showAdvanced: undefined, size: [300, 100] }, "what is saved is as it was");
-  marks.clear();
+  highlights.clear();
   assert.deepEqual(
     [node.showAdvanced, node.size, field.label, node.has_errors],
     [undefined, [300, 100], undefined, false],
@@ -43,8 +43,8 @@ test("a plan that was unfolded for a mark is folded again when the mark goes, an
 test("a plan that the user has unfolded stays so", () => {
   const { node, field } = plan();
   node.showAdvanced = true;
-  const marks = new Marks();
-  marks.mark(node, [field]);
-  marks.clear();
+  const highlights = new Highlights();
+  highlights.add(node, [field]);
+  highlights.clear();
   assert.equal(node.showAdvanced, true);
 });
