@@ -54,8 +54,6 @@ class Recorded(torch.Tensor):
                 return made
             try:
                 return func(*args, **kwargs)
-            except NotLocal:
-                raise
             except Exception:
                 raise tape.refuse(word_of(getattr(func, "__name__", str(func)))) from None
 
