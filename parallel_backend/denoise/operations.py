@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-_NUMBERS_ANYWHERE = ("pow", "where")
+_NUMBERS_ANYWHERE = ("pow",)
 _FIRST_A_TENSOR = (
     *("neg", "abs", "sign", "square", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10"),
     *("log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf"),
@@ -32,8 +32,12 @@ _FIRST_A_TENSOR = (
     ),
     *("clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "mul", "div", "fmod", "remainder", "copysign"),
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("where", "sgn", "floor_divide"),
 )
-_TWO_TENSORS = ("maximum", "minimum", "atan2", "hypot", "lerp", "logical_and", "logical_or", "logical_xor")
+_TWO_TENSORS = (
+    *("maximum", "minimum", "fmax", "fmin", "masked_fill", "atan2", "hypot", "lerp"),
+    *("logical_and", "logical_or", "logical_xor"),
+)
 _THREE_TENSORS = ("addcmul", "addcdiv")
 
 ELEMENTWISE: Mapping[str, int] = MappingProxyType(

@@ -48,7 +48,7 @@ OnStep = Callable[[int, Tensor, Tensor], None]
 """Given a step, the denoised latent and x, where the sampler shows them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Computed:
     """An operation, ready to be computed: `positions` are those of the arguments that are values, by their numbers."""
 
@@ -69,11 +69,23 @@ class _Computed:
         return self.function(*arguments, **keywords)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A model call; its sigma is a tensor."""
+
+    x: int
+    sigma: Tensor
+    sides: bool
+
+
+_Entry = _Computed | _Asked | Draw | StepShown
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     """An entry, the number of the first value that it makes, and the values that are used for the last time."""
 
-    entry: _Computed | Draw | ModelCall | StepShown
+    entry: _Entry
     makes: int
     last_used: tuple[int, ...]
 
@@ -108,8 +120,8 @@ class Script:
             entry, number = step.entry, step.makes
             if isinstance(entry, _Computed):
                 values[number] = entry.of(values)
-            elif isinstance(entry, ModelCall):
-                answer = yield Wanted(values[entry.x], torch.tensor(entry.sigma))
+            elif isinstance(entry, _Asked):
+                answer = yield Wanted(values[entry.x], entry.sigma)
                 values[number] = answer.denoised
                 if entry.sides:
                     sides = answer.sides or sides
@@ -124,20 +136,25 @@ class Script:
         return values[self.program.result]
 
     def _prepared(self, program: Program) -> list[_Step]:
-        entries: list[tuple[_Computed | Draw | ModelCall | StepShown, int, int]] = []
+        entries: list[tuple[_Entry, int]] = []
         count, last_use = 1, {0: -1}
         for place, entry in enumerate(program.entries):
             for value in _used(entry):
                 last_use[value] = place
             made = _made(entry)
             last_use |= dict.fromkeys(range(count, count + made), place)
-            entries.append((self._computed(entry) if isinstance(entry, Operation) else entry, count, made))
+            entries.append((self._ready(entry), count))
             count += made
         dying: list[list[int]] = [[] for _ in entries]
         for value, place in last_use.items():
             if value != program.result and place >= 0:
                 dying[place].append(value)
-        return [_Step(entry, makes, tuple(dead)) for (entry, makes, _), dead in zip(entries, dying, strict=True)]
+        return [_Step(entry, makes, tuple(dead)) for (entry, makes), dead in zip(entries, dying, strict=True)]
+
+    def _ready(self, entry: Operation | Draw | ModelCall | StepShown) -> _Entry:
+        if isinstance(entry, ModelCall):
+            return _Asked(entry.x, torch.tensor(entry.sigma), entry.sides)
+        return self._computed(entry) if isinstance(entry, Operation) else entry
 
     def _computed(self, entry: Operation) -> _Computed:
         wants = ELEMENTWISE.get(entry.name, 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.denoise.test_samplers import SEED, TOLERANCE, RecordingModel, distance, our_program, smooth, start_latent
+from parallel_backend.denoise.noise import LatentNoise
+from parallel_backend.denoise.replay import Answer, Script
+from tests.denoise.test_samplers import (
+    SEED,
+    TOLERANCE,
+    RecordingModel,
+    distance,
+    our_program,
+    sides_of,
+    smooth,
+    start_latent,
+)
 from tests.programs import FlowSampling, recording, run_of
 
 import comfy.k_diffusion.sampling  # isort: skip
@@ -26,30 +38,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),
 ]
 
-SOURCE = Path(__file__).parent / "another_pack" / "__init__.py"
+SOURCE = Path(__file__).parent / "another_pack"
 SIGMAS = torch.tensor([1.0, 0.75, 0.5, 0.2, 0.0])
 SAMPLING = FlowSampling(3.0)
 
 
-def invented(folder: Path) -> ModuleType:
-    """Another pack's module, outside of this pack's folder."""
-    shutil.copy(SOURCE, folder / "another_pack.py")
-    spec = importlib.util.spec_from_file_location("another_pack", folder / "another_pack.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(importlib.import_module("sys").modules, "another_pack", module)
-        spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    module = invented(tmp_path_factory.mktemp("pack"))
+    """Another pack, outside of this pack's folder."""
+    folder = tmp_path_factory.mktemp("pack")
+    shutil.copytree(SOURCE, folder / "another_pack", ignore=shutil.ignore_patterns("__pycache__"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(importlib.import_module("sys").modules, "another_pack", module)
-        yield module
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("another_pack")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "another_pack"]:
+        del sys.modules[name]
 
 
 def names(table: str) -> list[str]:
@@ -59,10 +62,9 @@ def names(table: str) -> list[str]:
     return list(getattr(another_pack, table))
 
 
-def recorded(function: Any, batch: int = 2, trials: Any = None, **options: Any) -> Any:
+def recorded(function: Any, trials: Any = None, cfg: float = 1.7, **options: Any) -> Any:
     sampler = comfy.samplers.KSAMPLER(function, options)
-    x = torch.empty(batch, 4, 6, 5)
-    run = run_of(sampler, SAMPLING, SIGMAS, x, SEED, cfg=1.7)
+    run = run_of(sampler, SAMPLING, SIGMAS, torch.empty(2, 4, 6, 5), SEED, cfg=cfg)
     return recording("chosen").recording_of(run, trials or recording("trial").Trials())
 
 
@@ -92,12 +94,12 @@ def test_what_is_not_is_refused_with_the_word(pack: ModuleType, monkeypatch: pyt
     if "takes too long" in word:
         monkeypatch.setattr(recording("tape"), "SECONDS", 0.5)
         monkeypatch.setattr(recording("tape"), "SECONDS_FOR_A_SIGMA", 0.0)
-    options = {"state": pack.State()} if name == "counts_in_an_option" else {}
-    before = [pack.COUNT, list(pack.CALLS), torch.get_rng_state().tolist(), random.getstate()]
+    options = {"state": pack.memory.State()} if name == "counts_in_an_option" else {}
+    before = [pack.memory.COUNT, list(pack.memory.CALLS), torch.get_rng_state().tolist(), random.getstate()]
     made = recorded(function, **options)
     assert made.program is None
     assert made.reason.startswith(f"the sampler {function.__name__}, which {word}"), made.reason
-    assert before == [pack.COUNT, list(pack.CALLS), torch.get_rng_state().tolist(), random.getstate()]
+    assert before == [pack.memory.COUNT, list(pack.memory.CALLS), torch.get_rng_state().tolist(), random.getstate()]
 
 
 def test_options_that_cannot_be_copied_are_not_recorded(pack: ModuleType) -> None:
@@ -107,9 +109,10 @@ def test_options_that_cannot_be_copied_are_not_recorded(pack: ModuleType) -> Non
 
 def test_a_run_leaves_no_trace(pack: ModuleType) -> None:
     """Of what is recorded and what is refused: generators, the guider, ComfyUI's names, the sigmas and the options."""
-    state = pack.State()
+    state = pack.memory.State()
     for function, options in [
         (pack.LOCAL["names_bound_at_import"], {}),
+        (pack.LOCAL["seeds_all"], {}),
         (pack.REFUSED["sets_cfg"][0], {}),
         (pack.REFUSED["sets_a_prompt"][0], {}),
         (pack.REFUSED["an_option_in_place"][0], {}),
@@ -121,7 +124,7 @@ def test_a_run_leaves_no_trace(pack: ModuleType) -> None:
         run = run_of(comfy.samplers.KSAMPLER(function, options), SAMPLING, sigmas, torch.empty(2, 4, 6, 5), SEED)
         generators = [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
         guider, model = dict(vars(run.guider)), dict(vars(run.guider.inner_model))
-        held = dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack))
+        held = dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack.noise))
         recording("chosen").recording_of(run, recording("trial").Trials())
         assert generators == [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
         assert vars(run.guider) == guider
@@ -129,7 +132,7 @@ def test_a_run_leaves_no_trace(pack: ModuleType) -> None:
         assert vars(run.guider.inner_model).keys() == model.keys()
         assert "forward" not in vars(run.guider.inner_model.diffusion_model)
         assert run.extra_args == {"model_options": {"transformer_options": {}}, "seed": SEED}
-        assert (dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack))) == held
+        assert (dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack.noise))) == held
         assert torch.equal(sigmas, SIGMAS)
     assert state.count == 0
 
@@ -151,3 +154,50 @@ def test_cancel_ends_a_recording(pack: ModuleType) -> None:
     with pytest.raises(comfy.model_management.InterruptProcessingException):
         recorded(pack.LOCAL["euler"])
     assert recorded(pack.LOCAL["euler"]).program is not None
+
+
+@pytest.mark.parametrize("name", ["both_sides", "in_the_place_of_cfgpp_ud10_ab", "the_other_side_if_asked"])
+def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
+    """As the function asks for them; where it does not, it is told that there is no negative."""
+    function = pack.LOCAL[name]
+    made = recorded(function, cfg=1.0)
+    assert made.both_sides == (name != "the_other_side_if_asked")
+    x = start_latent(SAMPLING, SIGMAS, batch=2)
+    model = RecordingModel(SAMPLING, SIGMAS, smooth, cfg=1.0)
+    arguments: dict[str, Any] = {"model_options": {}, "seed": SEED, "denoise_mask": None}
+    with torch.inference_mode():
+        expected = function(model, x.clone(), SIGMAS.clone(), extra_args=arguments, callback=lambda _: None)
+    steps = Script(made.program, x.ndim, x.device).replay(x, LatentNoise(tuple(x.shape), x.device))
+    answer: Answer | None = None
+    while True:
+        try:
+            call = next(steps) if answer is None else steps.send(answer)
+        except StopIteration as end:
+            result = end.value
+            break
+        sides = sides_of(smooth, call.x, call.sigma.expand(2))
+        answer = Answer(sides[0], sides if made.both_sides else sides[:1])
+    assert distance(result, expected) <= TOLERANCE
+
+
+def test_noise_is_comfyuis_where_its_module_was_loaded_anew(pack: ModuleType) -> None:
+    """As another pack does to have its samplers listed: what was imported before is ComfyUI's as well."""
+    module = comfy.k_diffusion.sampling
+    before = dict(vars(module))
+    try:
+        importlib.reload(module)
+        assert module.default_noise_sampler is not before["default_noise_sampler"]
+        for name in ("euler_ancestral", "dpmpp_2m_sde"):
+            assert recorded(comfy.samplers.sampler_object(name).sampler_function).reason == ""
+        assert recorded(pack.LOCAL["names_bound_at_import"]).reason == ""
+    finally:
+        vars(module).clear()
+        vars(module).update(before)
+
+
+def test_what_the_workers_do_not_replay_is_not_sent_to_them(pack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of ComfyUI's own."""
+    checks = importlib.import_module("parallel_backend.denoise.well_formed")
+    monkeypatch.setattr(checks, "ENTRIES_FOR_A_SIGMA", 2)
+    for function in (pack.LOCAL["euler"], comfy.samplers.sampler_object("euler").sampler_function):
+        assert recorded(function).reason == "the sampler euler, which does what the workers do not replay"

@@ -116,8 +116,8 @@ def sides_of(model: Model, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
 class RecordingModel(comfy.samplers.KSamplerX0Inpaint):
     """Stands where ComfyUI's samplers expect the guider with a mask around it, and writes down every call."""
 
-    def __init__(self, model_sampling: Any, sigmas: Tensor, model: Model) -> None:
-        super().__init__(guider_of(model_sampling, CFG), sigmas)
+    def __init__(self, model_sampling: Any, sigmas: Tensor, model: Model, cfg: float = CFG) -> None:
+        super().__init__(guider_of(model_sampling, cfg), sigmas)
         self._model = model
         self.calls: list[Call] = []
         self.told: list[tuple[int, Tensor, Tensor]] = []
@@ -125,9 +125,13 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):
         self.inner_model.outer_predict_noise = self._guided
 
     def _guided(self, x: Tensor, sigma: Tensor, model_options: Mapping[str, Any], seed: int) -> Tensor:
-        sides = sides_of(self._model, x, sigma)
+        guider = self.inner_model
+        positive, negative = sides_of(self._model, x, sigma)
+        prompts = guider.conds["positive"], guider.conds["negative"]
+        if guider.cfg == 1.0 and not model_options.get("disable_cfg1_optimization"):
+            negative, prompts = torch.zeros_like(positive), (prompts[0], None)
         denoised: Tensor = comfy.samplers.cfg_function(
-            self.inner_model.inner_model, *sides, CFG, x, sigma, model_options=model_options
+            guider.inner_model, positive, negative, guider.cfg, x, sigma, model_options, *prompts
         )
         self.calls.append(Call(x.clone(), sigma[0].clone(), None, denoised.clone()))
         return denoised

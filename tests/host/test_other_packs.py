@@ -8,6 +8,7 @@ import pytest
 
 from tests.host.conftest import NARROW, relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel, queue_logged, ways
+from tests.selection import thorough
 
 SEED = 5100
 WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
@@ -70,6 +71,15 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
         sampled("a function that looks at the latent"),
         "the sampler looking, which takes a norm of the latent",
     ),
+    **{
+        kind: (sampled(kind), reason)
+        for kind, reason in {
+            "a function that reads the latent": "the sampler reading, which reads values of the latent",
+            "a function that draws noise": "the sampler noisy, which computes with a tensor that is not made of the latent",
+            "a function that raises": "the sampler raising, which raises TypeError on a latent without data",
+            "a function that notes something": "the sampler noting, which changes the guider or the model's options on its way",
+        }.items()
+    },
 }
 """What ComfyUI's loop does, and the reason given."""
 
@@ -90,7 +100,17 @@ REFUSED = {
 """What is inside the diffusion model, where nothing reaches the workers."""
 
 
-@pytest.mark.parametrize(("graph", "reason"), [pytest.param(*case, id=name) for name, case in STEP_BY_STEP.items()])
+NOT_QUICK = {f"a function that {what}" for what in ("reads the latent", "draws noise", "raises")}
+"""Their words are tested in tests/denoise/test_foreign_samplers.py."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        pytest.param(*case, id=name, marks=[thorough] if name in NOT_QUICK else [])
+        for name, case in STEP_BY_STEP.items()
+    ],
+)
 def test_what_changes_the_sampling_runs_in_comfyuis_loop_and_changes_it_alike(comfyui, latent_of, graph, reason):
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5

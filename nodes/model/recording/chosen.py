@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import comfy.samplers
+import torch
 
+from ....parallel_backend.denoise.program import Program, encoded
+from ....parallel_backend.denoise.replay import script_of
+from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
 from .known import is_comfyuis
-from .record import Recording, name_of, options_of, recorded
+from .record import Recording, options_of, recorded, without_program
 from .trial import Trials
 
 
@@ -27,12 +29,21 @@ def recording_of(run: SamplerRun, trials: Trials) -> Recording:
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
         return _without(run, "a sampler with arguments of its own")
     recording = recorded(run)
-    if recording.program is None or is_comfyuis(function, options_of(run)):
+    if recording.program is None:
         return recording
-    word = trials.word(run)
-    if not word:
-        return recording
-    return replace(recording, program=None, reason=f"the sampler {name_of(function)}, which {word}")
+    word = _refused_by_workers(recording.program, run)
+    if not word and not is_comfyuis(function, options_of(run)):
+        word = trials.word(run)
+    return without_program(recording, word) if word else recording
+
+
+def _refused_by_workers(program: Program, run: SamplerRun) -> str:
+    """Why workers would refuse a program, behind "which"; empty if they would not. They look at it in the same way."""
+    try:
+        script_of(encoded(program), run.noise.ndim, len(run.sigmas), torch.device("cpu"))
+    except (Refused, OverflowError):
+        return "does what the workers do not replay"
+    return ""
 
 
 def _without(run: SamplerRun, reason: str) -> Recording:

@@ -13,6 +13,8 @@ from ....parallel_backend.denoise.program import Along, Argument, Ref
 from .latent import Deviation, Recorded, copied, number_of, spoilt, word_of
 from .tape import Cell, Tape
 
+NOT_OF_THE_LATENT = "computes with a tensor that is not made of the latent"
+
 
 def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Recorded:
     """What one makes; in place it makes another value of the same latent."""
@@ -23,7 +25,9 @@ def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: d
     in_place = name.endswith("_")
     if any(each.cell.count != like.cell.count or each.cell.dim != like.cell.dim for each in latents):
         raise tape.refuse("computes with stacked latents and others")
-    if any(each.shape != like.shape for each in latents) or (in_place and args[0] is not like):
+    if in_place and args[0] is not like:
+        raise tape.refuse(NOT_OF_THE_LATENT)
+    if any(each.shape != like.shape for each in latents):
         raise tape.refuse("computes with latents of several shapes")
     dtype = _dtype(tape, func, args, kwargs)
     word = next((each.cell.spoilt for each in latents if each.cell.spoilt), "")
@@ -75,7 +79,7 @@ class _Argument:
         shape = (1,) * (ndim - weights.ndim) + tuple(weights.shape)
         wanted = tuple(stack.count if place == stack.dim else 1 for place in range(ndim))
         if not stack.count or shape != wanted:
-            raise self._tape.refuse("computes with a tensor that is not made of the latent")
+            raise self._tape.refuse(NOT_OF_THE_LATENT)
         return Along(self._tape.weigh(weights.flatten().tolist(), weights.dtype), stack.dim)
 
 

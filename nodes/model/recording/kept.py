@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
@@ -116,22 +117,47 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+ANOTHER_SEED = 0x9E3779B9
+
+
 class Generators:
-    """The states of torch's, numpy's and Python's own generators, on all devices that are in use."""
+    """The states of torch's, numpy's and Python's own generators, on all devices that are in use, as they are now."""
 
     def __init__(self) -> None:
         self._devices = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._then = self._states()
+        self._then = self._left = self._states()
 
     @property
     def moved(self) -> bool:
-        """Whether numbers have been drawn since."""
-        now = self._states()
-        return not all(_equal(one, other) for one, other in zip(now, self._then, strict=True))
+        """Whether numbers had been drawn, or a seed given, when they were put back."""
+        return any(self._moved())
 
     def put_back(self) -> None:
         """As if nothing had been drawn."""
-        here, legacy, python, devices = self._then
+        self._left = self._states()
+        self._set(self._then)
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[Generators]:
+        """While this is entered all are in another state."""
+        torch.manual_seed(ANOTHER_SEED)
+        np.random.seed(ANOTHER_SEED)
+        random.seed(ANOTHER_SEED)
+        try:
+            yield Generators()
+        finally:
+            self._set(self._then)
+
+    def seeded_like(self, other: Generators) -> bool:
+        """Whether those that were moved were left where the same code left them from elsewhere: it had given them a seed."""
+        pairs = zip(self._moved(), self._left, other._left, strict=True)
+        return all(_equal(one, another) for moved, one, another in pairs if moved)
+
+    def _moved(self) -> list[bool]:
+        return [not _equal(*pair) for pair in zip(self._left, self._then, strict=True)]
+
+    def _set(self, states: tuple[Any, Any, Any, Any]) -> None:
+        here, legacy, python, devices = states
         torch.set_rng_state(here)
         np.random.set_state(legacy)
         random.setstate(python)

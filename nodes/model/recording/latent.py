@@ -42,6 +42,9 @@ class Recorded(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Recorded({tuple(self.shape)}, {self.dtype})"
 
+    def __deepcopy__(self, memo: object) -> Recorded:
+        return copied(self.tape, self, self.dtype)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,8 +54,6 @@ class Recorded(torch.Tensor):
                 return made
             try:
                 return func(*args, **kwargs)
-            except NotLocal:
-                raise
             except Exception:
                 raise tape.refuse(word_of(getattr(func, "__name__", str(func)))) from None
 

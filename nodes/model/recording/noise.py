@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from inspect import isfunction
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -38,23 +40,33 @@ def brownian_noise_sampler(
     return _source(tape, Source("brownian", _seed(tape, seed), low, high, bool(cpu)))
 
 
-STANDING_IN = (
-    (comfy_sampling.default_noise_sampler, default_noise_sampler),
-    (comfy_sampling.BrownianTreeNoiseSampler, brownian_noise_sampler),
+STANDING_IN: Mapping[str, Callable[..., NoiseSampler]] = MappingProxyType(
+    {"default_noise_sampler": default_noise_sampler, "BrownianTreeNoiseSampler": brownian_noise_sampler}
 )
+"""By ComfyUI's name."""
 
 
 @contextlib.contextmanager
 def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
     """While this is entered, a function's own modules, and ComfyUI's, hold these in the places of ComfyUI's."""
+    while isinstance(function, functools.partial):
+        function = function.func
     package = (getattr(function, "__module__", None) or "").partition(".")[0]
     with contextlib.ExitStack() as stack:
         for module in _modules(package):
             for name, value in list(vars(module).items()):
-                for original, ours in STANDING_IN:
-                    if value is original:
-                        stack.enter_context(patch.object(module, name, ours))
+                if (ours := _standing_in(value)) is not None:
+                    stack.enter_context(patch.object(module, name, ours))
         yield
+
+
+def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
+    """What stands in for one of ComfyUI's, of whichever time another pack had its module loaded anew."""
+    if not isinstance(value, FunctionType | type) or value.__qualname__ not in STANDING_IN:
+        return None
+    functions = [value] if isinstance(value, FunctionType) else filter(isfunction, vars(value).values())
+    comfyuis = all(each.__globals__ is vars(comfy_sampling) for each in functions)
+    return STANDING_IN[value.__qualname__] if comfyuis else None
 
 
 def _modules(package: str) -> Iterator[ModuleType]:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ....parallel_backend.denoise.program import Program
+from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.errors import Refused
 from ..conditioning import NotSupported
 from ..sampler_run import SamplerRun
@@ -77,6 +77,24 @@ def recorded(run: SamplerRun) -> Recording:
     Raises:
         Refused: the function itself refuses with a sentence for the user.
     """
+    generators = Generators()
+    recording = _recorded(run, generators)
+    if recording.program is None or not generators.moved:
+        return recording
+    with generators.elsewhere() as others:
+        again = _recorded(run, others)
+    same = again.program is not None and torch.equal(encoded(again.program), encoded(recording.program))
+    if same and generators.seeded_like(others):
+        return recording
+    return without_program(recording, "draws numbers of its own")
+
+
+def without_program(recording: Recording, word: str) -> Recording:
+    """The same, refused with a word behind "which"."""
+    return replace(recording, program=None, reason=_reason(recording.name, word))
+
+
+def _recorded(run: SamplerRun, generators: Generators) -> Recording:
     function = run.sampler.sampler_function
     name = name_of(function)
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
@@ -91,7 +109,7 @@ def recorded(run: SamplerRun) -> Recording:
         stand_in.denoise_mask = masked
         program, word = None, ""
         try:
-            with left_alone(run, fixed) as options, _Watched(tape):
+            with left_alone(run, fixed, generators) as options, _Watched(tape):
                 x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
                 result = call(function, stand_in, x, sigmas, given, _callback(tape), options)
                 program = tape.program(name, value_of(result, "returns"))
@@ -103,8 +121,12 @@ def recorded(run: SamplerRun) -> Recording:
             word = f"raises {type(error).__name__} on a latent without data"
         if tape.refused is not None:
             word = tape.refused.word
-    reason = f"the sampler {name}, which {word}" if word else ""
+    reason = _reason(name, word) if word else ""
     return Recording(name, None if word else program, reason, bool(stand_in.both_sides), sigmas)
+
+
+def _reason(name: str, word: str) -> str:
+    return f"the sampler {name}, which {word}"
 
 
 def fixed_of(run: SamplerRun) -> list[Any]:
@@ -114,8 +136,12 @@ def fixed_of(run: SamplerRun) -> list[Any]:
 
 
 @contextlib.contextmanager
-def left_alone(run: SamplerRun, fixed: Kept) -> Iterator[Mapping[str, Any]]:
+def left_alone(run: SamplerRun, fixed: Kept, generators: Generators) -> Iterator[Mapping[str, Any]]:
     """While this is entered a run's function may be called, with these options; all that it changes is put back.
+
+    Args:
+        fixed: what must be as it was at the beginning.
+        generators: as they are now.
 
     Raises:
         NotLocal: there is an option that cannot be copied, or it has changed what outlives it.
@@ -124,15 +150,13 @@ def left_alone(run: SamplerRun, fixed: Kept) -> Iterator[Mapping[str, Any]]:
         options = copied_options(run)
     except Exception:
         raise NotLocal("has an option that cannot be copied") from None
-    generators, memory = Generators(), Kept(memories(run.sampler.sampler_function, options))
+    memory = Kept(memories(run.sampler.sampler_function, options))
     try:
         yield options
         if memory.changed:
             raise NotLocal("remembers what it has done")
         if fixed.changed:
             raise NotLocal("changes the guider or the model")
-        if generators.moved:
-            raise NotLocal("draws numbers of its own")
     finally:
         for each in (memory, fixed, generators):
             each.put_back()

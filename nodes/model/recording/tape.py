@@ -31,8 +31,11 @@ SECONDS_FOR_A_SIGMA = 0.5
 """How long it may take: ComfyUI's own take 2 ms for each sigma."""
 
 
-class NotLocal(Exception):
-    """A sampler does what cannot be done to each element of a latent for itself; `word` says what, behind "which"."""
+class NotLocal(BaseException):
+    """A sampler does what cannot be done to each element of a latent for itself; `word` says what, behind "which".
+
+    No Exception, which a function may catch and go on for ever.
+    """
 
     def __init__(self, word: str) -> None:
         super().__init__(word)

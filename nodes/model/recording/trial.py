@@ -18,7 +18,7 @@ from ....parallel_backend.denoise.program import Program
 from ....parallel_backend.denoise.replay import Answer, Script
 from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
-from .kept import Kept
+from .kept import Generators, Kept
 from .record import call, fixed_of, left_alone, options_of, recorded
 from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, cfg_of, no_network
 from .tape import NotLocal
@@ -73,7 +73,10 @@ def _tried(run: SamplerRun) -> str:
         return refusal.word
     except Exception as error:
         return f"raises {type(error).__name__}"
-    whole, *parts = (_replayed(run, recording.program, x, columns) for columns in (slice(6), slice(2), slice(2, 6)))
+    try:
+        whole, *parts = (_replayed(run, recording.program, x, columns) for columns in (slice(6), slice(2), slice(2, 6)))
+    except (RuntimeError, TypeError):
+        return "does what the workers do not replay"
     for result in (whole, torch.cat(parts, dim=-1)):
         if not _close(result, plain):
             return "gives another picture when its recording is replayed"
@@ -125,7 +128,7 @@ def _plain(run: SamplerRun, x: Tensor) -> Tensor:
         fixed = Kept(fixed_of(run))
         stand_in = StandIn(run.guider, sigmas, given, fixed, _plain_answers(run))
         stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
-        with left_alone(run, fixed) as options:
+        with left_alone(run, fixed, Generators()) as options:
             made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, given, _silent, options)
             result = made.to(x.dtype)
     return result

@@ -422,7 +422,56 @@ def silent_function(sampler: Any) -> None:
     sampler.sampler_function = sample_silent
 
 
+def reading_function(sampler: Any) -> None:
+    """One that reads the latent's values."""
+    function = sampler.sampler_function
+
+    def sample_reading(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(model, x * (0.9 if x.tolist() else 1.0), *args, **kwargs)
+
+    sampler.sampler_function = sample_reading
+
+
+def noisy_function(sampler: Any) -> None:
+    """One that draws noise of its own."""
+    function = sampler.sampler_function
+
+    def sample_noisy(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x)
+        return function(model, x + 0.1 * noise, *args, **kwargs)
+
+    sampler.sampler_function = sample_noisy
+
+
+def raising_function(sampler: Any) -> None:
+    """One that takes a plain tensor only."""
+    function = sampler.sampler_function
+
+    def sample_raising(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(x) is not torch.Tensor:
+            raise TypeError("a latent, please")
+        return function(model, x * 0.9, *args, **kwargs)
+
+    sampler.sampler_function = sample_raising
+
+
+def noting_function(sampler: Any) -> None:
+    """One that leaves notes for its own model patches among the model's options."""
+    function = sampler.sampler_function
+
+    def sample_noting(model: Any, x: Any, sigmas: Any, extra_args: Any, **kwargs: Any) -> Any:
+        options = extra_args["model_options"]["transformer_options"]
+        options |= {"regional_weight": 0.0, "sample_sigmas": sigmas.double()}
+        return function(model, x * 0.9, sigmas, extra_args=extra_args, **kwargs)
+
+    sampler.sampler_function = sample_noting
+
+
 SAMPLERS = {
+    "a function that reads the latent": reading_function,
+    "a function that draws noise": noisy_function,
+    "a function that raises": raising_function,
+    "a function that notes something": noting_function,
     "a function that tells nothing": silent_function,
     "sample on the instance": own_sample,
     "a function around ComfyUI's": own_function,

@@ -1,0 +1,168 @@
+"""They draw noise, or numbers."""
+
+import functools
+import random
+
+import torch
+from comfy.k_diffusion.sampling import BrownianTreeNoiseSampler
+from comfy.k_diffusion.sampling import default_noise_sampler as noise_of
+
+from .steps import along, steps
+
+
+def names_bound_at_import(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    plain, tree = (
+        noise_of(x, seed=extra_args["seed"]),
+        BrownianTreeNoiseSampler(x, sigmas[-2], sigmas[0], seed=7, cpu=True),
+    )
+    running = steps(model, x, sigmas, extra_args, callback)
+    now = next(running)
+    try:
+        while True:
+            _i, x, denoised, sigma, sigma_next = now
+            x = denoised + (x - denoised) * (sigma_next / sigma)
+            if sigma_next > 0:
+                noise = plain(sigma, sigma_next)
+                limit = 1.5 * noise.std()
+                x = x + 0.1 * noise.clamp(-limit, limit) + 0.1 * tree(sigma, sigma_next)
+            now = running.send(x)
+    except StopIteration:
+        return x
+
+
+def own_noise(i, x, denoised, sigma, sigma_next):
+    return denoised + torch.randn_like(x) * sigma_next
+
+
+def own_noise_of_a_shape(i, x, denoised, sigma, sigma_next):
+    return denoised + torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * sigma_next
+
+
+def own_numbers(i, x, denoised, sigma, sigma_next):
+    return denoised + (x - denoised) * (sigma_next / sigma) * random.random()
+
+
+def a_seed_for_each(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    denoised = model(x, sigmas[0] * torch.ones(len(x)), **extra_args)
+    return denoised + BrownianTreeNoiseSampler(x, 0.1, 1.0, seed=[1] * len(x))(0.5, 0.2)
+
+
+def no_seed(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    return model(x, sigmas[0] * torch.ones(len(x)), **extra_args) + noise_of(x)(1, 0)
+
+
+def clamps_by(deviations):
+    """Fresh noise, clamped by what `deviations` makes of it."""
+
+    def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        denoised = model(x, sigmas[0] * torch.ones(len(x)), **extra_args)
+        noise = noise_of(x, seed=3)(1, 0)
+        limit = deviations(noise)
+        return denoised + noise.clamp(-limit, limit)
+
+    sample.__name__ = deviations.__name__
+    return sample
+
+
+def biased(noise):
+    return noise.std(unbiased=False)
+
+
+def changed_since(noise):
+    limit = noise.std()
+    noise.mul_(2.0)
+    return limit
+
+
+def of_rows(noise):
+    return noise.std(dim=-1, keepdim=True)
+
+
+def transformed(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    denoised = model(x, sigmas[0] * torch.ones(len(x)), **extra_args)
+    return denoised + BrownianTreeNoiseSampler(x, 0.1, 1.0, seed=1, transform=lambda t: t**2)(0.5, 0.2)
+
+
+def seeds_all(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    """What it draws is known by the run's seed."""
+    random.seed(extra_args["seed"])
+    torch.manual_seed(extra_args["seed"])
+    scale = 0.9 + 0.1 * random.random() + 0.01 * torch.rand(1)
+    torch.randn_like(x)  # so that what follows is other noise
+
+    def step(i, x, denoised, sigma, sigma_next):
+        return denoised * scale + (x - denoised) * (sigma_next / sigma)
+
+    return along(step)(model, x, sigmas, extra_args, callback)
+
+
+@functools.wraps(noise_of)
+def quieter(x, seed=None):
+    louder = noise_of(x, seed)
+    return lambda sigma, sigma_next: 0.5 * louder(sigma, sigma_next)
+
+
+def wrapped_noise(model, x, sigmas, extra_args=None, callback=None, disable=None, factor=1.0):
+    noise = quieter(x, extra_args["seed"])
+
+    def step(i, x, denoised, sigma, sigma_next):
+        return denoised + (x - denoised) * (sigma_next / sigma) + factor * 0.1 * sigma_next * noise(sigma, sigma_next)
+
+    return along(step)(model, x, sigmas, extra_args, callback)
+
+
+def draws_before_it_seeds(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    scale = 0.9 + 0.1 * torch.rand(1)
+    torch.manual_seed(extra_args["seed"])
+    return model(x, sigmas[0] * torch.ones(len(x)), **extra_args) * scale
+
+
+def draws_behind_noise(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    torch.manual_seed(extra_args["seed"])
+    torch.randn_like(x)
+    return model(x, sigmas[0] * torch.ones(len(x)), **extra_args) * torch.rand(1)
+
+
+def looks_before_it_seeds(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    """It hardly ever uses what it sees."""
+    scale = 0.9 if random.random() < 1e-9 else 1.0
+    return model(x, sigmas[0] * torch.ones(len(x)), **extra_args) * scale
+
+
+def own_noise_in_place(i, x, denoised, sigma, sigma_next):
+    torch.manual_seed(1)
+    return torch.randn(x.shape).mul_(sigma_next).add_(denoised)
+
+
+LOCAL = {
+    "names_bound_at_import": names_bound_at_import,
+    "seeds_all": seeds_all,
+    "wrapped_noise": wrapped_noise,
+    "a_partial": functools.partial(wrapped_noise, factor=2.0),
+}
+
+REFUSED = {
+    **{
+        step.__name__: (along(step), word)
+        for step, word in (
+            (own_noise, "draws noise of its own"),
+            (own_noise_of_a_shape, "computes with a tensor that is not made of the latent"),
+            (own_noise_in_place, "computes with a tensor that is not made of the latent"),
+            (own_numbers, "draws numbers of its own"),
+        )
+    },
+    **{
+        sample.__name__: (sample, word)
+        for sample, word in (
+            (a_seed_for_each, "draws noise without a seed, or with a seed for each picture"),
+            (no_seed, "draws noise without a seed"),
+            (clamps_by(biased), "takes a statistic of the latent"),
+            (clamps_by(changed_since), "clamps noise that it has changed"),
+            (clamps_by(of_rows), "takes a statistic of the latent"),
+            (transformed, "draws noise over a transformed schedule"),
+            (draws_before_it_seeds, "draws numbers of its own"),
+            (looks_before_it_seeds, "draws numbers of its own"),
+            (draws_behind_noise, "gives another picture when its recording is replayed"),
+        )
+    },
+}

@@ -1,0 +1,34 @@
+"""No sampler waits for the device: each of KSampler's list, replayed on a GPU that sees every way to wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_backend.denoise.noise import LatentNoise
+from parallel_backend.denoise.patch_sampler import PatchSampler
+from parallel_backend.denoise.replay import Answer, script_of
+from tests.dry.fake_gpu import DEVICE, FakeGpu
+from tests.programs import encoded_program
+from tests.sampler_names import LOCAL
+
+SHAPE = 1, 4, 6, 5
+SIGMAS = torch.linspace(1, 0, 7)
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning", "ignore:To copy construct from:UserWarning")
+@pytest.mark.parametrize("name", LOCAL)
+def test_no_step_of_a_sampler_waits(name: str) -> None:
+    program = encoded_program(name, SIGMAS.clone(), torch.empty(SHAPE))
+    with FakeGpu().running(0, 1) as gpu, torch.inference_mode():
+        script = script_of(program, len(SHAPE), len(SIGMAS), DEVICE)
+        x = torch.zeros(SHAPE, device=DEVICE)
+        gpu.watch = True
+        noise = LatentNoise(SHAPE, torch.device("cpu"), lambda _: x)  # another rank has drawn it
+        sampler, calls = PatchSampler(script, x, noise, None), 0
+        while sampler.result is None:
+            denoised, calls = sampler.model_input * 0.5, calls + 1
+            sampler.advance(Answer(denoised, (denoised, denoised)))
+        assert calls == len(script.calls())
+        assert gpu.begin().kernels.total() > calls
+        assert not gpu.waits
