@@ -15,7 +15,7 @@ from parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
 from parallel_backend.denoise.process import Diffusion, Flow, Process
 from parallel_backend.denoise.program import Program, encoded
 from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
-from tests.programs import FlowSampling, VelocitySampling, guider_of, recording, run_of
+from tests.programs import FlowSampling, NoiseSampling, VelocitySampling, guider_of, recording, run_of
 from tests.sampler_names import LOCAL, NOT_LOCAL
 from tests.selection import product
 
@@ -76,7 +76,12 @@ class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.
     """As ComfyUI builds it for FLUX: shift 1.15."""
 
 
-SAMPLINGS = {"flux": FluxSampling(), "shifted": FlowSampling(3.0, 500, 0.9), "velocity": VelocitySampling()}
+SAMPLINGS = {
+    "flux": FluxSampling(),
+    "shifted": FlowSampling(3.0, 500, 0.9),
+    "velocity": VelocitySampling(),
+    "noise": NoiseSampling(),
+}
 
 
 class Call(NamedTuple):

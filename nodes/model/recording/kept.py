@@ -88,7 +88,7 @@ class Kept:
         self._keep(getattr(function, "__wrapped__", None))
         self._keep(function.__defaults__ or ())
         self._keep(function.__dict__)
-        for name in {*_names(function.__code__)} & function.__globals__.keys():
+        for name in {*names_in(function.__code__)} & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, bool | int | float | str | None | list | dict):
                 self._globals.append((function.__globals__, name, value))
@@ -110,11 +110,12 @@ def _same(now: Any, then: Any) -> bool:
     return all(one is other for one, other in zip(now, then, strict=True))
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
+    """All that a function's code, and what is defined inside of it, calls by name."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 ANOTHER_SEED = 0x9E3779B9
@@ -140,7 +141,9 @@ class Generators:
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[Generators]:
         """While this is entered all are in another state."""
-        torch.manual_seed(ANOTHER_SEED)
+        torch.default_generator.manual_seed(ANOTHER_SEED)
+        if self._devices:
+            torch.cuda.manual_seed_all(ANOTHER_SEED)
         np.random.seed(ANOTHER_SEED)
         random.seed(ANOTHER_SEED)
         try:

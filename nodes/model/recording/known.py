@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from ..own_code import own
+from .kept import names_in
 
 LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
 """What ComfyUI's sampler functions call besides ComfyUI and torch."""
@@ -28,7 +29,7 @@ def _changed(function: Callable[..., Any]) -> Iterator[str]:
     waiting, seen = [inspect.unwrap(function)], set()
     while waiting:
         code, names = waiting[-1].__code__, waiting.pop().__globals__
-        used = {*_names(code)}
+        used = {*names_in(code)}
         spaces = [
             names,
             *(vars(names[n]) for n in used if isinstance(names.get(n), ModuleType) and _comfyuis(names[n])),
@@ -50,10 +51,3 @@ def _changed(function: Callable[..., Any]) -> Iterator[str]:
 def _comfyuis(module: Any) -> bool:
     """Whether a module holds samplers of ComfyUI's."""
     return getattr(module, "__name__", "").startswith(("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers"))
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
