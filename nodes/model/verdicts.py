@@ -55,7 +55,7 @@ class Verdicts:
             attempt: what tries them, the first time that some of them are not known.
             only: the names of those that take part; by default all of the kind.
         """
-        unknown = [each for each in self._content.unknown((kind,)) if not only or str(each.thing) in only]
+        unknown = self._content.unknown((kind,), only)
         if not unknown:
             return None
         untold = next((each for each in unknown if not each.digest), None)

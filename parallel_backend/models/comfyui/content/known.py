@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -53,9 +53,13 @@ class Content:
         self._judged: dict[Thing, tuple[frozenset[int], Unknown | None]] = {}
         self._files: dict[str, str] = {}
 
-    def unknown(self, kinds: Iterable[Kind]) -> list[Unknown]:
-        """The things of these kinds that are not known; looked at anew, because packs change things as they are loaded."""
-        found = (self._judge(thing) for thing in THINGS if thing.kind in kinds)
+    def unknown(self, kinds: Iterable[Kind], only: Collection[str] = ()) -> list[Unknown]:
+        """The things of these kinds that are not known; looked at anew, because packs change things as they are loaded.
+
+        Args:
+            only: the names of those that are looked at; by default all of the kinds.
+        """
+        found = (self._judge(thing) for thing in THINGS if thing.kind in kinds and (not only or str(thing) in only))
         return [each for each in found if each is not None]
 
     def table(self, version: str, how: str) -> Table:
