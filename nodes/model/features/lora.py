@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -101,10 +102,8 @@ class AdapterReader:
 def _refuse_unknown(found: Iterable[str]) -> None:
     """Raise Refused for kinds of adapter of which this ComfyUI makes something else than the workers."""
     for kind in sorted(found):
-        small = AdapterReader({"w": SIZE}, {})
-        if what := verdicts().fault(
-            "adapter", lambda kind=kind, small=small: fault(kind, small.translate), things_of(kind)
-        ):  # type: ignore[misc]
+        attempt = functools.partial(fault, kind, AdapterReader({"w": SIZE}, {}).translate)
+        if what := verdicts().fault("adapter", attempt, things_of(kind)):
             raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
 
 

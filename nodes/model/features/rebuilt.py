@@ -40,7 +40,7 @@ def _guidance(function: Any, module: str) -> bool:
     """Each latent of a batch for itself, from what the workers know, and the same again."""
     told = {name: _random(number, (2, 4, 6, 5)) for number, name in enumerate(TOLD)}
     made = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
-    more = {"sigma": torch.ones(2), "model": None, "model_options": {}, "cond": None, "uncond": None}
+    more: dict[str, Any] = {"sigma": torch.ones(2), "model": None, "model_options": {}, "cond": None, "uncond": None}
     whole = [function({**_copies(told), "cond_scale": 3.0, **more}) for _ in range(2)]
     rows = [
         made({name: value[row : row + 1].clone() for name, value in told.items()} | {"cond_scale": 3.0})

@@ -217,7 +217,9 @@ class Trial:
             for place, (key, name) in CACHES[case.cache].items():
                 around.setdefault(place, {})[key] = [getattr(self._caches, name)]
         guider = comfy.samplers.CFGGuider(patcher)
-        positive = [[_random(20 + number, (1, tokens, 4)), {}] for number, tokens in enumerate(case.texts)]
+        positive: list[list[Any]] = [
+            [_random(20 + number, (1, tokens, 4)), {}] for number, tokens in enumerate(case.texts)
+        ]
         if len(positive) > 1:
             positive[0][1].update(strength=0.6)
             positive[1][1].update(strength=1.3, start_percent=0.0, end_percent=0.6)
