@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.host.workers import versions
 from parallel_backend.identity import code_digest
 from parallel_backend.models import FAMILIES
+from parallel_backend.models.comfyui.content import files
 from parallel_backend.models.diffusers import installed
 from parallel_backend.vae import AUTOENCODERS
 from parallel_backend.wire.messages import Facts
@@ -141,3 +143,44 @@ def test_workers_with_other_code_than_comfyui_are_refused() -> None:
         Refused, match=r"^the workers on machine-a run another version of this pack \(1234\) than ComfyUI"
     ):
         versions.check_members([old, old])
+
+
+@pytest.fixture
+def comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a ComfyUI of one file, which this process has imported."""
+    file = tmp_path / "comfy" / "sampling.py"
+    file.parent.mkdir()
+    file.write_text("def step():\n    return 1\n")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.46.0"\n')
+    for name, path in (("comfyui_version", tmp_path / "comfyui_version.py"), ("comfy.sampling", file)):
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
+        monkeypatch.setitem(sys.modules, name, module)
+    return tmp_path
+
+
+def told_of(folder: Path) -> Facts:
+    files.own_files.cache_clear()
+    return msgspec.structs.replace(FACTS, comfyui="0.46.0", comfyui_files=files.own_files(str(folder)))
+
+
+def test_ranks_with_comfyuis_own_files_are_taken(comfyui: Path) -> None:
+    versions.check_members([told_of(comfyui), told_of(comfyui)])
+
+
+def test_another_checkout_of_the_same_version_is_named_by_its_file(comfyui: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (there / "comfy").mkdir(parents=True)
+    (there / "comfy" / "sampling.py").write_text("def step():\n    return 2\n")
+    other = msgspec.structs.replace(told_of(there), host="machine-b")
+    said = r"^worker 1 on machine-b has another comfy/sampling\.py than this ComfyUI, though both are 0\.46\.0: install"
+    with pytest.raises(Refused, match=said):
+        versions.check_members([told_of(comfyui), other])
+
+
+def test_a_comfyui_that_was_updated_while_it_runs_is_refused(comfyui: Path) -> None:
+    (comfyui / "comfy" / "sampling.py").write_text("def step():\n    return 2\n")
+    said = r"^ComfyUI's files have changed since it was started \(comfy/sampling\.py\): restart ComfyUI"
+    with pytest.raises(Refused, match=said):
+        versions.check_members([told_of(comfyui)])

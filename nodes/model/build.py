@@ -24,11 +24,12 @@ from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.files.keymap import tensor_sizes
 from ...parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, packed_starts
 from ..memory.loaded_models import Shares
+from .dtypes import dtype_name
 from .features.lora import AdapterReader
 from .named_options import named_by
 from .patcher import ParallelModelPatcher
 from .proxy import DiffusionProxy
-from .remote_model import RemoteModel, dtype_name
+from .remote_model import RemoteModel
 from .skeletons import SKELETONS
 
 FAST = "fp8_e4m3fn_fast"

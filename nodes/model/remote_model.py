@@ -31,6 +31,7 @@ from ..memory.devices import free_devices, reclaimable_bytes
 from ..memory.loaded_models import device_name
 from ..progress import loading
 from .conditioning import by_mask
+from .dtypes import dtype_name
 from .features.controlnet import Control, residuals_of
 from .features.lora import AdapterReader
 from .recording.trial import Trials
@@ -224,11 +225,6 @@ class RemoteModel:
             raise interruption() from None
         sizes = [call.tensors["x"].shape[0] for call in calls]
         return list(answer.frame.tensors["result"].split(sizes))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Its name in messages, such as `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def caller() -> Caller:

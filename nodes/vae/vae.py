@@ -24,7 +24,7 @@ from ...parallel_backend.vae import AUTOENCODERS, recognise
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ..memory.loaded_models import MainShare, Shares
-from ..model.remote_model import dtype_name
+from ..model.dtypes import dtype_name
 from ..runtime import progress
 from .remote_vae import RemoteVAE
 

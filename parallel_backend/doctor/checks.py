@@ -28,6 +28,11 @@ TORCHAUDIO = (
 DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
 
 
+UNKNOWN_FUNCTION = (
+    "What hangs on it runs one model call at a time, or is refused: use a ComfyUI that was tested, or update this pack."
+)
+
+
 def examine(facts: Observations) -> list[Finding]:
     """One finding a line, in the order in which things depend on each other."""
     return [finding for check in CHECKS for finding in check(facts)]
@@ -141,6 +146,19 @@ def _allocator(facts: Observations) -> Iterator[Finding]:
     yield Finding("allocator", Status.OK, text)
 
 
+def _functions(facts: Observations) -> Iterator[Finding]:
+    """The last verdict on the functions of each kind."""
+    for verdict in {verdict.kind: verdict for verdict in facts.verdicts}.values():
+        of, named = f"in ComfyUI {verdict.comfyui}" if verdict.comfyui else "in ComfyUI", ", ".join(verdict.functions)
+        if verdict.fault:
+            yield Finding(
+                f"ComfyUI's {verdict.kind}", Status.WARNING, f"{of}: {named}, {verdict.fault}", UNKNOWN_FUNCTION
+            )
+        else:
+            text = f"{of} no tested version's ({named}); tried on this machine, and equal to the workers'"
+            yield Finding(f"ComfyUI's {verdict.kind}", Status.OK, text)
+
+
 def _links(facts: Observations) -> Iterator[Finding]:
     for measured in facts.measured:
         yield _link(measured)
@@ -179,6 +197,7 @@ CHECKS = (
     _temporary,
     _open_files,
     _allocator,
+    _functions,
     _links,
 )
 

@@ -19,6 +19,7 @@ from ..errors import Refused, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..host.workers.launcher import folder
+from ..models.comfyui.content.kept import Verdict, all_kept
 from ..plan import ParallelPlan
 from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
@@ -51,7 +52,7 @@ class Observations:
 
     `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
     of GPUs that reach each other's memory. `versions` has the installed packages; `torchaudio_error` is why one of them cannot be
-    imported. `allocator` is ComfyUI's setting.
+    imported. `allocator` is ComfyUI's setting. `verdicts` are those of functions of ComfyUI's that no tested version has.
     """
 
     gpus: tuple[Gpu, ...]
@@ -69,6 +70,7 @@ class Observations:
     torchaudio_error: str
     allocator: str
     measured: tuple[Measured, ...]
+    verdicts: tuple[Verdict, ...] = ()
 
 
 def look(report: Callable[[str], None] = lambda what: None) -> Observations:
@@ -92,6 +94,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         torchaudio_error=_torchaudio_error(),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), report),
+        verdicts=all_kept(),
     )
 
 

@@ -19,7 +19,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank runs on, and the versions that must be the same on all of them; `code` is the pack's own.
 
-    `comfyui` is empty where no ComfyUI was named, which some models need. `kernel_faults` is how installed packages of
+    `comfyui` is empty where no ComfyUI was named, which some models need; `comfyui_files` tells its files by content
+    (`models/comfyui/content/files.py`). `kernel_faults` is how installed packages of
     attention kernels fail there, by name.
     """
 
@@ -29,6 +30,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     diffusers: str
     code: str
     comfyui: str = ""
+    comfyui_files: bytes = b""
     kernel_faults: dict[str, str] = {}
 
 

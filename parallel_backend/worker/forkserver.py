@@ -27,6 +27,7 @@ import msgspec
 import torch
 
 from ..comfyui_folder import ARGUMENTS, FOLDER
+from ..models.comfyui.content.files import own_files
 from ..models.comfyui.importing import import_comfyui
 from ..wire.forking import Ended, Start, Started, log_path, receive_start
 from .__main__ import main
@@ -191,6 +192,7 @@ def import_comfyui_early() -> None:
     with contextlib.suppress(Exception):
         import_comfyui()
         importlib.import_module("comfy.model_detection")
+        own_files(os.environ[FOLDER])  # as it was imported: the files may be others when a worker joins
 
 
 @contextlib.contextmanager

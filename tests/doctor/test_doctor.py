@@ -18,6 +18,7 @@ from parallel_backend.doctor import Finding, Observations, Status, examine
 from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
 from parallel_backend.gpus import Gpu
+from parallel_backend.models.comfyui.content.kept import Verdict
 from tests.plans import MEASURED
 from tests.selection import thorough
 
@@ -53,6 +54,9 @@ WRONG_WHEEL = (
 )
 SLOW = msgspec.structs.replace(MEASURED, link_bandwidth=1e9)
 
+EQUAL = Verdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
+OTHER = msgspec.structs.replace(EQUAL, fault="which gives another result than the workers' where both were tried")
+
 FAULTS = [
     ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", Status.FAILURE, "update the driver"),
     ({"gpus": (), "nvidia_devices": 0}, "GPUs", Status.WARNING, "--gpus all"),
@@ -67,6 +71,7 @@ FAULTS = [
     ({"torchaudio_error": OTHER_CUDA}, "torchaudio", Status.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
     ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.WARNING, "pip install -r"),
     ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
+    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", Status.WARNING, "use a ComfyUI that was tested"),
     (
         {"measured": (Measured(PAIR, None, NO_P2P),)},
         "2 workers, cuda:0 to cuda:1",
@@ -207,3 +212,12 @@ def test_the_doctor_opens_no_gpu():
     assert (
         subprocess.run([sys.executable, "-c", f"{look}; exit({opened})"], cwd=Path(__file__).parents[2]).returncode == 0
     )
+
+
+def test_functions_that_were_tried_and_found_equal_are_all_right() -> None:
+    (found,) = [
+        each
+        for each in examine(dataclasses.replace(GOOD, verdicts=(OTHER, EQUAL)))
+        if each.name == "ComfyUI's guidance"
+    ]
+    assert found.status is Status.OK and "comfy.samplers.cfg_function" in found.text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import comfy.utils
@@ -15,6 +16,8 @@ from ....parallel_backend.errors import Refused
 from ....parallel_backend.weights.adapters.lora import Adapter, AdapterSet, Recipe, content_id, crosses_layers
 from ....parallel_backend.wire.frames import DTYPES
 from ..refusals import WAY_OUT
+from ..verdicts import verdicts
+from .adapters_tried import SIZE, fault, things_of
 
 PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
@@ -40,10 +43,13 @@ class AdapterReader:
             Refused: for what the workers cannot apply, by name.
         """
         if self._last is None or self._last[0] != version:
-            self._last = version, self._translate(patches)
+            adapters = self.translate(patches)
+            _refuse_unknown({adapter.kind for changes in adapters.recipe.values() for adapter in changes})
+            self._last = version, adapters
         return self._last[1]
 
-    def _translate(self, patches: Mapping[str, Sequence[WeightPatch]]) -> AdapterSet:
+    def translate(self, patches: Mapping[str, Sequence[WeightPatch]]) -> AdapterSet:
+        """The same, whatever ComfyUI's own adapters are like."""
         recipe: Recipe = {}
         tensors: dict[str, Tensor] = {}
         for key, entries in patches.items():
@@ -91,6 +97,14 @@ class AdapterReader:
         name: str = self._ids[tensor]
         tensors[name] = tensor.detach() if tensor.dtype in DTYPES.values() else tensor.float()
         return name
+
+
+def _refuse_unknown(found: Iterable[str]) -> None:
+    """Raise Refused for kinds of adapter of which this ComfyUI makes something else than the workers."""
+    for kind in sorted(found):
+        attempt = functools.partial(fault, kind, AdapterReader({"w": SIZE}, {}).translate)
+        if what := verdicts().fault("adapter", attempt, things_of(kind)):
+            raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
 
 
 def _refused(what: str) -> Refused:

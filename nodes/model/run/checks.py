@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ....parallel_backend.diffusion import GuidanceFunction
+from ....parallel_backend.errors import Refused
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
 from ..features.attention_guidance import attention_guidance_functions, refuse_split
+from ..features.rebuilt import fault_of
 from ..proxy import DiffusionProxy
+from ..refusals import WAY_OUT
 from ..sampler_run import SamplerRun
 from .message import refuse_what_cannot_work
 from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
 
 OF_A_MASK = "set it from 0 to 1"
+
+
+def refuse_rebuilt(transformer_options: Mapping[str, Any]) -> None:
+    """Raise Refused for a function of a node that goes into the model, and that workers would make otherwise than it is."""
+    patches = (transformer_options.get("patches") or {}).values()
+    replaced = (transformer_options.get("patches_replace") or {}).values()
+    for functions in (*patches, *(each.values() for each in replaced)):
+        for function in functions:
+            if what := fault_of(function):
+                raise Refused(f"What a node does by {what}, cannot be done with a parallel MODEL: {WAY_OUT}.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,7 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
         Refused: what the workers cannot do at all.
     """
     remote, guider = proxy.remote, run.guider
+    refuse_rebuilt(run.transformer_options)
     refuse_what_cannot_work(run)
     refuse_strengths(guider)
     refuse_sigmas(run.sigmas, guider.inner_model.model_sampling)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ....parallel_backend.models.comfyui.content.things import Kind
 from ..conditioning import NotSupported
 from ..features.attention_guidance import name_of
+from ..features.guidance import OPTION as GUIDES
+from ..features.rebuilt import fault_of
+from ..features.step_cache import KEY as STEP_CACHE
 from ..features.step_cache import report_skipped
 from ..recording.record import Recording
 from ..sampler_run import SamplerRun
 from ..supported import not_supported
+from ..verdicts import NotKnown, verdicts
 from .checks import Checked
 from .message import fields_of
 from .planned import Planned
+from .side_by_side import fault
 from .steps import Steps
 
 log = logging.getLogger(__name__)
@@ -39,12 +47,36 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
         raise NotSupported("another wrapper around the sampler")
     if unknown := not_supported(run.guider, run.sampler, run.model_options):
         raise NotSupported(unknown)
+    refuse_unknown(run, recording)
     if checked.compared:
         raise NotSupported(name_of(checked.compared[0]))
     fields, tensors = fields_of(run, recording)
     if checked.adapters.networks and fields["compiler"]:
         raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
     return fields, tensors
+
+
+def refuse_unknown(run: SamplerRun, recording: Recording) -> None:
+    """Look at the functions of ComfyUI's that the workers' loop stands in for in a run.
+
+    Raises:
+        NotKnown: one of them is none of a tested ComfyUI's, and does something else than the workers.
+    """
+    holder = run.transformer_options.get(STEP_CACHE)
+    takes_part: dict[Kind, bool] = {
+        "sampler driver": True,
+        "guidance": True,
+        "mask": run.mask is not None,
+        "noise sampler": recording.program is not None and bool(recording.program.sources),
+        "step cache": holder is not None,
+    }
+    caches = sys.modules.get(type(holder).__module__)
+    for kind in (kind for kind, here in takes_part.items() if here):
+        if what := verdicts().fault(kind, functools.partial(fault, kind, caches)):
+            raise NotKnown(what)
+    for function in run.model_options.get(GUIDES, ()):
+        if what := fault_of(function):
+            raise NotKnown(what)
 
 
 def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str | None:

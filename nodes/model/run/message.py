@@ -14,6 +14,7 @@ from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
+from ..dtypes import dtype_name
 from ..features import free_u
 from ..features.compile import compiler_of
 from ..features.guidance import guidance_functions
@@ -22,7 +23,6 @@ from ..features.step_cache import cache_of
 from ..noise_process import sampling_of
 from ..recording.record import Recording
 from ..refusals import refuse_prompts, refuse_transformer_options
-from ..remote_model import dtype_name
 from ..sampler_run import SamplerRun
 from .sides import two_sided
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....parallel_backend.host.runs.finite import check_sampled
 from ..conditioning import NotSupported
-from ..remote_model import dtype_name
+from ..dtypes import dtype_name
 from ..sampler_run import SamplerRun
 from ..step_by_step import StepByStep
 from .planned import Planned

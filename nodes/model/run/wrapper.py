@@ -16,6 +16,7 @@ from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
 from ..sampler_run import SamplerRun
+from ..verdicts import NotKnown, verdicts
 from .checks import check_run
 from .loop import message_of, run_in_loop, whole_picture_only
 from .message import example_of
@@ -76,6 +77,12 @@ def run_in_workers(
             whole = whole_picture_only(message[0], recording)
             if whole is not None:
                 reason = _taken(NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
+        if isinstance(reason, NotKnown) and plan.pipefusion > 1:
+            raise Refused(
+                f"The workers' loop does not run with {reason}, and one model call at a time leaves all of pipefusion "
+                f"{plan.pipefusion}'s stages but one without work: choose pipefusion 1 in Parallel Plan, or {reason.instead}."
+            )
+        shown.warnings.extend(verdicts().news())
         refuse_stages(plan, networks)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             shown.warnings.append(RUN_WHOLE)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from ...errors import Refused
 from ...identity import code_digest
+from ...models.comfyui.content.files import changed_since, imported, other_file
 from ...models.diffusers.installed import NEEDED, in_range
 from ...wire.messages import Facts
 
@@ -60,6 +62,28 @@ def check_members(members: Sequence[Facts]) -> None:
             f"the workers on {first.host} have ComfyUI {first.comfyui} and this one is {ours}: install the same version on all "
             "machines and start the workers again."
         )
+    _check_files(members)
+
+
+def _check_files(members: Sequence[Facts]) -> None:
+    """Raises Refused where ranks have other files of ComfyUI's than this process has imported; versions say less."""
+    module = sys.modules.get("comfyui_version")
+    if module is None or not any(member.comfyui_files for member in members):
+        return
+    folder = Path(str(module.__file__)).parent
+    ours = imported(folder)
+    if changed := changed_since(ours, folder):
+        raise Refused(
+            f"ComfyUI's files have changed since it was started ({changed[0]}): restart ComfyUI, so that it and its workers "
+            "run the same."
+        )
+    told = {member.comfyui_files: (rank, member.host) for rank, member in reversed([*enumerate(members)])}
+    for files, (rank, host) in told.items():
+        if files and (path := other_file(ours, folder, files)):
+            raise Refused(
+                f"worker {rank} on {host} has another {path} than this ComfyUI, though both are {own_comfyui_version()}: "
+                "install the same ComfyUI on all machines, and restart both."
+            )
 
 
 def _check_alike(members: Sequence[Facts], names: Mapping[str, str]) -> None:

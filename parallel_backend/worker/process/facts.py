@@ -10,6 +10,7 @@ import torch
 from ...attention.packages import package_faults
 from ...comfyui_folder import FOLDER, comfyui_version
 from ...identity import code_digest
+from ...models.comfyui.content.files import own_files
 from ...models.diffusers.installed import own_diffusers
 from ...wire.messages import Facts
 
@@ -17,12 +18,14 @@ from ...wire.messages import Facts
 def own_facts(device: torch.device) -> Facts:
     """What this process tells of itself."""
     version_of_torch = str(torch.__version__)
+    comfyui = os.environ.get(FOLDER, "")
     return Facts(
         host=socket.gethostname(),
         device=str(device),
         torch=version_of_torch,
         diffusers=own_diffusers(),
         code=code_digest(),
-        comfyui=comfyui_version(os.environ.get(FOLDER, "")),
+        comfyui=comfyui_version(comfyui),
+        comfyui_files=own_files(comfyui) if comfyui else b"",
         kernel_faults=dict(package_faults(device)),
     )

@@ -19,4 +19,9 @@ def _function(settings: Mapping[str, Any]) -> Any:
     scales = settings["scales"]
     pairs = zip(scales[::2], scales[1::2], strict=True)
     scale_dict = dict(zip(settings["channels"], pairs, strict=True))
-    return function_of(MODULE, settings["function"], {"scale_dict": scale_dict, "on_cpu_devices": {}})
+    return function_made(settings["function"], scale_dict)
+
+
+def function_made(name: str, scales: Mapping[int, tuple[float, float]]) -> Any:
+    """The function of a node, by its qualified name; `scales` by numbers of channels."""
+    return function_of(MODULE, name, {"scale_dict": scales, "on_cpu_devices": {}})

@@ -1,0 +1,10 @@
+"""How types are called in messages."""
+
+from __future__ import annotations
+
+import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Its name in messages, such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,332 @@
+"""ComfyUI's loop and the workers' on a small stand-in network, in this process: what is not known by content is tried so."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.conds
+import comfy.model_base
+import comfy.model_patcher
+import comfy.samplers
+import comfy.supported_models_base
+import torch
+from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
+from torch import Tensor, nn
+
+from ....parallel_backend.comm.communicator import Communicator
+from ....parallel_backend.comm.meter import Meter
+from ....parallel_backend.denoise.guidance import Guidance
+from ....parallel_backend.denoise.model_calls import ModelCalls
+from ....parallel_backend.denoise.noise import LatentNoise
+from ....parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
+from ....parallel_backend.denoise.pipeline import Callbacks, CancelSignal, Patch, Pipeline
+from ....parallel_backend.denoise.process import process_of
+from ....parallel_backend.denoise.prompts import Prompts
+from ....parallel_backend.denoise.replay import Script
+from ....parallel_backend.denoise.shared_noise import SharedNoise
+from ....parallel_backend.denoise.step_cache import step_cache
+from ....parallel_backend.mesh import Mesh
+from ....parallel_backend.models.comfyui.content.things import Kind
+from ....parallel_backend.models.inputs import Inputs
+from ....parallel_backend.models.region import Region
+from ....parallel_backend.weights.stores.block_access import BlockAccess
+from ..recording.record import recorded
+from ..sampler_run import SamplerRun
+from .message import fields_of
+
+TOLERANCE = 1e-6
+"""Relative L2; both compute the same in fp32, in another order at the most."""
+
+SHAPE = 2, 4, 8, 6
+"""Of the latents: batch, channels, height, width."""
+
+STEPS = 6
+SEED = 11
+AXES = "data", "cfg", "pipefusion", "odd_hops", "returning", "ring", "ulysses", "sequence", "stage", "word"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: what is sampled how.
+
+    Attributes:
+        type: ComfyUI's name of the noise process.
+        texts: the numbers of tokens of the positive prompts; the negative has 3.
+        denoise: which part of the steps is run; below 1 from a latent that is not empty.
+        patches: into how many the latent is cut.
+        cache: the class of a step cache's state.
+    """
+
+    type: str = "FLOW"
+    sampler: str = "euler"
+    cfg: float = 3.0
+    texts: tuple[int, ...] = (3,)
+    denoise: float = 1.0
+    masked: bool = False
+    patches: int = 1
+    cache: str = ""
+
+
+CASES: Mapping[Kind, tuple[Case, ...]] = {
+    "sampler driver": (Case(), Case("EPS", denoise=0.5), Case("FLUX", cfg=1.0, denoise=0.5, patches=2)),
+    "guidance": (
+        Case(),
+        Case("FLUX", cfg=1.0),
+        Case("EPS", texts=(3, 3)),
+        Case("V_PREDICTION", texts=(3, 5), denoise=0.5),
+        Case("FLOW", "euler_cfg_pp", cfg=1.0),
+    ),
+    "mask": (Case(masked=True), Case("EPS", "ddim", masked=True, patches=2), Case("FLUX", cfg=1.0, masked=True)),
+    "noise sampler": (
+        Case(sampler="euler_ancestral"),
+        Case("EPS", "euler_ancestral", patches=2),
+        Case(sampler="dpmpp_2m_sde", patches=2),
+        Case("EPS", "dpmpp_sde"),
+    ),
+    "step cache": (
+        Case(cache="EasyCacheHolder"),
+        Case("EPS", cache="EasyCacheHolder", texts=(3, 5)),
+        Case(cache="LazyCacheHolder"),
+        Case("EPS", cache="LazyCacheHolder", cfg=1.0),
+    ),
+}
+"""What shows each kind, whole and cut, with one prompt and two, with guidance and without."""
+
+CACHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "EasyCacheHolder": {
+        WrappersMP.OUTER_SAMPLE: ("easycache", "easycache_sample_wrapper"),
+        WrappersMP.CALC_COND_BATCH: ("easycache", "easycache_calc_cond_batch_wrapper"),
+        WrappersMP.DIFFUSION_MODEL: ("easycache", "easycache_forward_wrapper"),
+    },
+    "LazyCacheHolder": {
+        WrappersMP.OUTER_SAMPLE: ("lazycache", "easycache_sample_wrapper"),
+        WrappersMP.PREDICT_NOISE: ("lazycache", "lazycache_predict_noise_wrapper"),
+    },
+}
+"""What the nodes of step caches put around a run."""
+
+
+def fault(kind: Kind, caches: Any = None) -> str:
+    """What is wrong with ComfyUI's things of a kind, behind their name; empty if they give what the workers give.
+
+    Args:
+        caches: ComfyUI's module of step caches, which is looked at for these alone.
+    """
+    for case in CASES[kind]:
+        stock, ours = Trial(case, caches).both()
+        if not _close(ours, stock):
+            return "which gives another result than the workers' where both were tried"
+    return ""
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
+
+
+class Network(nn.Module):
+    """In the place of a model: element by element of a latent, its time and a text."""
+
+    def __init__(self, device: Any = None, operations: Any = None, **_: Any) -> None:
+        super().__init__()
+        self.dtype = torch.float32
+
+    @property
+    def skeleton(self) -> Network:
+        """Itself: it has no weights."""
+        return self
+
+    def forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor,
+        control: Any = None,
+        transformer_options: Any = None,
+        **_: Any,
+    ) -> Tensor:
+        """As ComfyUI's models do, with the DIFFUSION_MODEL wrappers around it."""
+        options = transformer_options or {}
+        wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
+        executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
+        out: Tensor = executor.execute(x, timestep, context, transformer_options=options)
+        return out
+
+    def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any) -> Tensor:
+        return computed(x, timestep, context)
+
+
+def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+    """What the network makes of `x` `[batch, channels, height, width]`, `timestep` `[batch]` and `[batch, tokens, features]`."""
+    time, text = (each.view(-1, 1, 1, 1) for each in (timestep / (1 + timestep), context.mean(dim=(1, 2))))
+    return x * (1.1 - time) / (1 + x * x) + 0.3 * text * (1 - time)
+
+
+class Model(comfy.model_base.BaseModel):
+    """ComfyUI's model of such a network."""
+
+    def extra_conds(self, **given: Any) -> dict[str, Any]:
+        """A text, as those of models whose blocks are spread."""
+        return {"c_crossattn": comfy.conds.CONDRegular(given["cross_attn"])}
+
+
+class Config(comfy.supported_models_base.BASE):
+    """What ComfyUI builds it by."""
+
+    sampling_settings = {"shift": 2.0}  # noqa: RUF012 (ComfyUI's class has it so)
+
+
+class Trial:
+    """One run, by ComfyUI's loop and by the workers'."""
+
+    def __init__(self, case: Case, caches: Any) -> None:
+        self._case = case
+        self._caches = caches
+        with _quiet():
+            self._model = Model(Config({}), comfy.model_base.ModelType[case.type], unet_model=Network)
+        self._patcher = comfy.model_patcher.ModelPatcher(self._model, torch.device("cpu"), torch.device("cpu"))
+        self._model.current_patcher = self._patcher
+        self._noise, self._latent, self._drawn = (_random(seed, SHAPE) for seed in range(3))
+        self._mask = (self._drawn > 0).float() if case.masked else None
+        sigmas = comfy.samplers.calculate_sigmas(self._model.model_sampling, "simple", STEPS)
+        self._sigmas = sigmas[round(STEPS * (1 - case.denoise)) :]
+        self._reached = False
+
+    def both(self) -> tuple[Tensor, Tensor]:
+        """What ComfyUI's loop gives, and the workers'."""
+        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            stock = self._run({})
+            ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
+        if not self._reached:
+            raise NotImplementedError("no wrapper stands in for the sampler")
+        return stock, ours
+
+    def _run(self, wrappers: Mapping[str, Any]) -> Tensor:
+        case, patcher = self._case, self._patcher.clone()
+        around = patcher.model_options["transformer_options"].setdefault("wrappers", {})
+        around.update({kind: dict(named) for kind, named in wrappers.items()})
+        if case.cache:
+            kind = getattr(self._caches, case.cache)
+            patcher.model_options["transformer_options"]["easycache"] = kind(
+                0.3, 0.1, 0.95, 2, False, False, output_channels=SHAPE[1]
+            )
+            for place, (key, name) in CACHES[case.cache].items():
+                around.setdefault(place, {})[key] = [getattr(self._caches, name)]
+        guider = comfy.samplers.CFGGuider(patcher)
+        positive: list[list[Any]] = [
+            [_random(20 + number, (1, tokens, 4)), {}] for number, tokens in enumerate(case.texts)
+        ]
+        if len(positive) > 1:
+            positive[0][1].update(strength=0.6)
+            positive[1][1].update(strength=1.3, start_percent=0.0, end_percent=0.6)
+        guider.set_conds(positive, [[_random(30, (1, 3, 4)), {}]])
+        guider.set_cfg(case.cfg)
+        guider.inner_model = self._model
+        guider.conds = {side: [entry.copy() for entry in given] for side, given in guider.original_conds.items()}
+        sampler = comfy.samplers.sampler_object(case.sampler)
+        latent = torch.zeros(SHAPE) if case.denoise == 1.0 and not case.masked else self._latent
+
+        def sample(noise: Tensor, latent: Tensor, sampler: Any, sigmas: Tensor) -> Any:
+            return guider.inner_sample(
+                noise, latent, torch.device("cpu"), sampler, sigmas, self._mask, None, True, SEED, latent_shapes=[SHAPE]
+            )
+
+        outer = get_all_wrappers(WrappersMP.OUTER_SAMPLE, patcher.model_options, is_model_options=True)
+        with _quiet():
+            executor = WrapperExecutor.new_class_executor(sample, guider, outer)
+            result: Tensor = executor.execute(self._noise, latent, sampler, self._sigmas.clone())
+        return result
+
+    def _in_workers(
+        self,
+        executor: Any,
+        guider: Any,
+        sigmas: Tensor,
+        extra_args: dict[str, Any],
+        callback: Any,
+        noise: Tensor,
+        latent: Tensor,
+        mask: Tensor | None = None,
+        disable_pbar: bool = False,
+    ) -> Tensor:
+        """In the place of the sampler, as `wrapper.run_in_workers` is."""
+        self._reached = True
+        run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent, mask)
+        recording = recorded(run)
+        fields, tensors = fields_of(run, recording)
+        result = _denoised(fields, tensors, recording.needed(), self._case.patches)
+        sampled: Tensor = guider.inner_model.model_sampling.inverse_noise_scaling(sigmas[-1], result)
+        return sampled
+
+
+def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program: Any, patches: int) -> Tensor:
+    """What one worker alone makes of a Sample message, with the network in the model's place."""
+    x, here = tensors["x"], torch.device("cpu")
+    mesh = Mesh(groups=(), **{axis: Communicator(axis, None, here, False, Meter()) for axis in AXES})
+    sides = {0: fields["positive"]} if fields["negative"] is None else {0: fields["positive"], 1: fields["negative"]}
+    rows = slice(0, x.shape[0])
+    prompts = Prompts(sides, [*sides], tensors, torch.float32, x.shape[0], rows)
+    process = process_of(fields["sampling"], tensors)
+    cache = step_cache(fields["cache"], prompts, mesh, bool)
+    script = Script(program, x.ndim, here)
+    height = x.shape[2] // patches
+    regions = [Region(2, slice(height * number, height * (number + 1))) for number in range(patches)]
+
+    def forward(inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor:
+        assert latent is not None and patch is None and inputs.timestep is not None
+        return computed(latent, inputs.timestep, inputs.conditioning["context"])
+
+    def sampler(region: Region) -> PatchSampler:
+        noise = LatentNoise(tuple(x.shape), here, SharedNoise(mesh, x.shape, [rows], region))
+        inpaint = Inpaint.of(tensors, process, region.of, fields.get("clean_inpaint", False))
+        return PatchSampler(script, region.of(x), noise, inpaint)
+
+    model = ModelCalls(
+        forward=forward,
+        access=BlockAccess(),
+        prompts=prompts,
+        guidance=Guidance(process, fields["cfg"], prompts.mine, mesh.cfg),
+        process=process,
+        sigmas=tensors["sigmas"],
+        cache=cache,
+        dtype=torch.float32,
+        meter=Meter(),
+    )
+    pipeline = Pipeline(
+        mesh=mesh,
+        model=model,
+        calls=script.calls(),
+        patches=[Patch(region, sampler(region)) for region in regions],
+        latent=x,
+        warmup_steps=STEPS + 1,
+        callbacks=Callbacks(
+            cancelled=CancelSignal(asked=lambda: False, agree=bool),
+            step_begins=lambda step: None,
+            step_done=lambda *step: None,
+        ),
+    )
+    result = pipeline.run()
+    assert result is not None
+    return result
+
+
+def _random(seed: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, ComfyUI's own words about a model and a run are of ours, which nobody asked for."""
+    logger = logging.getLogger()
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

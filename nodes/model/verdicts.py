@@ -1,0 +1,120 @@
+"""Whether ComfyUI's functions are what the workers stand in for: known by content, or tried on this machine and found equal."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import comfy.model_management
+import comfy.samplers
+import torch
+
+from ...parallel_backend.host.workers.versions import own_comfyui_version
+from ...parallel_backend.identity import code_digest
+from ...parallel_backend.models.comfyui.content.kept import Verdict, kept
+from ...parallel_backend.models.comfyui.content.known import Content, Unknown
+from ...parallel_backend.models.comfyui.content.tested import tables, versions
+from ...parallel_backend.models.comfyui.content.things import Kind
+from .conditioning import NotSupported
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(comfy.samplers.__file__).parents[1]
+
+Attempt = Callable[[], str]
+"""Tries ComfyUI's functions beside the workers': gives what is wrong with them, behind their name, or nothing."""
+
+
+class NotKnown(NotSupported):
+    """A function of this ComfyUI that is neither a tested version's nor gives what the workers give."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, f"a ComfyUI that was tested ({versions(tables())})")
+
+
+class Verdicts:
+    """Judges the things of the ComfyUI in this process.
+
+    Args:
+        folder: where verdicts are kept; by default the cache folder.
+    """
+
+    def __init__(self, content: Content, folder: Path | None = None) -> None:
+        self._content = content
+        self._folder = folder
+        self._found: dict[str, Verdict] = {}
+        self._news: list[str] = []
+
+    def fault(self, kind: Kind, attempt: Attempt, only: Collection[str] = ()) -> str | None:
+        """The first function of a kind that the workers do not stand in for, and why; None if they may stand in for all.
+
+        Args:
+            attempt: what tries them, the first time that some of them are not known.
+            only: the names of those that take part; by default all of the kind.
+        """
+        unknown = self._content.unknown((kind,), only)
+        if not unknown:
+            return None
+        untold = next((each for each in unknown if not each.digest), None)
+        if untold is not None:
+            return f"{untold.function}, {untold.why}"
+        verdict = self._verdict(kind, unknown, attempt)
+        return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
+
+    def doubtful(self, kind: Kind) -> bool:
+        """Whether something of a kind is not known, and has not been found equal."""
+        unknown = self._content.unknown((kind,))
+        key = self._key(kind, unknown)
+        return bool(unknown) and (key not in self._found or bool(self._found[key].fault))
+
+    def news(self) -> list[str]:
+        """What was tried since this was last asked, and found equal: a sentence for each."""
+        told, self._news = self._news, []
+        return told
+
+    def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> Verdict:
+        key = self._key(kind, unknown)
+        if key not in self._found:
+            names = tuple(dict.fromkeys(each.function for each in unknown))
+            try:
+                self._found[key], new = kept(
+                    key, lambda: Verdict(kind, names, own_comfyui_version(), attempt()), self._folder
+                )
+            except comfy.model_management.InterruptProcessingException:
+                raise
+            except Exception as error:  # which is not kept: the next start tries again
+                word = f"which could not be tried ({type(error).__name__}: {error})"
+                self._found[key], new = Verdict(kind, names, own_comfyui_version(), word), True
+            if new:
+                self._tell(self._found[key])
+        return self._found[key]
+
+    def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
+        digests = sorted(f"{each.thing} {each.digest}" for each in unknown)
+        return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
+
+    def _tell(self, verdict: Verdict) -> None:
+        if verdict.fault:
+            log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.fault)
+            return
+        told = f"No tested ComfyUI has {', '.join(verdict.functions)} like this one: tried here, and equal to the workers'."
+        log.info("Parallel: %s", told)
+        self._news.append(told)
+
+
+@functools.cache
+def verdicts() -> Verdicts:
+    """Those of this ComfyUI process."""
+    return Verdicts(Content(FOLDER))
+
+
+@functools.cache
+def _own_digest() -> str:
+    """Of this pack's own half of what is tried."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]

@@ -1,0 +1,37 @@
+"""`python -m parallel_backend.models.comfyui.content FOLDER [--version NAME] [--read]`: write the table of a ComfyUI."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+
+from ....comfyui_folder import FOLDER, comfyui_version
+from ..importing import import_comfyui
+from .known import Content
+from .tested import write
+from .things import THINGS
+
+
+def main() -> None:
+    """Import the ComfyUI of a folder, and write down what the things in it are."""
+    parser = argparse.ArgumentParser(prog="python -m parallel_backend.models.comfyui.content", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a ComfyUI that the tests ran against")
+    parser.add_argument(
+        "--version", default="", help="what the table is called; by default the version that the folder says"
+    )
+    parser.add_argument(
+        "--read", action="store_true", help="no test ran against it: it was judged by reading what changed"
+    )
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    import_comfyui({**os.environ, FOLDER: str(folder)})
+    for name in sorted({thing.module for thing in THINGS}):
+        importlib.import_module(name)
+    table = Content(folder, ()).table(given.version or comfyui_version(str(folder)), "read" if given.read else "tested")
+    print(f"{write(table)}: {len(table.things)} things of {len(table.functions)} functions in {len(table.files)} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Which things of the ComfyUI in this process are those of a version that was tested, and which are not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from .files import changed_since, digest_of
+from .reached import Reached, Walk
+from .syntax import Sources
+from .tested import Table, same_files, tables
+from .things import THINGS, Kind, Thing
+
+ABSENT = "absent"
+"""The digest of a thing that a ComfyUI has not."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A thing that is none of a tested version's.
+
+    Attributes:
+        function: which function it was: the thing itself, or one that it calls.
+        digest: of the thing and all that it calls; empty where it cannot be told, or another pack has put something there.
+        why: what it is, behind the function's name.
+    """
+
+    thing: Thing
+    function: str
+    digest: str
+    why: str = "which no tested version has like this"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The digests of a thing and of the functions that it consists of."""
+
+    thing: str
+    functions: Mapping[str, str]
+
+
+class Content:
+    """The things of a ComfyUI that is imported here, held against tables."""
+
+    def __init__(self, folder: Path, given: Sequence[Table] | None = None) -> None:
+        self._folder = folder
+        self._tables = tables() if given is None else given
+        self._walk = Walk(folder)
+        self._sources = Sources()
+        self._judged: dict[Thing, tuple[frozenset[int], Unknown | None]] = {}
+        self._files: dict[str, str] = {}
+
+    def unknown(self, kinds: Iterable[Kind], only: Collection[str] = ()) -> list[Unknown]:
+        """The things of these kinds that are not known; looked at anew, because packs change things as they are loaded.
+
+        Args:
+            only: the names of those that are looked at; by default all of the kinds.
+        """
+        found = (self._judge(thing) for thing in THINGS if thing.kind in kinds and (not only or str(thing) in only))
+        return [each for each in found if each is not None]
+
+    def table(self, version: str, how: str) -> Table:
+        """The table of the ComfyUI that is imported here."""
+        reached = {thing: self._walk.of(thing) for thing in THINGS}
+        measured = {thing: self.measured(thing) for thing in THINGS}
+        files = {path: digest_of(self._folder / path) for of in reached.values() for path in self._paths(of)}
+        functions = {name: digest for each in measured.values() for name, digest in each.functions.items()}
+        things = {str(thing): each.thing for thing, each in measured.items()}
+        return Table(version, how, *(dict(sorted(each.items())) for each in (files, things, functions)))  # type: ignore[arg-type]
+
+    def _judge(self, thing: Thing) -> Unknown | None:
+        reached = self._walk.of(thing)
+        if reached.foreign:
+            return Unknown(thing, reached.foreign[0], "", "which is another pack's")
+        key = frozenset(id(function.__code__) for function in reached.functions.values())
+        before = self._judged.get(thing)
+        if before is None or before[0] != key:
+            self._judged[thing] = before = key, self._held_against(thing, reached)
+        return before[1]
+
+    def _held_against(self, thing: Thing, reached: Reached) -> Unknown | None:
+        modules = {path: module for path in self._paths(reached) if (module := self._module(path)) is not None}
+        if changed := changed_since(modules, self._folder):
+            return Unknown(thing, str(thing), "", f"of which {changed[0]} has changed since ComfyUI was started")
+        if modules and same_files([(path, self._file(path)) for path in modules], self._tables):
+            return None
+        measured = self.measured(thing)
+        if any(table.things.get(str(thing)) == measured.thing for table in self._tables):
+            return None
+        if reached.missing:
+            return Unknown(thing, str(thing), "", "which this ComfyUI does not have")
+        known = {(name, digest) for table in self._tables for name, digest in table.functions.items()}
+        changed_ones = [name for name, digest in measured.functions.items() if (name, digest) not in known]
+        function = str(thing) if not changed_ones or str(thing) in changed_ones else changed_ones[0]
+        return Unknown(thing, function, measured.thing if all(measured.functions.values()) else "")
+
+    def measured(self, thing: Thing) -> Measured:
+        """The digests of a thing, as it is in this process."""
+        reached = self._walk.of(thing)
+        if reached.missing:
+            return Measured(ABSENT, {})
+        functions = {name: self._sources.digest(each.__code__) for name, each in sorted(reached.functions.items())}
+        told = [*functions.items(), *sorted(reached.constants.items())]
+        return Measured(hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest(), functions)
+
+    def _paths(self, reached: Reached) -> list[str]:
+        files = {function.__code__.co_filename for function in reached.functions.values()}
+        return sorted(Path(file).relative_to(self._folder).as_posix() for file in files)
+
+    def _module(self, path: str) -> ModuleType | None:
+        return self._walk.module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+
+    def _file(self, path: str) -> str:
+        if path not in self._files:
+            self._files[path] = digest_of(self._folder / path)
+        return self._files[path]
