@@ -6,6 +6,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.weights.files.checkpoint import read_header
 from .checkpoint_parts import clip_and_vae, parts_of, refuse_another_class
 from .model.build import load_model
 from .model.files import CHECKPOINTS, fingerprint_of
@@ -58,5 +59,5 @@ class LoadParallelCheckpoint(io.ComfyNode):
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
         parts = parts_of(path)
         model = load_model(backend(), "comfyui", path, "default", plan or ParallelPlan(), beside=parts.beside)
-        refuse_another_class(path, parts, model.model)
+        refuse_another_class(read_header(path), model.model.model_config)
         return io.NodeOutput(model, *clip_and_vae(path, parts))
