@@ -6,7 +6,9 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.plan.presets import AUTOMATIC
 from ..parallel_backend.weights.files.checkpoint import read_header
+from . import without_plan
 from .checkpoint_parts import clip_and_vae, parts_of, refuse_another_class
 from .model.build import load_model
 from .model.files import CHECKPOINTS, fingerprint_of
@@ -37,9 +39,11 @@ class LoadParallelCheckpoint(io.ComfyNode):
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which GPUs to use and how they share the work; without one, "
-                    "those that are faster together.",
+                    tooltip="Which GPUs to use and how they share the work; without one, what Settings > Parallel says: unless "
+                    "changed, those that are faster together.",
                 ),
+                without_plan.devices_input(),
+                without_plan.preset_input(),
             ],
             outputs=[
                 io.Model.Output(tooltip="Works with every sampler node."),
@@ -54,10 +58,17 @@ class LoadParallelCheckpoint(io.ComfyNode):
         return fingerprint_of(f"{CHECKPOINTS}/{ckpt_name}")
 
     @classmethod
-    def execute(cls, ckpt_name: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+    def execute(
+        cls,
+        ckpt_name: str,
+        plan: ParallelPlan | None = None,
+        devices: str = without_plan.DEVICES,
+        preset: str = AUTOMATIC,
+    ) -> io.NodeOutput:
         """Check file and plan, and return the three; no worker is started yet."""
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
+        plan = without_plan.plan_of(backend(), plan, devices, preset)
         parts = parts_of(path)
-        model = load_model(backend(), "comfyui", path, "default", plan or ParallelPlan(), beside=parts.beside)
+        model = load_model(backend(), "comfyui", path, "default", plan, beside=parts.beside)
         refuse_another_class(read_header(path), model.model.model_config)
         return io.NodeOutput(model, *clip_and_vae(path, parts))
