@@ -6,6 +6,8 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.plan.presets import AUTOMATIC
+from . import without_plan
 from .model.checkpoint import load_checkpoint
 from .model.files import CHECKPOINTS, fingerprint_of
 from .parallel_plan import PlanType
@@ -35,9 +37,11 @@ class LoadParallelCheckpoint(io.ComfyNode):
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which GPUs to use and how they share the work; without one, "
-                    "those that are faster together.",
+                    tooltip="Which GPUs to use and how they share the work; without one, what Settings > Parallel says: unless "
+                    "changed, those that are faster together.",
                 ),
+                without_plan.devices_input(),
+                without_plan.preset_input(),
             ],
             outputs=[
                 io.Model.Output(tooltip="Works with every sampler node."),
@@ -52,7 +56,14 @@ class LoadParallelCheckpoint(io.ComfyNode):
         return fingerprint_of(f"{CHECKPOINTS}/{ckpt_name}")
 
     @classmethod
-    def execute(cls, ckpt_name: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+    def execute(
+        cls,
+        ckpt_name: str,
+        plan: ParallelPlan | None = None,
+        devices: str = without_plan.DEVICES,
+        preset: str = AUTOMATIC,
+    ) -> io.NodeOutput:
         """Check file and plan, and return the three; no worker is started yet."""
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
-        return io.NodeOutput(*load_checkpoint(backend(), path, plan or ParallelPlan()))
+        plan = without_plan.plan_of(backend(), plan, devices, preset)
+        return io.NodeOutput(*load_checkpoint(backend(), path, plan))

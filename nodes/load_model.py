@@ -7,6 +7,8 @@ from typing import ClassVar
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.plan.presets import AUTOMATIC
+from . import without_plan
 from .model.build import WEIGHT_DTYPES, load_model
 from .model.files import choices, fingerprint_of, path_of
 from .parallel_plan import PlanType
@@ -48,9 +50,11 @@ class LoadParallelModel(io.ComfyNode):
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which GPUs to use and how they share the work; without one, "
-                    "those that are faster together.",
+                    tooltip="Which GPUs to use and how they share the work; without one, what Settings > Parallel says: unless "
+                    "changed, those that are faster together.",
                 ),
+                without_plan.devices_input(),
+                without_plan.preset_input(),
             ],
             outputs=[io.Model.Output(tooltip="Works with every sampler node.")],
         )
@@ -61,7 +65,14 @@ class LoadParallelModel(io.ComfyNode):
         return fingerprint_of(unet_name)
 
     @classmethod
-    def execute(cls, unet_name: str, weight_dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+    def execute(
+        cls,
+        unet_name: str,
+        weight_dtype: str,
+        plan: ParallelPlan | None = None,
+        devices: str = without_plan.DEVICES,
+        preset: str = AUTOMATIC,
+    ) -> io.NodeOutput:
         """Check file and plan, and return the MODEL; no worker is started yet."""
-        plan = plan or ParallelPlan()
+        plan = without_plan.plan_of(backend(), plan, devices, preset)
         return io.NodeOutput(load_model(backend(), cls.FAMILY, path_of(unet_name), weight_dtype, plan, cls.KINDS))

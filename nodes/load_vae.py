@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.vae import SCHEDULES
+from . import without_plan
 from .parallel_plan import PlanType
 from .runtime import CATEGORY, backend
 from .vae import load_vae
@@ -38,7 +39,10 @@ class LoadParallelVAE(io.ComfyNode):
                     "HunyuanVideo or CogVideoX.",
                 ),
                 PlanType.Input(
-                    "plan", optional=True, tooltip="Which devices to use; its other settings do not matter to a VAE."
+                    "plan",
+                    optional=True,
+                    tooltip="Which devices to use, without one those of Settings > Parallel; its other settings do not matter "
+                    "to a VAE.",
                 ),
                 io.Combo.Input(
                     "frame_batches",
@@ -49,6 +53,7 @@ class LoadParallelVAE(io.ComfyNode):
                     tooltip="For CogVideoX: which frames are decoded together, which changes the result a little. original: "
                     "as its authors and diffusers do; comfyui: as ComfyUI's VAE Decode does.",
                 ),
+                without_plan.devices_input(),
             ],
             outputs=[io.Vae.Output(tooltip="Works with VAE Decode, VAE Encode and CogVideoX Parallel Decode.")],
         )
@@ -64,8 +69,13 @@ class LoadParallelVAE(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, vae_name: str, plan: ParallelPlan | None = None, frame_batches: str = SCHEDULES[0]
+        cls,
+        vae_name: str,
+        plan: ParallelPlan | None = None,
+        frame_batches: str = SCHEDULES[0],
+        devices: str = without_plan.DEVICES,
     ) -> io.NodeOutput:
         """Check file and plan, and return the VAE; no worker is started yet."""
         path = folder_paths.get_full_path_or_raise(FOLDER, vae_name)
-        return io.NodeOutput(load_vae(backend(), path, plan or ParallelPlan(), frame_batches))
+        plan = without_plan.plan_of(backend(), plan, devices)
+        return io.NodeOutput(load_vae(backend(), path, plan, frame_batches))

@@ -12,12 +12,19 @@ MEBIBYTE = 1 << 20
 SECONDS = 10
 """The driver's tool takes one or two on machines with many GPUs that nothing uses."""
 
-QUERY = ("nvidia-smi", "--query-gpu=uuid,memory.free,display_active", "--format=csv,noheader,nounits")
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=uuid,memory.free,display_active,utilization.gpu,temperature.gpu",
+    "--format=csv,noheader,nounits",
+)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that torch sees; memory in bytes. `free` is None where the driver does not say."""
+    """A GPU that torch sees; memory in bytes, load in percent, temperature in degrees Celsius.
+
+    `free`, `load` and `temperature` are None where the driver does not say.
+    """
 
     name: str
     memory: int
@@ -25,14 +32,18 @@ class Gpu:
     capability: tuple[int, int]
     multiprocessors: int
     display: bool
+    load: int | None = None
+    temperature: int | None = None
 
 
 @dataclass(frozen=True)
 class DriverReport:
-    """What the driver tells of a GPU: bytes that are free, and whether a display shows what it draws."""
+    """What the driver tells of a GPU: bytes that are free, whether a display shows what it draws, percent, degrees Celsius."""
 
     free: int | None
     display: bool
+    load: int | None = None
+    temperature: int | None = None
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -56,6 +67,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
                 capability,
                 properties.multi_processor_count,
                 mine.display,
+                mine.load,
+                mine.temperature,
             )
         )
     return tuple(found)
@@ -92,6 +105,11 @@ def parse(text: str) -> dict[str, DriverReport]:
     """The answer to QUERY; a field may say that it is not known, such as `[N/A]`."""
     reports = {}
     for line in text.splitlines():
-        uuid, free, display = (part.strip() for part in line.split(","))
-        reports[uuid] = DriverReport(int(free) * MEBIBYTE if free.isdecimal() else None, display == "Enabled")
+        uuid, free, display, load, temperature = (part.strip() for part in line.split(","))
+        bytes_free = int(free) * MEBIBYTE if free.isdecimal() else None
+        reports[uuid] = DriverReport(bytes_free, display == "Enabled", _number(load), _number(temperature))
     return reports
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

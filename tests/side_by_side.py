@@ -22,6 +22,7 @@ FILES = {
                 "test_panel",
                 "test_panel_page",
                 "test_refusals",
+                "test_settings",
                 "test_swap",
                 "test_progress",
                 "test_templates",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import html
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.host.test_refusals import PLANS
+from tests.nodes_module import nodes_module
 
 REPO = Path(__file__).parents[1]
 PAGE = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -45,3 +50,44 @@ def test_a_quoted_message_is_in_the_code(said: str, quote: str) -> None:
 def test_words_that_nothing_says_would_be_found(said: str) -> None:
     assert "the ring has lost its ulysses" not in said
     assert sum(any(len(run.split()) >= FEWEST for run in runs(quote)) for quote in QUOTES) > len(QUOTES) / 2
+
+
+def test_each_message_and_title_of_the_page_is_found_at_its_own_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = nodes_module("troubleshooting", monkeypatch)
+    lost = {}
+    for entry in page.entries():
+        for quote in re.findall(r"\*\*(.+?)\*\*", entry.text, re.DOTALL):
+            said = " ".join(quote.split()).strip('"').replace("…", "17")
+            telling = sum(map(len, page.words_of(said))) >= page.LEAST or not re.search('["…]', quote)
+            if telling and page.entry_of(said) != entry.id:
+                lost[said] = page.entry_of(said)
+    assert lost == {}
+    assert page.entry_of("Another pack's node failed: list index out of range") == ""
+
+
+TITLES = ("error.", "outcome.slow")
+"""The keys of the page's texts that are titles of messages and marks."""
+
+
+def test_the_titles_that_users_see_are_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = nodes_module("troubleshooting", monkeypatch)
+    texts = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["texts"]
+    titles = [text for key, text in texts.items() if key.startswith(TITLES)]
+    assert len(titles) >= 6
+    assert [title for title in (*titles, "no GPU is visible", "Windows", "WSL") if not page.entry_of(title)] == []
+
+
+def test_the_page_has_every_entry_as_html_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = nodes_module("troubleshooting", monkeypatch)
+    made = page.as_html()
+    assert re.findall(r'<li id="(entry-\d+)">', made) == [entry.id for entry in page.entries()]
+    text = html.unescape(re.sub(r"<[^>]+>", "", made))
+    for entry in page.entries():
+        plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", re.sub(r"[*`]", "", entry.text))
+        assert " ".join(plain.split()) in " ".join(text.split())
+
+
+def test_every_sentence_that_the_browser_shows_of_plans_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ComfyUI's server says them, with their numbers."""
+    page = nodes_module("troubleshooting", monkeypatch)
+    assert [sentence for _, sentence in PLANS.values() if not page.entry_of(sentence)] == []

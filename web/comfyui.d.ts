@@ -26,8 +26,10 @@ export interface Setting {
   category: [string, string, string];
   name: string;
   tooltip: string;
-  type: "boolean";
-  defaultValue: boolean;
+  type: "boolean" | "text" | "combo";
+  options?: string[];
+  defaultValue: boolean | string;
+  onChange?(): void;
 }
 
 export interface Keybinding {
@@ -75,7 +77,7 @@ export interface ExtensionManager {
   command: { execute(id: string): Promise<void> };
   /** Asks yes or no; null where it is closed. */
   dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
-  setting: { get<Value = string>(id: string): Value | undefined };
+  setting: { get<Value = string>(id: string): Value | undefined; set(id: string, value: unknown): Promise<void> };
   workflow: { activeWorkflow: { changeTracker: ChangeTracker } | null };
   registerSidebarTab(tab: SidebarTab): void;
 }
@@ -90,6 +92,10 @@ export interface Widget {
   /** Of the component that draws it, if one does. */
   props?: Readonly<Record<string, unknown>>;
   options?: { values?: unknown; advanced?: boolean; getMinHeight?: () => number };
+  /** Not saved where it is false. */
+  serialize?: boolean;
+  /** What a prompt gets in place of the value. */
+  serializeValue?(): unknown;
 }
 
 export interface Badge {
@@ -103,7 +109,11 @@ export interface GraphNode {
   type: string;
   title: string;
   graph: Graph | null;
-  inputs?: { type: unknown }[];
+  inputs?: { name?: string; type: unknown }[];
+  /** Where an input comes from; null for one from outside of a subgraph too. */
+  getInputNode?(slot: number): GraphNode | null;
+  removeInput?(slot: number): void;
+  mode?: number;
   outputs?: { type: unknown }[];
   properties?: Record<string, unknown>;
   widgets?: Widget[];
@@ -124,6 +134,8 @@ export interface Graph {
   id?: string;
   nodes: GraphNode[];
   getNodeById(id: string | number): GraphNode | null | undefined;
+  /** Called with what is to be saved of it. */
+  onSerialize?: (saved: { extra?: Record<string, unknown> }) => void;
   trigger(action: string, event: object): void;
 }
 
@@ -173,6 +185,8 @@ export interface Events {
   promptQueueing: object;
   execution_start: { prompt_id: string };
   execution_error: ExecutionError;
+  execution_success: { prompt_id: string };
+  execution_interrupted: { prompt_id: string };
   /** A line for a node; ComfyUI puts it into a widget of the node. */
   progress_text: { nodeId: string; text: string };
   /** What is saved of the open workflow has changed. */
@@ -190,6 +204,8 @@ export interface Api {
     name: Name,
     listener: (event: CustomEvent<Events[Name]>) => void,
   ): void;
+  /** The page's address for a path of the server. */
+  apiURL(path: string): string;
   /** fetch of a path of the server. */
   fetchApi(path: string, options?: RequestInit): Promise<Response>;
 }

@@ -5,11 +5,14 @@ import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
 import { addTab } from "./panel/tab.js";
 import { foldAdvanced, isFolded, isPlan, offerDevices } from "./plan/devices.js";
+import { fillIn, isLoader, keepWithWorkflow } from "./plan/unplanned.js";
+import { Expectations } from "./run/expectations.js";
 import { showOutcomes } from "./run/outcomes.js";
 import { showRefusals } from "./run/refusals.js";
 import { Signs } from "./run/signs.js";
+import { showStrip } from "./run/strip.js";
 import { showTexts } from "./run/texts.js";
-import { SETTINGS } from "./settings.js";
+import { settings } from "./settings.js";
 import { offerSprites } from "./sprites.js";
 import { commands, KEYS, menuOf } from "./swap/offered.js";
 import { Swap } from "./swap/swap.js";
@@ -17,13 +20,18 @@ import { Words } from "./words.js";
 
 const words = Words.of(app);
 const swap = new Swap(app, api, words, (type) => type in window.LiteGraph.registered_node_types);
-let workflowOpened = () => {}; // until there is a tab
+let drawTab = () => {}; // until there is one
+/** @type {Expectations | undefined} */
+let expectations;
 
 app.registerExtension({
   name: "Parallel",
   commands: commands(swap),
   keybindings: KEYS,
-  settings: SETTINGS,
+  settings: settings(() => {
+    setTimeout(() => drawTab()); // the page tells before it keeps the value
+    expectations?.look();
+  }),
   async init() {
     await words.load(api); // before any node is made
   },
@@ -32,15 +40,20 @@ app.registerExtension({
     showTexts(app, api, signs, words);
     showRefusals(app, api, words);
     showOutcomes(app, api, signs, words);
-    workflowOpened = addTab(app, api, words, swap);
+    showStrip(app, api, words);
+    keepWithWorkflow(app);
+    expectations = new Expectations(app, api, signs, words, () => drawTab());
+    drawTab = addTab(app, api, words, swap, () => expectations?.latest ?? []);
   },
   afterConfigureGraph() {
-    workflowOpened();
+    drawTab();
+    expectations?.look();
     void offerSprites(app, api, words); // the graph is open while it asks
   },
   getNodeMenuItems: (node) => menuOf(swap, node, words),
   nodeCreated(node) {
     if (isPlan(node)) offerDevices(node, words);
+    if (isLoader(node)) fillIn(app, node);
     if (isFolded(node)) foldAdvanced(node);
   },
 });

@@ -3,19 +3,69 @@
 
 /** @import { App, Setting } from "./comfyui" */
 
-const MESSAGES = "Parallel.Messages";
+import { AUTO } from "./plan/ticks.js";
 
-/** @type {Setting[]} */
-export const SETTINGS = [
-  {
-    id: MESSAGES,
-    category: ["Parallel", "Runs", "Messages"],
-    name: "Messages when a run fails",
-    tooltip: "Shows why as a message over the graph. The node is marked either way.",
-    type: "boolean",
-    defaultValue: true,
-  },
-];
+const DEVICES = "Parallel.Devices";
+const PRESET = "Parallel.Preset";
+const MESSAGES = "Parallel.Messages";
+const STRIP = "Parallel.Strip";
+
+const AUTOMATIC = "automatic";
+
+/** What loaders without a Parallel Plan run on (nodes/without_plan.py). */
+/** @typedef {{ devices: string, preset: string }} Unplanned */
+
+/** @type {Unplanned} */
+export const USUAL = { devices: AUTO, preset: AUTOMATIC };
+
+/**
+ * The settings.
+ *
+ * @param {() => void} changed called when what loaders run on has been set
+ * @returns {Setting[]}
+ */
+export function settings(changed) {
+  return [
+    {
+      id: DEVICES,
+      category: ["Parallel", "Loaders without a Parallel Plan", "Devices"],
+      name: "Devices",
+      tooltip:
+        'Which GPUs work for loaders without a Parallel Plan: "auto" those that are faster together, "0,1" or "0-3" these, ' +
+        '"cpu:2" two workers on the CPU. It is written into what is queued and exported.',
+      type: "text",
+      defaultValue: USUAL.devices,
+      onChange: changed,
+    },
+    {
+      id: PRESET,
+      category: ["Parallel", "Loaders without a Parallel Plan", "Preset"],
+      name: "Preset",
+      tooltip:
+        "automatic: the fastest plan. smallest memory: the weights lie in the computer's memory. The picture is the same.",
+      type: "combo",
+      options: [AUTOMATIC, "smallest memory"],
+      defaultValue: USUAL.preset,
+      onChange: changed,
+    },
+    {
+      id: MESSAGES,
+      category: ["Parallel", "Runs", "Messages"],
+      name: "Messages when a run fails",
+      tooltip: "Shows why as a message over the graph. The node is marked either way.",
+      type: "boolean",
+      defaultValue: true,
+    },
+    {
+      id: STRIP,
+      category: ["Parallel", "Runs", "Strip"],
+      name: "GPUs while a run goes",
+      tooltip: "Shows each GPU's load, memory and temperature in a strip below the graph, where the driver tells them.",
+      type: "boolean",
+      defaultValue: true,
+    },
+  ];
+}
 
 /**
  * Whether the user wants messages.
@@ -25,4 +75,35 @@ export const SETTINGS = [
  */
 export function wantsMessages(app) {
   return /** @type {boolean | undefined} */ (app.extensionManager.setting.get(MESSAGES)) !== false;
+}
+
+/**
+ * Whether the user wants to see the GPUs while a run goes.
+ *
+ * @param {App} app
+ * @returns {boolean}
+ */
+export function wantsStrip(app) {
+  return /** @type {boolean | undefined} */ (app.extensionManager.setting.get(STRIP)) !== false;
+}
+
+/**
+ * What loaders without a Parallel Plan run on.
+ *
+ * @param {App} app
+ * @returns {Unplanned}
+ */
+export function unplanned(app) {
+  const { setting } = app.extensionManager;
+  return { devices: setting.get(DEVICES)?.trim() || USUAL.devices, preset: setting.get(PRESET) ?? USUAL.preset };
+}
+
+/**
+ * Sets the devices for them.
+ *
+ * @param {App} app
+ * @param {string} devices
+ */
+export async function setDevices(app, devices) {
+  await app.extensionManager.setting.set(DEVICES, devices);
 }

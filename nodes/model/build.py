@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import comfy.model_management
 import comfy.utils
@@ -18,7 +19,7 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.models.comfyui.detection import running
-from ...parallel_backend.plan import ParallelPlan, check
+from ...parallel_backend.plan import ModelShape, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.files.keymap import tensor_sizes
@@ -104,11 +105,7 @@ def load_model(
     remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
     whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
-    if remote.shape.whole and SIDES in named_by(model.diffusion_model):
-        raise Refused(
-            f"{part.path.name} is a {remote.shape.name} model, which looks at both prompts of a call together, so they cannot be "
-            "computed apart: use Load Diffusion Model."
-        )
+    refuse_both_sides(part.path.name, remote.shape, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
     model.diffusion_model = DiffusionProxy(model, remote, shares)
     patcher = ParallelModelPatcher(
@@ -117,3 +114,29 @@ def load_model(
     patcher.add_sampling_wrapper()
     backend.attend(model, spec)
     return patcher
+
+
+def judge_model(path: str) -> Any:
+    """ComfyUI's configuration of the model that a file's header tells of.
+
+    Raises:
+        Refused: Load Parallel Diffusion Model would refuse the file whatever the plan.
+    """
+    checkpoint = read_header(path)
+    family_name = running("comfyui", checkpoint)
+    part, config = FAMILIES[family_name].inspect(checkpoint)
+    shape = FAMILIES[family_name].shape(config)
+    if shape.whole:
+        config.described.set_inference_dtype(torch.float32, None)  # of a model without data
+        model = SKELETONS[family_name].make(config.described, part.meta_tensors(), config)
+        refuse_both_sides(part.path.name, shape, model.diffusion_model)
+    return config.described
+
+
+def refuse_both_sides(name: str, shape: ModelShape, diffusion_model: torch.nn.Module) -> None:
+    """Raises Refused for a model that runs whole and whose sides cannot be computed apart."""
+    if shape.whole and SIDES in named_by(diffusion_model):
+        raise Refused(
+            f"{name} is a {shape.name} model, which looks at both prompts of a call together, so they cannot be computed apart: "
+            "use Load Diffusion Model."
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import comfy.model_detection
@@ -41,7 +40,7 @@ def load_checkpoint(backend: Backend, path: str, plan: ParallelPlan) -> tuple[An
     """
     parts = parts_of(path)
     model = load_model(backend, "comfyui", path, "default", plan, beside=parts.beside)
-    refuse_another_class(path, parts, model.model)
+    refuse_another_class(read_header(path), model.model.model_config)
     return model, *clip_and_vae(path, parts)
 
 
@@ -58,23 +57,28 @@ def parts_of(path: str) -> Parts:
     return Parts(inside | _quantisation(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
 
 
-def refuse_another_class(path: str, parts: Parts, model: Any) -> None:
+def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
     """Refuse a checkpoint that ComfyUI takes to be of another class than its diffusion model is by itself.
+
+    Args:
+        checkpoint: the whole file, of which the header and the marks of quantised layers are looked into.
+        alone: ComfyUI's configuration of the diffusion model alone.
 
     Raises:
         Refused: with that class, as of Stable Zero123, which is known by a tensor beside its diffusion model.
     """
-    if not parts.model:
+    tensors = checkpoint.meta_tensors()
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    if not any(name.startswith(prefix) for name in tensors):
         return
-    every = {**parts.model, **parts.beside}
-    prefix = comfy.model_detection.unet_prefix_from_state_dict(every)
-    metadata = dict(read_header(path).metadata)
-    every, metadata = comfy.utils.convert_old_quants(every, prefix, metadata=metadata)
+    every, metadata = comfy.utils.convert_old_quants(
+        tensors | _quantisation(checkpoint, tensors), prefix, metadata=dict(checkpoint.metadata)
+    )
     found = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
-    if found is not type(model.model_config):
+    if found is not type(alone):
         raise Refused(
-            f"{Path(path).name} is a {found.__name__} checkpoint, whose diffusion model alone is a "
-            f"{type(model.model_config).__name__}, which is not supported: use Load Checkpoint."
+            f"{checkpoint.path.name} is a {found.__name__} checkpoint, whose diffusion model alone is a "
+            f"{type(alone).__name__}, which is not supported: use Load Checkpoint."
         )
 
 

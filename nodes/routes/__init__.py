@@ -1,7 +1,7 @@
 """What ComfyUI's server answers under /parallel: the state of the workers, the last run, the doctor, and a few actions.
 
-One puts the sprites' files in place, one judges the files that loaders name. No other takes a parameter, and none answers a
-page of another origin.
+One puts the sprites' files in place, one judges the files that loaders name, one tells what a run should come to,
+one finds a message's entry of the troubleshooting page. No other takes a parameter, and none answers a page of another origin.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from server import PromptServer
 
 from ..runtime import backend
 from .doctor import DoctorRoute
+from .expectation import tell_expectation
 from .guard import guarded
 from .loaders import judge_loaders
 from .panel import Panel
+from .remedies import find_entry, show_page
 from .sprites import put_sprites
 
 
@@ -28,3 +30,6 @@ def add_routes() -> None:
         routes.post(f"/parallel/{name}")(action)
     routes.post("/parallel/sprites")(guarded(put_sprites))
     routes.post("/parallel/loaders")(guarded(judge_loaders))
+    routes.get("/parallel/troubleshooting")(guarded(show_page))
+    routes.post("/parallel/troubleshooting")(guarded(find_entry))
+    routes.post("/parallel/expectation")(guarded(tell_expectation))

@@ -9,12 +9,11 @@ import msgspec
 from aiohttp import web
 
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.models import FAMILIES
-from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.vae import recognise
 from ...parallel_backend.weights.files.checkpoint import read_header
-from ..load_diffusion_model import LoadParallelDiffusionModel
 from ..load_vae import FOLDER
+from ..model.build import judge_model
+from ..model.checkpoint import refuse_another_class
 from ..model.files import CHECKPOINTS, path_of
 
 
@@ -39,9 +38,10 @@ def _why_not(loader: Loader) -> str:
     try:
         match loader.kind:
             case "UNETLoader" | "UnetLoaderGGUF":
-                _judge_model(loader.file)
+                judge_model(path_of(loader.file))
             case "CheckpointLoaderSimple":
-                _judge_model(f"{CHECKPOINTS}/{loader.file}")
+                path = path_of(f"{CHECKPOINTS}/{loader.file}")
+                refuse_another_class(read_header(path), judge_model(path))
             case "VAELoader":
                 path = folder_paths.get_full_path(FOLDER, loader.file)
                 if path is None:
@@ -52,8 +52,3 @@ def _why_not(loader: Loader) -> str:
     except Refused as refusal:
         return str(refusal)
     return ""
-
-
-def _judge_model(file: str) -> None:
-    checkpoint = read_header(path_of(file))
-    FAMILIES[running(LoadParallelDiffusionModel.FAMILY, checkpoint)].inspect(checkpoint)

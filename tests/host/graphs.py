@@ -65,6 +65,14 @@ def parallel(graph: Graph, devices: str = "cpu:2", *, sampler: bool = False, **p
     return graph
 
 
+def unplanned(graph: Graph, **settings: str) -> Graph:
+    """The same graph with the loader swapped, no plan, and what the page fills in of its settings."""
+    graph = copy.deepcopy(graph)
+    graph["model"]["class_type"] = "LoadParallelFlux"
+    graph["model"]["inputs"] |= settings
+    return graph
+
+
 def insert_after_model(graph: Graph, class_type: str, **inputs: Any) -> Graph:
     """The graph with a MODEL-to-MODEL node put right behind the loader."""
     graph = copy.deepcopy(graph)

@@ -12,6 +12,7 @@ from tests.host.refusal_places import Place, called
 
 SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "plans": {
+        "nodes/without_plan.py": ("… There is no Parallel Plan: devices are",),
         "parallel_backend/attention/kernels.py": ("attention … cannot be used",),
         "parallel_backend/plan/devices/names.py": (
             'devices … is not understood: write "auto",',

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from scripts.comfyui import ComfyUI
 from tests.host import refused_files, refused_inputs, refused_networks, refused_whole
 from tests.host.comfy_graphs import graph_of, save_families, spread
-from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
+from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel, unplanned
 from tests.host.sentences import Refusals, exactly, literally
 from tests.host.test_attention_guides import NAG
 from tests.host.test_comfy_options import SKIPPING
@@ -39,6 +39,8 @@ def plans(server: ComfyUI) -> Refusals:
     for plan, sentence in PLANS.values():
         yield parallel(small(), **plan), exactly(sentence)
     yield parallel(small(cfg=1.0), "cpu:2", cfg=2), "cfg 2 needs a negative prompt"
+    said = "devices '99' asks for GPU 99, .* There is no Parallel Plan: devices are those of Settings > Parallel\\.$"
+    yield unplanned(small(), devices="99"), said
 
 
 def conditionings(server: ComfyUI) -> Refusals:

@@ -106,14 +106,19 @@ def save(server: ComfyUI) -> None:
     save_with_prompts(server, "sd15")
     save_with_prompts(server, "hunyuan3d21")
     save_with_prompts(server, "inpaint")
+    save_zero123(server)
+    save_of_unet(server.base_dir / "models" / "controlnet" / "refused-sd15.safetensors")
+    save_latent(server, "sd15", 1, 4, 9, 14)
+
+
+def save_zero123(server: ComfyUI) -> None:
+    """Write a checkpoint that a tensor beside the diffusion model makes another model."""
     save_with_prompts(server, "ip2p")
     tensors = load_file(server.base_dir / "models" / "diffusion_models" / "ip2p.safetensors")
     full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
     beside = {"cc_projection.weight": torch.zeros(768, 772), "cc_projection.bias": torch.zeros(768)}
     (server.base_dir / "models" / "checkpoints").mkdir(exist_ok=True)
     save_file(full | beside, server.base_dir / "models" / "checkpoints" / "refused-zero123.safetensors")
-    save_of_unet(server.base_dir / "models" / "controlnet" / "refused-sd15.safetensors")
-    save_latent(server, "sd15", 1, 4, 9, 14)
 
 
 def whole(server: ComfyUI) -> Refusals:

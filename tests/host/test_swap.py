@@ -14,6 +14,7 @@ from benchmarks.template_graphs import read, template_files
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
+from tests.host.refused_whole import save_zero123, zero123
 from tests.host.template_files import FOLDERS, put_files
 from tests.host.test_frontend import POLLING, SET, dismiss, page, press  # noqa: F401  (a fixture)
 from tests.host.test_vae import pixels, saved
@@ -32,7 +33,7 @@ SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParalle
 
 STATE = "JSON.parse(JSON.stringify(app.rootGraph.serialize()))"
 UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
-PROMPT = "app.graphToPrompt().then(({output}) => output)"
+PROMPT = "app.graphToPrompt().then(({output}) => JSON.parse(JSON.stringify(output)))"
 
 PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
     .filter(node => node.subgraph).map(node => [node.id, (node.widgets ?? []).map(w => [w.name, String(w.value)])])"""
@@ -248,6 +249,20 @@ def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> N
     assert all(re.match(r"\.\./\.\./\.\./secret is ", why) for why in answer.json())
     assert ask("{").status_code == 400
     assert ask("[]", Origin="http://elsewhere.example").status_code == 403
+
+
+def test_what_a_run_would_refuse_is_said_before(comfyui: ComfyUI) -> None:
+    """As of a checkpoint that a tensor beside its diffusion model makes another model."""
+    save_zero123(comfyui)
+    loaders = [
+        {"kind": "CheckpointLoaderSimple", "file": "refused-zero123.safetensors"},
+        {"kind": "UNETLoader", "file": "ip2p.safetensors"},
+    ]
+    answer = requests.post(f"{comfyui.url}/parallel/loaders", json=loaders, timeout=60)
+    graph, said = zero123()
+    assert answer.json() == [said, ""]
+    error = comfyui.queue(graph).error
+    assert error is not None and error.exception_message.strip() == said
 
 
 @thorough

@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
+from benchmarks.template_cards import ALIKE, CARDS, apart, differs
+from benchmarks.template_cards import draw as drawn
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.graphs import Graph, node
 from tests.selection import thorough
@@ -130,9 +132,13 @@ def info(comfyui: ComfyUI) -> dict[str, Any]:
     return every
 
 
-def test_every_template_has_a_picture_of_its_own() -> None:
+def test_every_template_has_a_picture_of_its_own_as_the_command_draws_it() -> None:
     pictures = {(REPO / "workflows" / f"{name}.jpg").read_bytes() for name in TEMPLATES}
     assert len(pictures) == len(TEMPLATES)
+    assert {*CARDS, "Sprites without a GPU"} == set(TEMPLATES)
+    assert [name for name, card in CARDS.items() if differs(REPO / "workflows" / f"{name}.jpg", drawn(card))] == []
+    one, other = (drawn(CARDS[name]) for name in ("FLUX.1 dev", "FLUX.2 dev"))
+    assert apart(one, other) > ALIKE, "another picture would be seen"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

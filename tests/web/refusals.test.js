@@ -44,6 +44,7 @@ function page(wanted) {
     addEventListener(name, listener) {
       listeners[name] = listener;
     },
+    fetchApi: async () => ({ ok: false }),
   };
   showRefusals(
     /** @type {App} */ (/** @type {unknown} */ (app)),

@@ -16,6 +16,15 @@ class OneBadge {
   }
 }
 
+/** Of a server, by the text that it is asked of. */
+/** @type {Record<string, string>} */
+const ENTRIES = {
+  "Failed: Worker 1 of 2 (cpu) was killed by SIGKILL.": "entry-70",
+  "⚠ One device alone would be faster for this job: choose devices 0 in Parallel Plan.": "entry-18",
+};
+
+globalThis.window = /** @type {any} */ ({ location: { href: "http://here:8188/" } });
+
 /**
  * A page with a node 3, which is in the subgraph node 7 too; what it shows of lines, which ComfyUI puts into its widget after the
  * pack has heard of them.
@@ -50,6 +59,9 @@ function page(locale) {
     addEventListener(name, listener) {
       listeners[name] = listener;
     },
+    apiURL: (/** @type {string} */ path) => `/api${path}`,
+    /** @type {(path: string, asked: { body: string }) => Promise<object>} */
+    fetchApi: async (_, { body }) => ({ ok: true, json: async () => ({ entry: ENTRIES[body] ?? "" }) }),
   };
   showTexts(
     /** @type {App} */ (/** @type {unknown} */ (app)),
@@ -109,4 +121,18 @@ test("what is said of a run that came to nothing goes when the next one starts; 
     start();
     assert.equal(widget.value, left);
   }
+});
+
+test("what failed, and what could be faster, says where the troubleshooting page speaks of it", async () => {
+  const { widget, tell } = page("en");
+  const link = "What to do: http://here:8188/api/parallel/troubleshooting";
+  for (const [text, entry] of Object.entries(ENTRIES)) {
+    const before = text.startsWith("⚠") ? "3.5 s on 1 worker (cpu).\n" : "";
+    await tell(before + text);
+    await new Promise((resolve) => setTimeout(resolve));
+    assert.equal(widget.value, `${before}${text}\n${link}#${entry}`);
+  }
+  await tell("Failed: nobody knows why.");
+  await new Promise((resolve) => setTimeout(resolve));
+  assert.equal(widget.value, "Failed: nobody knows why.");
 });

@@ -1,6 +1,7 @@
 // @ts-check
-/** The loaders of the open workflow: how many use one GPU and how many all, and a button for each way. */
+/** The loaders of the open workflow: how many use one GPU and how many all, a button for each way, and what to expect of a run. */
 
+/** @import { Expectation } from "../run/expectations" */
 /** @import { Words } from "../words" */
 /** @import { Swap } from "../swap/swap" */
 
@@ -11,10 +12,11 @@ import { button, element } from "./elements.js";
  * What was found, in words, and the buttons; it says so where there is nothing.
  *
  * @param {Swap} swap
+ * @param {readonly Expectation[]} expectations
  * @param {Words} words
  * @returns {HTMLElement}
  */
-export function loadersView(swap, words) {
+export function loadersView(swap, expectations, words) {
   const { one, all } = swap.loaders;
   const found = [
     one.length && words.say("swap.found", { what: counted(one, words) }),
@@ -26,5 +28,6 @@ export function loadersView(swap, words) {
     button(words.say("swap.all"), words.say("swap.all.tooltip"), () => void swap.useAll(), !one.length),
     button(words.say("swap.one"), words.say("swap.one.tooltip"), () => void swap.useOne(), !all.length),
   );
-  return element("div", "", element("p", "", found.join(" ") || words.say("swap.nothing.all")), buttons);
+  const expected = expectations.map(({ title, said }) => element("p", "pp-note", `${title}: ${said}`));
+  return element("div", "", element("p", "", found.join(" ") || words.say("swap.nothing.all")), buttons, ...expected);
 }

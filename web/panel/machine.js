@@ -4,19 +4,43 @@
 /** @import { Words } from "../words" */
 /** @import { DeviceMemory, GroupStatus, RankStatus, Status } from "./state" */
 
+import { AUTO, afterTick, tickedOf } from "../plan/ticks.js";
 import { element } from "./elements.js";
 import { bytes } from "./units.js";
 
+/** For which devices loaders without a Parallel Plan are set, and how to set that. */
+/** @typedef {{ devices: string, choose: (devices: string) => void }} Chosen */
+
 /**
- * A bar for each device: what workers hold, what else is used, what is free.
+ * A bar for each device: what workers hold, what else is used, what is free. Where there are several GPUs each has a tick, which
+ * sets whether loaders without a Parallel Plan use it.
  *
  * @param {Status} status
+ * @param {Chosen} chosen
  * @param {Words} words
  * @returns {HTMLElement}
  */
-export function memoryView(status, words) {
-  const bars = status.memory.map((device) => memoryBar(device, heldOn(status, device.device), words));
-  return element("div", "", ...bars);
+export function memoryView(status, chosen, words) {
+  const gpus = status.memory.filter(({ device }) => device !== "cpu").length;
+  const ticked = tickedOf(chosen.devices, gpus);
+  const bars = status.memory.map((device, index) => {
+    const tick = gpus > 1 && index < gpus && tickBox(index, gpus, ticked ?? [], chosen, words);
+    return memoryBar(device, heldOn(status, device.device), tick, words);
+  });
+  const usual = chosen.devices === AUTO;
+  const note = words.say(usual ? "devices.usual" : "devices.set", { devices: chosen.devices });
+  return element("div", "", ...bars, (gpus > 1 || !usual) && element("p", "pp-note", note));
+}
+
+/** @type {(index: number, gpus: number, ticked: number[], chosen: Chosen, words: Words) => HTMLElement} */
+function tickBox(index, gpus, ticked, { devices, choose }, words) {
+  const box = element("input", "pp-tick");
+  box.type = "checkbox";
+  box.checked = ticked.includes(index);
+  box.disabled = box.checked && ticked.length === 1; // one of them has to work
+  box.title = words.say("devices.tick");
+  box.addEventListener("change", () => choose(afterTick(devices, gpus, index)));
+  return box;
 }
 
 /**
@@ -47,8 +71,8 @@ export function workersView({ workers: { groups } }, words) {
   return element("div", "", ...groups.map((group) => groupView(group, words)));
 }
 
-/** @type {(memory: DeviceMemory, held: number, words: Words) => HTMLElement} */
-function memoryBar({ device, name, total, free }, held, words) {
+/** @type {(memory: DeviceMemory, held: number, tick: HTMLElement | false, words: Words) => HTMLElement} */
+function memoryBar({ device, name, total, free }, held, tick, words) {
   const used = free === null ? held : Math.max(0, total - free);
   const ours = Math.min(held, used);
   const bar = element("div", "pp-bar", part("pp-held", ours, total), part("pp-used", used - ours, total));
@@ -56,7 +80,8 @@ function memoryBar({ device, name, total, free }, held, words) {
   const figures = words.say(free === null ? "memory.unknown" : "memory.figures", known);
   bar.title = words.say("memory.tooltip", { held: bytes(held), others: bytes(used - ours), total: bytes(total) });
   const title = device === "cpu" ? words.say("memory.host") : `${device} ${name}`;
-  const told = element("div", "pp-spread", element("span", "pp-name", title), element("span", "pp-figures", figures));
+  const named = element(tick ? "label" : "span", "pp-name", tick, title);
+  const told = element("div", "pp-spread", named, element("span", "pp-figures", figures));
   return element("div", "pp-device", told, bar);
 }
 

@@ -27,6 +27,10 @@ export interface DeviceMemory {
   name: string;
   total: number;
   free: number | null;
+  /** Of a GPU, in percent. */
+  load: number | null;
+  /** In degrees Celsius. */
+  temperature: number | null;
 }
 
 export interface Finding {

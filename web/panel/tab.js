@@ -2,9 +2,12 @@
 /** The sidebar tab: sections that are drawn anew when what they show has changed. */
 
 /** @import { Api, App, SidebarTab } from "../comfyui" */
+/** @import { Expectation } from "../run/expectations" */
 /** @import { Swap } from "../swap/swap" */
 /** @import { Key, Words } from "../words" */
 
+import { linkTo, remedyOf } from "../run/remedies.js";
+import { setDevices, unplanned } from "../settings.js";
 import { doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
 import { loadersView } from "./loaders.js";
@@ -35,9 +38,10 @@ const DONE = { free: "workers.free.done", stop: "workers.stop.done", measure: "p
  * @param {Api} api
  * @param {Words} words
  * @param {Swap} swap
- * @returns {() => void} to be called when another workflow has been opened
+ * @param {() => readonly Expectation[]} expectations of the open workflow
+ * @returns {() => void} to be called when something that it shows has changed
  */
-export function addTab(app, api, words, swap) {
+export function addTab(app, api, words, swap, expectations) {
   const sheet = element("link", "");
   sheet.rel = "stylesheet";
   sheet.href = new URL("./panel.css", import.meta.url).href;
@@ -53,7 +57,7 @@ export function addTab(app, api, words, swap) {
     type: "custom",
     render(parent) {
       panel?.close();
-      panel = new Panel(parent, api, words, swap);
+      panel = new Panel(parent, app, api, words, swap, expectations);
     },
     destroy() {
       panel?.close();
@@ -67,6 +71,8 @@ export function addTab(app, api, words, swap) {
 /** One showing of the tab. */
 class Panel {
   #source;
+  #app;
+  #expectations;
   #words;
   #api;
   #swap;
@@ -80,11 +86,15 @@ class Panel {
 
   /**
    * @param {HTMLElement} parent
+   * @param {App} app
    * @param {Api} api
    * @param {Words} words
    * @param {Swap} swap
+   * @param {() => readonly Expectation[]} expectations
    */
-  constructor(parent, api, words, swap) {
+  constructor(parent, app, api, words, swap, expectations) {
+    this.#app = app;
+    this.#expectations = expectations;
     this.#words = words;
     this.#api = api;
     this.#swap = swap;
@@ -107,7 +117,8 @@ class Panel {
     this.#section("problem", [problem], () => element("p", "pp-problem", problem), problem !== "");
     const { one, all } = this.#swap.loaders;
     const loaders = [...one, ...all].map(({ place, node }) => [place, node.type]);
-    this.#section("loaders", loaders, () => loadersView(this.#swap, this.#words));
+    const expected = this.#expectations();
+    this.#section("loaders", [loaders, expected], () => loadersView(this.#swap, expected, this.#words));
     if (!status) return;
     const { workers, memory, doctor, comparison } = status;
     const { failure } = workers;
@@ -120,9 +131,10 @@ class Panel {
       () => this.#failure(failure?.text ?? "", idle),
       !!failure && !running,
     );
-    this.#section("memory", [memory, workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held))], () =>
-      memoryView(status, this.#words),
-    );
+    const { devices } = unplanned(this.#app);
+    const choose = (/** @type {string} */ other) => void setDevices(this.#app, other);
+    const held = workers.groups.map(({ ranks }) => ranks.map((rank) => rank.held));
+    this.#section("memory", [memory, held, devices], () => memoryView(status, { devices, choose }, this.#words));
     this.#section("workers", [workers.groups, idle, this.#answers], () => this.#workers(idle));
     this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
     this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
@@ -150,7 +162,9 @@ class Panel {
   #failure(text, idle) {
     const ask = this.#action("doctor", "doctor.check", "failure.tooltip", idle);
     const title = element("b", "", this.#words.say("failure.title"));
-    return element("div", "pp-problem", title, element("p", "pp-text", text), ask);
+    const said = element("p", "pp-text", text);
+    void remedyOf(this.#api, text).then((url) => url && said.append(" ", linkTo(url, this.#words.say("remedy.link"))));
+    return element("div", "pp-problem", title, said, ask);
   }
 
   /** @type {(idle: boolean) => HTMLElement} */

@@ -8,6 +8,7 @@ import { wantsMessages } from "../settings.js";
 import { fieldsNamed, nodeAtFault } from "./fault.js";
 import { Highlights } from "./highlights.js";
 import { pathOf } from "./node_path.js";
+import { linkMessage, remedyOf } from "./remedies.js";
 
 /** The title of each of the pack's errors (parallel_backend/errors.py). */
 /** @type {Record<string, Key>} */
@@ -55,6 +56,9 @@ export function showRefusals(app, api, words) {
     if (wantsMessages(app)) {
       app.extensionManager.toast.add(message);
       told.push(message);
+      void remedyOf(api, message.detail).then(
+        (url) => url && linkMessage(message.detail, url, words.say("remedy.link")),
+      );
     }
     const { output } = await app.graphToPrompt();
     const path = pathOf(app, nodeAtFault(detail, output));

@@ -9,6 +9,7 @@
 
 import { fitText, textOf } from "./height.js";
 import { pathOf } from "./node_path.js";
+import { remedyOf } from "./remedies.js";
 
 /** Of panel/panel.css; ComfyUI's own style breaks lines within words. */
 const STYLE = "pp-on-node";
@@ -16,6 +17,9 @@ const KIND = "text";
 
 /** What is said of a run that has come to nothing; it goes with the next one. */
 const IN_VAIN = /^(Cancelled|Failed)/;
+
+/** What a run that has come to something could do better. */
+const WARNING = /^⚠ /m;
 
 /**
  * Shows each of the pack's lines so; another's lines stay as ComfyUI shows them.
@@ -45,8 +49,17 @@ export function showTexts(app, api, signs, words) {
       if (IN_VAIN.test(text)) inVain.add(node);
       const [first = ""] = told.split("\n");
       for (const outer of path) signs.show(outer, KIND, first);
+      const asks = IN_VAIN.exec(text) ?? WARNING.exec(text);
+      if (asks) void addRemedy(api, node, told, text.slice(asks.index), words);
     });
   });
+}
+
+/** Puts where the troubleshooting page speaks of it behind a text, if that is still there. */
+/** @type {(api: Api, node: GraphNode, told: string, said: string, words: Words) => Promise<void>} */
+async function addRemedy(api, node, told, said, words) {
+  const url = await remedyOf(api, said);
+  if (url && textOf(node)?.value === told) write(node, `${told}\n${words.say("remedy", { url })}`);
 }
 
 /** @type {(node: GraphNode, text: string) => void} */

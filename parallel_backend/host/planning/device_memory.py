@@ -1,4 +1,4 @@
-"""How much memory this machine's devices have, and how much of it is free now."""
+"""How much memory this machine's devices have, how much of it is free now, and how hard the GPUs work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from ...gpus import visible_gpus
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """A device as plans name it ("cpu" is the computer's own memory), what it is, and bytes; `free` is None if not known."""
+    """A device as plans name it ("cpu" is the computer's own memory), what it is, its bytes, and a GPU's load and heat.
+
+    `load` is in percent, `temperature` in degrees Celsius; these and `free` are None if not known.
+    """
 
     device: str
     name: str
     total: int
     free: int | None
+    load: int | None = None
+    temperature: int | None = None
 
 
 def device_memory() -> list[DeviceMemory]:
@@ -25,5 +30,8 @@ def device_memory() -> list[DeviceMemory]:
     except (RuntimeError, AssertionError):  # no driver, or one that is too old
         gpus = ()
     host = psutil.virtual_memory()
-    found = [DeviceMemory(f"cuda:{index}", gpu.name, gpu.memory, gpu.free) for index, gpu in enumerate(gpus)]
+    found = [
+        DeviceMemory(f"cuda:{index}", gpu.name, gpu.memory, gpu.free, gpu.load, gpu.temperature)
+        for index, gpu in enumerate(gpus)
+    ]
     return [*found, DeviceMemory("cpu", "", host.total, host.available)]

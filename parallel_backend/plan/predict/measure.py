@@ -124,18 +124,29 @@ def measure(
 
 def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | None = None) -> Kept:
     """What was measured before under this key, or `find()`, which is then kept. An unreadable file is replaced."""
-    folder = cache_folder() if folder is None else folder
-    name = f"{kind.__name__}\n{key}"
-    path = folder / f"{kind.__name__.lower()}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    before = kept(key, kind, folder)
+    if before is not None:
+        return before
+    measured = find()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
-        measured = find()
-    try:
-        _write(path, msgspec.json.encode(measured))
+        _write(_file(key, kind, folder), msgspec.json.encode(measured))
     except OSError:  # a read-only home: measure again next time
         pass
     return measured
+
+
+def kept(key: str, kind: type[Kept], folder: Path | None = None) -> Kept | None:
+    """What was measured before under this key; None if nothing was, or what is there cannot be read."""
+    try:
+        return msgspec.json.decode(_file(key, kind, folder).read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _file(key: str, kind: type[Kept], folder: Path | None) -> Path:
+    name = f"{kind.__name__}\n{key}"
+    file = f"{kind.__name__.lower()}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    return (cache_folder() if folder is None else folder) / file
 
 
 def forget_all(folder: Path | None = None) -> None:

@@ -1,0 +1,130 @@
+"""What the next run of a loader should come to, once file, plan and size are known; no worker is started for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import folder_paths
+import msgspec
+import torch
+from aiohttp import web
+
+from ...parallel_backend.errors import PlanRefused, Refused
+from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
+from ...parallel_backend.host.planning.planner import Question
+from ...parallel_backend.host.runs.expectation import expect, in_words, measured_before
+from ...parallel_backend.host.workers.status import GroupStatus
+from ...parallel_backend.plan import ParallelPlan, Workload
+from ...parallel_backend.plan.predict.cost import Job
+from ...parallel_backend.plan.presets import AUTOMATIC, with_preset
+from ..load_checkpoint import LoadParallelCheckpoint
+from ..load_cogvideox import LoadParallelCogVideoX
+from ..load_diffusion_model import LoadParallelDiffusionModel
+from ..load_flux import LoadParallelFlux
+from ..load_pixart import LoadParallelPixArt
+from ..memory.devices import reclaimable_bytes
+from ..model.build import load_model
+from ..model.files import CHECKPOINTS, path_of
+from ..runtime import backend
+
+LOADERS = {
+    each.__name__: each
+    for each in (LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelCogVideoX, LoadParallelPixArt)
+}
+
+REMOTE = "tcp://"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A loader's kind and file, the inputs of its Parallel Plan or what the settings say, and what is to be sampled.
+
+    `width` and `height` are pixels, `length` video frames; `two_sided` says whether a negative prompt takes part.
+    """
+
+    kind: str
+    file: str
+    width: int
+    height: int
+    plan: dict[str, Any]
+    length: int = 1
+    batch: int = 1
+    two_sided: bool = False
+    weight_dtype: str = "default"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A line for the loader, empty where nothing can be said; `refused` says that it is why the plan cannot run."""
+
+    said: str
+    refused: bool = False
+
+
+async def tell_expectation(request: web.Request) -> web.Response:
+    """One loader's."""
+    try:
+        asked = msgspec.json.decode(await request.read(), type=Asked)
+    except msgspec.DecodeError as error:
+        return web.Response(status=400, text=f"This is no loader with a size: {error}.")
+    answer = await asyncio.to_thread(_answer, asked)
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+def _answer(asked: Asked) -> Answer:
+    try:
+        fields = {name: value for name, value in asked.plan.items() if name != "preset"}
+        wish = with_preset(asked.plan.get("preset", AUTOMATIC), msgspec.convert(fields, ParallelPlan))
+        return Answer("") if wish.devices.strip().startswith(REMOTE) else Answer(_said(asked, wish))
+    except PlanRefused as refusal:
+        return Answer(str(refusal), refused=True)
+    except (Refused, msgspec.ValidationError, FileNotFoundError):  # a graph that is being made
+        return Answer("")
+
+
+def _said(asked: Asked, wish: ParallelPlan) -> str:
+    """Raises PlanRefused where the run would be, and Refused where the file is none that the loader takes."""
+    if asked.kind == LoadParallelCheckpoint.__name__:
+        path = folder_paths.get_full_path_or_raise(CHECKPOINTS, asked.file)
+        patcher = load_model(backend(), LoadParallelDiffusionModel.FAMILY, path, asked.weight_dtype, wish)
+    elif loader := LOADERS.get(asked.kind):
+        patcher = load_model(backend(), loader.FAMILY, path_of(asked.file), asked.weight_dtype, wish, loader.KINDS)
+    else:
+        return ""
+    model, remote = patcher.model, patcher.model.diffusion_model.remote
+    latent = _latent(asked, model.latent_format)
+    shape = remote.shape
+    job = Job(
+        image_tokens=remote.family.image_tokens(remote.config, latent),
+        text_tokens=shape.text,
+        batch=asked.batch,
+        two_sided=asked.two_sided,
+        element=getattr(torch, remote.spec.compute).itemsize,
+        weight_element=remote.weight_bytes / shape.parameters,
+        expansion=remote.expanded.moved / shape.parameters,
+        expanded=remote.expanded.largest,
+    )
+    workload = Workload(asked.batch, asked.two_sided, remote.family.token_rows(remote.config, latent))
+    question = Question(backend().located(wish), torch.cuda.device_count(), remote.spec, shape, workload, job)
+    groups = backend().status().groups
+    expected = expect(question, [_with_ours(each, groups) for each in device_memory()], measured_before)
+    running = [tuple(rank.device for rank in group.ranks) for group in groups]
+    return in_words(expected, starts=expected.devices not in running)
+
+
+def _latent(asked: Asked, form: Any) -> tuple[int, ...]:
+    """The shape of what would be sampled."""
+    side = form.spacial_downscale_ratio
+    place = (-(-asked.height // side), -(-asked.width // side))
+    frames = () if form.latent_dimensions < 3 else ((asked.length - 1) // form.temporal_downscale_ratio + 1,)
+    return (asked.batch, form.latent_channels, *frames, *place)
+
+
+def _with_ours(memory: DeviceMemory, groups: Sequence[GroupStatus]) -> DeviceMemory:
+    """A device with what would make way for the run counted as free: what workers hold, and ComfyUI's models."""
+    if memory.free is None:
+        return memory
+    ranks = [rank for group in groups for rank in group.ranks if rank.device == memory.device]
+    held = sum(model.nbytes for rank in ranks for model in rank.held)
+    free = min(memory.total, memory.free + held + reclaimable_bytes(memory.device))
+    return msgspec.structs.replace(memory, free=free)

@@ -1,0 +1,94 @@
+"""The troubleshooting page in the browser, and which of its entries speaks of a message."""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+
+HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>ComfyUI-Parallel: troubleshooting</title><style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; color-scheme: light dark }
+li { margin: 0.6em 0 } li:target { outline: 2px solid #f5b301; outline-offset: 0.4em } code { font-size: 0.9em }
+</style></head><body>
+"""
+
+BREAK = re.compile(r"[^A-Za-z' _-]+|\b[A-Z_]{3,}\b")
+"""Values, punctuation and names in a quoted message; what is between them are its own words."""
+
+LEAST = 12
+"""Letters of a quotation that a message has to have in common with it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item of the page: its id there, its text in Markdown, and the words of each message or title that it begins with."""
+
+    id: str
+    text: str
+    quoted: tuple[tuple[str, ...], ...]
+
+    def fits(self, message: str) -> int:
+        """How many letters of a message one of its quotations has, if all of that one's words are in the message; else 0."""
+        whole = [runs for runs in self.quoted if runs and all(run in message for run in runs)]
+        return max((sum(map(len, runs)) for runs in whole), default=0)
+
+
+@functools.cache
+def entries() -> tuple[Entry, ...]:
+    """All of them, in the page's order."""
+    items = re.findall(r"^- (\*\*.*?)(?=^- |^#|\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return tuple(Entry(f"entry-{number}", text.strip(), _quoted(text)) for number, text in enumerate(items, 1))
+
+
+def entry_of(message: str) -> str:
+    """The id of the entry that speaks of a message or a title, by the longest words that they share; empty for none."""
+    said = " ".join(message.split())
+    best = max(entries(), key=lambda entry: entry.fits(said))
+    return best.id if best.fits(said) >= LEAST or any((said,) in entry.quoted for entry in entries()) else ""
+
+
+def as_html() -> str:
+    """The page, each entry with its id."""
+    numbered = iter(entries())
+    text = PAGE.read_text(encoding="utf-8")
+    parts = [HEAD]
+    for block in re.split(r"^(?=- |#|$)", text, flags=re.MULTILINE):
+        heading = re.match(r"(#+) (.+)", block)
+        if heading:
+            level, title = len(heading[1]), heading[2]
+            anchor = re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+            parts.append(f'<h{level} id="{anchor}">{_inline(title)}</h{level}>')
+        elif block.startswith("- **"):
+            parts.append(f'<ul><li id="{next(numbered).id}">{_inline(block[2:])}</li></ul>')
+        elif block.startswith("- "):
+            parts.append(f"<ul><li>{_inline(block[2:])}</li></ul>")
+        elif block.strip():
+            parts.append(f"<p>{_inline(block)}</p>")
+    return "\n".join([*parts, "</body></html>"])
+
+
+def _quoted(text: str) -> tuple[tuple[str, ...], ...]:
+    """What stands in bold: messages within quotation marks, and titles."""
+    bold = [" ".join(each.split()) for each in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
+    return tuple(words_of(each.strip('"')) if each.startswith('"') else (each,) for each in bold)
+
+
+def words_of(quotation: str) -> tuple[str, ...]:
+    """A quotation's own words, where at least two stand together; what is between them are values."""
+    runs = (run.strip(" '") for run in BREAK.split(quotation))
+    return tuple(run for run in runs if " " in run)
+
+
+def _inline(text: str) -> str:
+    """Markdown within a paragraph: bold, code, emphasis, and links, which lead to this page or nowhere."""
+    made = html.escape(text.strip(), quote=False)
+    made = re.sub(r"`([^`]+)`", r"<code>\1</code>", made)
+    made = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", made, flags=re.DOTALL)
+    made = re.sub(r"\*(.+?)\*", r"<i>\1</i>", made, flags=re.DOTALL)
+    made = re.sub(r"\[([^\]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', made)
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", made)

@@ -1,0 +1,87 @@
+"""What a job should come to, told before any worker runs: by what has been measured of this machine, or is known of its cards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ...plan import ResolvedPlan, feasible
+from ...plan.choose import best
+from ...plan.predict.known_machines import profile, profile_names
+from ...plan.predict.measure import Machine, kept, machine_key, measured_profile
+from ...plan.predict.profiles import Profile
+from ..planning.device_memory import DeviceMemory
+from ..planning.planner import GIGABYTE, Question
+from .outcome import amount, predicted_gain
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The devices that will work, how many times as fast as one of them, and the bytes that each needs.
+
+    `gain` is None where nothing is known to predict it by, or one device cannot hold the job.
+    """
+
+    devices: tuple[str, ...]
+    gain: float | None
+    memory: float
+
+
+def expect(
+    question: Question, devices: Sequence[DeviceMemory], measured: Callable[[ResolvedPlan], Machine | None]
+) -> Expected:
+    """What a question's answer should come to.
+
+    Args:
+        devices: this machine's, with what is free now.
+        measured: what was measured before of a plan's devices, if anything was.
+
+    Raises:
+        Refused: no plan can work, by what is free now.
+    """
+    wish, shape, job = question.wish, question.shape, question.job
+    found = feasible(wish, question.gpus, shape.limits, question.workload)
+    used = found[0].devices
+    if shape.whole:  # what a forward takes is measured alone
+        return Expected(used, None, job.weight_element * shape.parameters)
+    here = {each.device: each for each in devices}
+    memory = tuple((here[device].free or here[device].total) / used.count(device) for device in used)
+    if wish.memory_limit:
+        allowed = (wish.memory_limit * GIGABYTE / used.count(device) for device in used)
+        memory = tuple(map(min, memory, allowed))
+    known = _profile(measured(found[0]), used, here[used[0]].name, memory)
+    approximate = wish.pipefusion != 1 or wish.patches > 1
+    choice = best(found, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
+    (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
+    alone = choice.single.breakdown.fits_into(memory)
+    gain = predicted_gain(choice) if known and alone and choice.plan.world_size > 1 else None
+    return Expected(choice.plan.devices, gain, chosen.breakdown.memory)
+
+
+def in_words(expected: Expected, starts: bool) -> str:
+    """The expectation in a line for the loader; `starts` says whether the run has to start workers."""
+    count, kind = len(expected.devices), "GPU" if expected.devices[0].startswith("cuda") else "worker"
+    need = amount(expected.memory)
+    gain = f"about {expected.gain:.1f}x, " if expected.gain is not None else ""
+    line = f"{count} {kind}s: {gain}{need} each" if count > 1 else f"1 {kind}: {need}"
+    return f"{line}; the first run starts workers" if starts else line
+
+
+def card_of(name: str) -> str | None:
+    """The card that is known by a GPU's name, as the driver tells it; None for another."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return next((card for card in profile_names() if card in words), None)
+
+
+def measured_before(plan: ResolvedPlan) -> Machine | None:
+    """What was measured of a plan's devices when it was first needed, which is kept."""
+    return kept(machine_key(plan.devices, plan.attention), Machine)
+
+
+def _profile(machine: Machine | None, devices: Sequence[str], name: str, memory: tuple[float, ...]) -> Profile | None:
+    on_gpus = devices[0].startswith("cuda")
+    if machine is not None:
+        return measured_profile(machine, memory, on_gpus)
+    card = card_of(name) if on_gpus else None
+    return None if card is None else replace(profile(card), free=memory)

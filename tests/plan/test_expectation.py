@@ -1,0 +1,101 @@
+"""What a run should come to, before any worker runs: by the same prediction that chooses the plan once there are workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_backend.diffusion import ModelSpec
+from parallel_backend.errors import PlanRefused
+from parallel_backend.host.planning.device_memory import DeviceMemory
+from parallel_backend.host.planning.planner import Planner, Question
+from parallel_backend.host.runs.expectation import Expected, card_of, expect, in_words
+from parallel_backend.host.runs.outcome import predicted_gain
+from parallel_backend.plan import ParallelPlan, Workload
+from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.known_models import known_model
+from parallel_backend.plan.predict.measure import BlockTimes
+from tests.plans import MEASURED
+from tests.test_sentences import known
+
+FLUX = known_model("flux-dev").shape
+TOTAL = 25.3e9
+
+
+def question(job: Job = Job(image_tokens=4096, text_tokens=512), **wish: object) -> Question:  # noqa: B008  (frozen)
+    spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
+    return Question(ParallelPlan(**wish), 2, spec, FLUX, Workload(job.batch, job.two_sided, 64), job)  # type: ignore[arg-type]
+
+
+def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> list[DeviceMemory]:
+    bytes_free = None if free is None else int(free)
+    gpus = [DeviceMemory(f"cuda:{index}", name, int(TOTAL), bytes_free) for index in range(2)]
+    return [*gpus, DeviceMemory("cpu", "", 64 << 30, 32 << 30)]
+
+
+@pytest.mark.parametrize("wish", [{}, {"ring": 2}, {"weights": "sharded"}, {"devices": "0"}])
+def test_it_is_what_the_planner_chooses_on_the_measured_machine(wish: dict[str, object]) -> None:
+    asked = question(**wish)
+    times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
+    each = (TOTAL,) * (1 if wish.get("devices") else 2)
+    choice = Planner().choose(asked, lambda _: each, lambda _: MEASURED, lambda _: times).choice
+    expected = expect(asked, two(), lambda _: MEASURED)
+    (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
+    assert expected.devices == choice.plan.devices
+    assert expected.memory == chosen.breakdown.memory
+    assert expected.gain == (predicted_gain(choice) if len(each) > 1 else None)
+
+
+def test_without_a_measurement_the_cards_are_known_by_their_name() -> None:
+    expected = expect(question(), two(), lambda _: None)
+    assert expected.gain is not None and 1.0 < expected.gain <= 2.0
+    unknown = expect(question(), two("A card of next year"), lambda _: None)
+    assert unknown.gain is None and unknown.memory == pytest.approx(expected.memory)
+
+
+def test_what_does_not_fit_is_refused_before_the_run_as_it_would_be_in_it() -> None:
+    with pytest.raises(PlanRefused, match=r"Not enough GPU memory: .* and each has 10\.00 GB free"):
+        expect(question(), two(free=1e10), lambda _: MEASURED)
+    with pytest.raises(PlanRefused, match=r"each may use 5\.00 GB \(memory_limit 5\)"):
+        expect(question(memory_limit=5.0), two(free=None), lambda _: MEASURED)
+    with pytest.raises(PlanRefused, match="asks for GPU 5"):
+        expect(question(devices="5"), two(), lambda _: MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_a_card_is_known_by_a_whole_word(name: str, card: str | None) -> None:
+    assert card_of(name) == card
+
+
+@pytest.mark.parametrize(
+    ("devices", "gain", "starts", "line"),
+    [
+        (("cuda:0", "cuda:1"), 1.93, True, "2 GPUs: about 1.9x, 21.6 GB each; the first run starts workers"),
+        (("cuda:0", "cuda:1"), None, False, "2 GPUs: 21.6 GB each"),
+        (("cuda:3",), None, True, "1 GPU: 21.6 GB; the first run starts workers"),
+        (("cpu",) * 4, 1.1, False, "4 workers: about 1.1x, 21.6 GB each"),
+        (("cpu",), None, False, "1 worker: 21.6 GB"),
+    ],
+)
+def test_it_is_a_line_that_the_page_knows(
+    devices: tuple[str, ...], gain: float | None, starts: bool, line: str
+) -> None:
+    assert in_words(Expected(devices, gain, 21.6e9), starts) == line
+    assert known(line, "sentences")
+
+
+def test_a_model_that_runs_whole_says_its_weights_alone() -> None:
+    """What a forward takes is measured by workers."""
+    asked = replace(question(), shape=replace(FLUX, whole=True), workload=Workload(2, False, 1))
+    assert expect(asked, two(), lambda _: MEASURED) == Expected(("cuda:0", "cuda:1"), None, 2.0 * FLUX.parameters)

@@ -1,0 +1,105 @@
+// @ts-check
+/** What the next run of each loader should come to, on the loader and on the subgraph nodes that it is inside of. */
+
+/** @import { Api, App } from "../comfyui" */
+/** @import { Words } from "../words" */
+/** @import { Signs } from "./signs" */
+
+import { askedOf } from "./expected.js";
+import { pathOf } from "./node_path.js";
+
+/** Milliseconds in which nothing has to change before the server is asked. */
+const QUIET = 700;
+const KIND = "expected";
+const REFUSED = { fgColor: "#1a1300", bgColor: "#f5b301" };
+const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
+const LOADER = /^LoadParallel(?!VAE)/;
+
+/** @typedef {{ said: string, refused: boolean }} Answer */
+
+/** An expectation, in ComfyUI's language, and the title of the loader that it is of. */
+/** @typedef {{ title: string, said: string }} Expectation */
+
+export class Expectations {
+  /** What was told last; the tab shows it. */
+  /** @type {Expectation[]} */
+  latest = [];
+
+  #app;
+  #api;
+  #signs;
+  #words;
+  #changed;
+  /** @type {Map<string, Answer>} */
+  #answers = new Map();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+  #turn = 0;
+  #running = false;
+
+  /**
+   * @param {App} app
+   * @param {Api} api
+   * @param {Signs} signs
+   * @param {Words} words
+   * @param {() => void} changed called when something else is expected
+   */
+  constructor(app, api, signs, words, changed) {
+    this.#app = app;
+    this.#api = api;
+    this.#signs = signs;
+    this.#words = words;
+    this.#changed = changed;
+    api.addEventListener("graphChanged", this.look);
+    api.addEventListener("execution_start", () => {
+      this.#running = true;
+      signs.clear(KIND); // what the run tells takes its place
+    });
+    for (const end of ENDS) {
+      api.addEventListener(end, () => {
+        this.#running = false;
+        this.#answers.clear(); // its workers are there now
+        this.look();
+      });
+    }
+  }
+
+  /** Looks at the open workflow once it has not changed for a moment. */
+  look = () => {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => void this.#look().catch(console.error), QUIET);
+  };
+
+  async #look() {
+    this.#turn += 1;
+    const turn = this.#turn;
+    const { output } = await this.#app.graphToPrompt();
+    const loaders = Object.keys(output).filter((id) => LOADER.test(output[id]?.class_type ?? ""));
+    const told = await Promise.all(loaders.map(async (id) => ({ id, answer: await this.#ask(askedOf(output, id)) })));
+    if (turn !== this.#turn || this.#running) return; // it has changed meanwhile
+    this.#signs.clear(KIND);
+    this.latest = [];
+    for (const { id, answer } of told) {
+      const path = pathOf(this.#app, id);
+      const loader = path.at(-1);
+      if (!answer?.said || !loader) continue;
+      const line = answer.refused ? `⚠ ${this.#words.say("error.PlanRefused")}` : this.#words.told(answer.said);
+      for (const node of path) this.#signs.show(node, KIND, line, answer.refused ? REFUSED : {});
+      this.latest.push({ title: loader.title, said: this.#words.told(answer.said) });
+    }
+    this.#changed();
+  }
+
+  /** @type {(asked: import("./expected").Asked | undefined) => Promise<Answer | undefined>} */
+  async #ask(asked) {
+    if (!asked) return undefined;
+    const body = JSON.stringify(asked);
+    const before = this.#answers.get(body);
+    if (before) return before;
+    const answer = await this.#api.fetchApi("/parallel/expectation", { method: "POST", body });
+    if (!answer.ok) return undefined;
+    const told = /** @type {Answer} */ (await answer.json());
+    this.#answers.set(body, told);
+    return told;
+  }
+}

@@ -1,0 +1,97 @@
+// @ts-check
+/** What a graph, as it would be queued, says of a loader's next run: its file and plan, and what is sampled with it. */
+
+/** @import { Prompt } from "../comfyui" */
+
+import { USUAL } from "../settings.js";
+
+/** As the server takes it (nodes/routes/expectation.py). */
+/** @typedef {{ kind: string, file: string, weight_dtype?: unknown, plan: Record<string, unknown>, width: number, height: number,
+ *   length: number, batch: number, two_sided: boolean }} Asked */
+
+const FILES = ["unet_name", "ckpt_name"];
+const PLAN = "ParallelPlan";
+
+/**
+ * What can be asked of a loader; nothing until file, plan and size are known.
+ *
+ * @param {Prompt} prompt
+ * @param {string} id the loader's
+ * @returns {Asked | undefined}
+ */
+export function askedOf(prompt, id) {
+  const { class_type: kind = "", inputs = {} } = prompt[id] ?? {};
+  const file = FILES.map((name) => inputs[name]).find((value) => typeof value === "string");
+  const plan = planOf(prompt, inputs);
+  const sampler = [...downFrom(prompt, id)]
+    .map((each) => prompt[each])
+    .find((node) => isLink(node?.inputs.latent_image));
+  const latent = sampler && latentOf(prompt, sampler.inputs.latent_image);
+  if (typeof file !== "string" || !plan || !sampler || !latent) return undefined;
+  const cfg =
+    number(prompt, sampler.inputs.cfg) ?? number(prompt, fromLink(prompt, sampler.inputs.guider)?.inputs.cfg) ?? 1;
+  const { weight_dtype } = inputs;
+  return { kind, file, ...(weight_dtype === undefined ? {} : { weight_dtype }), plan, ...latent, two_sided: cfg !== 1 };
+}
+
+/** The inputs of its Parallel Plan, or what the settings say; nothing where they come from elsewhere. */
+/** @type {(prompt: Prompt, inputs: Record<string, unknown>) => Record<string, unknown> | undefined} */
+function planOf(prompt, { plan, devices = USUAL.devices, preset = USUAL.preset }) {
+  if (plan === undefined) return { devices, preset };
+  const node = fromLink(prompt, plan);
+  if (node?.class_type !== PLAN) return undefined;
+  return Object.values(node.inputs).some(isLink) ? undefined : node.inputs;
+}
+
+/** The size of what a latent is of, by the nearest node behind it that has one. */
+/** @type {(prompt: Prompt, link: unknown) => Pick<Asked, "width" | "height" | "length" | "batch"> | undefined} */
+function latentOf(prompt, link) {
+  for (const { inputs } of upFrom(prompt, link)) {
+    const width = number(prompt, inputs.width);
+    const height = number(prompt, inputs.height);
+    if (!width || !height) continue;
+    return { width, height, length: number(prompt, inputs.length) ?? 1, batch: number(prompt, inputs.batch_size) ?? 1 };
+  }
+  return undefined;
+}
+
+/** The ids of a node and of all that hang on it, the nearest first. */
+/** @type {(prompt: Prompt, id: string) => Set<string>} */
+function downFrom(prompt, id) {
+  const found = new Set([id]);
+  for (const each of found) {
+    for (const [other, { inputs }] of Object.entries(prompt)) {
+      if (Object.values(inputs).some((value) => isLink(value) && String(value[0]) === each)) found.add(other);
+    }
+  }
+  return found;
+}
+
+/** The nodes behind a link, the nearest first. */
+/** @type {(prompt: Prompt, link: unknown) => Generator<Prompt[string]>} */
+function* upFrom(prompt, link) {
+  const found = new Set(isLink(link) ? [String(link[0])] : []);
+  for (const id of found) {
+    const node = prompt[id];
+    if (!node) continue;
+    yield node;
+    for (const value of Object.values(node.inputs)) if (isLink(value)) found.add(String(value[0]));
+  }
+}
+
+/** A number that is written there, or in a node that only holds it. */
+/** @type {(prompt: Prompt, value: unknown) => number | undefined} */
+function number(prompt, value) {
+  const found = isLink(value) ? fromLink(prompt, value)?.inputs.value : value;
+  return typeof found === "number" ? found : undefined;
+}
+
+/** @type {(prompt: Prompt, link: unknown) => Prompt[string] | undefined} */
+function fromLink(prompt, link) {
+  return isLink(link) ? prompt[String(link[0])] : undefined;
+}
+
+/** @type {(value: unknown) => value is [string | number, number]} */
+function isLink(value) {
+  return Array.isArray(value) && value.length === 2 && typeof value[1] === "number";
+}
