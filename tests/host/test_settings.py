@@ -28,6 +28,7 @@ def plan_of(comfyui: ComfyUI, graph: Graph) -> str:
     return told
 
 
+@thorough
 def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_wins(comfyui: ComfyUI) -> None:
     graph = unplanned(small(steps=1), devices="cpu:2", preset="smallest memory")
     assert re.fullmatch(r"2 workers \(cpu\): .+, weights streamed", plan_of(comfyui, graph))

@@ -313,3 +313,62 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
         swap(page, "Back to one GPU")
     assert state() == before
     return bool(swapped)
+
+
+@thorough
+def test_a_linked_file_stays_and_a_group_of_nodes_changes_as_the_subgraph_that_the_page_makes_of_it(page: Page) -> None:  # noqa: F811
+    group = {
+        "nodes": [
+            {"id": -1, "type": "VAELoader", "pos": [0, 0], "size": [300, 60], "index": 0, "mode": 0, "flags": {}, "order": 0,
+             "inputs": [], "outputs": [{"name": "VAE", "type": "VAE", "links": [], "slot_index": 0}],
+             "properties": {}, "widgets_values": ["ae.safetensors"]},
+        ],
+        "links": [],
+        "external": [[0, 0, "VAE"]],
+    }  # fmt: skip
+    node = {"id": 1, "type": "workflow>Loaders", "pos": [50, 50], "size": [300, 80], "flags": {}, "order": 0, "mode": 0,
+            "inputs": [], "outputs": [{"name": "VAE", "type": "VAE", "links": [], "slot_index": 0}],
+            "properties": {}, "widgets_values": ["ae.safetensors"]}  # fmt: skip
+    graph = {"last_node_id": 1, "last_link_id": 0, "nodes": [node], "links": [], "groups": [], "config": {},
+             "extra": {"groupNodes": {"Loaders": group}}, "version": 0.4}  # fmt: skip
+    page.evaluate("graph => app.loadGraphData(graph, true, true, 'group')", graph)
+    page.evaluate(
+        """() => {
+            const file = app.graph.add(LiteGraph.createNode("ComfySwitchNode"));
+            const loader = app.graph.add(LiteGraph.createNode("UNETLoader"));
+            const slot = loader.inputs.findIndex(input => input.name === "unet_name");
+            file.outputs[0].type = loader.inputs[slot].type; // as a node that chooses files has it
+            file.connect(0, loader, slot);
+        }"""
+    )
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    text = swap(page, "Use all GPUs")
+    assert "1 VAE on all GPUs" in text, text
+    assert "Load Diffusion Model stays: its file comes over a link." in text, text
+    changed = {name for name, each in prompt.items() if each["class_type"] == "VAELoader"}
+    assert len(changed) == 1
+    assert_swapped(page, prompt, changed)
+    assert "1 VAE back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_swap_while_a_run_goes_leaves_the_run_alone(page: Page) -> None:  # noqa: F811
+    """The run is of the graph as it was queued; both end, and the next one has the new loaders."""
+    open_stock(page, FLUX)
+    prompt = runnable(page.evaluate(PROMPT))
+    for each in prompt.values():
+        each["inputs"] |= {"steps": 40} if "steps" in each["inputs"] else {}
+    page.evaluate("""async output => {
+        window.ended = [];
+        for (const kind of ["execution_success", "execution_error"])
+            app.api.addEventListener(kind, ({detail}) => ended.push([kind, detail.prompt_id]));
+        window.queued = (await app.api.queuePrompt(0, {output, workflow: {}})).prompt_id;
+    }""", prompt)  # fmt: skip
+    page.wait_for_function("/\\[[1-9]\\d?%\\]/.test(document.title)", polling=POLLING)
+    assert "1 model and 1 VAE on all GPUs" in swap(page, "Use all GPUs")
+    page.wait_for_function("ended.some(([, id]) => id === queued)", timeout=240_000, polling=POLLING)
+    assert page.evaluate("ended.find(([, id]) => id === queued)[0]") == "execution_success"
+    kinds = {each["class_type"] for each in page.evaluate(PROMPT).values()}
+    assert set(SWAPPED.values()) <= kinds and not set(SWAPPED) & kinds
