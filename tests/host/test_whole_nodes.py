@@ -66,17 +66,26 @@ def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
+def with_free_u(plain: Graph, kind: str) -> Graph:
+    """With the node twice over."""
+    settings = {"b1": 1.1, "b2": 1.4, "s1": 0.9, "s2": 0.2}
+    graph = insert_after_model(plain, kind, **settings)
+    return insert_after_model(graph, "FreeU_V2", **settings | {"b2": 0.8})
+
+
 @pytest.mark.parametrize("kind", [pytest.param("FreeU", marks=thorough), "FreeU_V2"])
 def test_free_u(kind: str, latent_of: LatentOf) -> None:
-    """In the workers' loop, and one model call at a time with another sampling; twice over."""
-    settings = {"b1": 1.1, "b2": 1.4, "s1": 0.9, "s2": 0.2}
     plain = job("sd15_scales")
-    graph = insert_after_model(plain, kind, **settings)
-    graph = insert_after_model(graph, "FreeU_V2", **settings | {"b2": 0.8})
+    graph = with_free_u(plain, kind)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, "cpu:4", cfg=2, data=2)), latent_of(graph)) <= TOLERANCE
-    stepwise = step_by_step(graph)
-    assert relative_error(latent_of(spread(stepwise, "cpu:2", strict=False, cfg=2)), latent_of(stepwise)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize("kind", ["FreeU", "FreeU_V2"])
+def test_free_u_one_model_call_at_a_time(kind: str, latent_of: LatentOf) -> None:
+    graph = step_by_step(with_free_u(job("sd15_scales"), kind))
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", REFUSED)
