@@ -46,7 +46,7 @@ class Verdicts:
         self._content = content
         self._folder = folder
         self._found: dict[str, Verdict] = {}
-        self._news: list[str] = []
+        self._reports: list[str] = []
 
     def fault(self, kind: Kind, attempt: Attempt, only: Collection[str] = ()) -> str | None:
         """The first function of a kind that the workers do not stand in for, and why; None if they may stand in for all.
@@ -58,9 +58,9 @@ class Verdicts:
         unknown = self._content.unknown((kind,), only)
         if not unknown:
             return None
-        untold = next((each for each in unknown if not each.digest), None)
-        if untold is not None:
-            return f"{untold.function}, {untold.why}"
+        unreadable = next((each for each in unknown if not each.digest), None)
+        if unreadable is not None:
+            return f"{unreadable.function}, {unreadable.why}"
         verdict = self._verdict(kind, unknown, attempt)
         return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
 
@@ -70,10 +70,10 @@ class Verdicts:
         key = self._key(kind, unknown)
         return bool(unknown) and (key not in self._found or bool(self._found[key].fault))
 
-    def news(self) -> list[str]:
+    def reports(self) -> list[str]:
         """What was tried since this was last asked, and found equal: a sentence for each."""
-        told, self._news = self._news, []
-        return told
+        reports, self._reports = self._reports, []
+        return reports
 
     def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> Verdict:
         key = self._key(kind, unknown)
@@ -89,20 +89,20 @@ class Verdicts:
                 word = f"which could not be tried ({type(error).__name__}: {error})"
                 self._found[key], new = Verdict(kind, names, own_comfyui_version(), word), True
             if new:
-                self._tell(self._found[key])
+                self._report(self._found[key])
         return self._found[key]
 
     def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
         digests = sorted(f"{each.thing} {each.digest}" for each in unknown)
         return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _report(self, verdict: Verdict) -> None:
         if verdict.fault:
             log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.fault)
             return
-        told = f"No tested ComfyUI has {', '.join(verdict.functions)} like this one: tried here, and equal to the workers'."
-        log.info("Parallel: %s", told)
-        self._news.append(told)
+        report = f"No tested ComfyUI has {', '.join(verdict.functions)} like this one: tried here, and equal to the workers'."
+        log.info("Parallel: %s", report)
+        self._reports.append(report)
 
 
 @functools.cache

@@ -74,7 +74,7 @@ class Observations:
 
 
 def look(report: Callable[[str], None] = lambda what: None) -> Observations:
-    """Look at this machine; the workers are ended again. `told` hears what is being looked at."""
+    """Look at this machine; the workers are ended again. `report` is called with what is being looked at."""
     report("GPUs, memory and packages")
     gpus, error = _gpus()
     memory = psutil.virtual_memory()

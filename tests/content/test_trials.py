@@ -121,6 +121,17 @@ def test_a_changed_function_is_found(
     assert trial.fault(kind, caches) == OTHER
 
 
+def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its wrapper the workers' loop is not reached, and both results would be ComfyUI's."""
+
+    def unwrapped(self: Any, noise: Any, latent: Any, device: Any, sampler: Any, *rest: Any, **given: Any) -> Any:
+        return noise
+
+    monkeypatch.setattr(comfy.samplers.CFGGuider, "inner_sample", unwrapped)
+    with pytest.raises(RuntimeError, match="runs samplers without the wrappers around them"):
+        trial.fault("sampler driver", caches)
+
+
 def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     own = comfy.samplers.cfg_function
 
@@ -175,10 +186,10 @@ def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
     assert first.doubtful("mask")
     assert [first.fault("mask", attempt) for _ in range(3)] == [None] * 3
     assert not first.doubtful("mask") and first.doubtful("guidance")
-    (told,) = first.news()
-    assert "comfy.samplers.KSamplerX0Inpaint" in told and first.news() == []
+    (told,) = first.reports()
+    assert "comfy.samplers.KSamplerX0Inpaint" in told and first.reports() == []
     again = verdicts.Verdicts(content, tmp_path)
-    assert again.fault("mask", attempt) is None and again.news() == []
+    assert again.fault("mask", attempt) is None and again.reports() == []
     assert len(attempts) == 1
     (kept,) = all_kept(tmp_path)
     assert kept.kind == "mask" and not kept.fault

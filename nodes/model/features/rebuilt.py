@@ -16,7 +16,7 @@ from ....parallel_backend.models.comfyui.features.guidance import function_of
 from ..verdicts import verdicts
 
 TOLERANCE = 1e-6
-TOLD = "denoised", "cond_denoised", "uncond_denoised", "input"
+ARGUMENTS = "denoised", "cond_denoised", "uncond_denoised", "input"
 """The latents that a function behind the guidance is given by the workers, with the cfg."""
 
 
@@ -38,12 +38,12 @@ def _fault(function: Any, module: str) -> str:
 
 def _guidance(function: Any, module: str) -> bool:
     """Each latent of a batch for itself, from what the workers know, and the same again."""
-    told = {name: _random(number, (2, 4, 6, 5)) for number, name in enumerate(TOLD)}
+    arguments = {name: _random(number, (2, 4, 6, 5)) for number, name in enumerate(ARGUMENTS)}
     made = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
     more: dict[str, Any] = {"sigma": torch.ones(2), "model": None, "model_options": {}, "cond": None, "uncond": None}
-    whole = [function({**_copies(told), "cond_scale": 3.0, **more}) for _ in range(2)]
+    whole = [function({**_copies(arguments), "cond_scale": 3.0, **more}) for _ in range(2)]
     rows = [
-        made({name: value[row : row + 1].clone() for name, value in told.items()} | {"cond_scale": 3.0})
+        made({name: value[row : row + 1].clone() for name, value in arguments.items()} | {"cond_scale": 3.0})
         for row in (0, 1)
     ]
     return _close(whole[0], torch.cat(rows)) and _close(*whole)

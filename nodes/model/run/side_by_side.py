@@ -202,7 +202,7 @@ class Trial:
             stock = self._run({})
             ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
         if not self._reached:
-            raise NotImplementedError("no wrapper stands in for the sampler")
+            raise RuntimeError("this ComfyUI runs samplers without the wrappers around them")
         return stock, ours
 
     def _run(self, wrappers: Mapping[str, Any]) -> Tensor:

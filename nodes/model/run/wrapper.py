@@ -82,7 +82,7 @@ def run_in_workers(
                 f"The workers' loop does not run with {reason}, and one model call at a time leaves all of pipefusion "
                 f"{plan.pipefusion}'s stages but one without work: choose pipefusion 1 in Parallel Plan, or {reason.instead}."
             )
-        shown.warnings.extend(verdicts().news())
+        shown.warnings.extend(verdicts().reports())
         refuse_stages(plan, networks)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             shown.warnings.append(RUN_WHOLE)

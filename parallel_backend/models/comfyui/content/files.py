@@ -34,16 +34,16 @@ def own_files(folder: str) -> bytes:
     """
     root = Path(folder)
     paths = {path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.py")} | OF_NODES
-    return b"".join(sorted(_told(path, digest_of(root / path)) for path in paths))
+    return b"".join(sorted(_short(path, digest_of(root / path)) for path in paths))
 
 
-def other_file(modules: Iterable[str], folder: Path, told: bytes) -> str | None:
-    """The first of these files in ComfyUI's folder, by their paths, that is another one where `told` comes from."""
-    theirs = {told[start : start + SHORT] for start in range(0, len(told), SHORT)}
-    return next((path for path in sorted(modules) if _told(path, digest_of(folder / path)) not in theirs), None)
+def other_file(modules: Iterable[str], folder: Path, digests: bytes) -> str | None:
+    """The first of these files in ComfyUI's folder, by their paths, that is another one where `digests` comes from."""
+    theirs = {digests[start : start + SHORT] for start in range(0, len(digests), SHORT)}
+    return next((path for path in sorted(modules) if _short(path, digest_of(folder / path)) not in theirs), None)
 
 
-def _told(path: str, digest: str) -> bytes:
+def _short(path: str, digest: str) -> bytes:
     return hashlib.blake2b(f"{path} {digest}".encode(), digest_size=SHORT).digest()
 
 

@@ -103,8 +103,8 @@ class Content:
         if reached.missing:
             return Measured(ABSENT, {})
         functions = {name: self._sources.digest(each.__code__) for name, each in sorted(reached.functions.items())}
-        told = [*functions.items(), *sorted(reached.constants.items())]
-        return Measured(hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest(), functions)
+        parts = [*functions.items(), *sorted(reached.constants.items())]
+        return Measured(hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(), functions)
 
     def _paths(self, reached: Reached) -> list[str]:
         files = {function.__code__.co_filename for function in reached.functions.values()}
