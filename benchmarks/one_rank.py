@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parallel_backend.models.comfyui.small import Case, small
 from tests.models.test_spread import Rank, plan_for
-from tests.models.tiny_classes import CASES, Case
 from tests.tiny_models import draw
 
 FAMILIES = ("flux", "qwen-image", "wan, text", "z-image")
@@ -40,7 +40,7 @@ def seconds(function: Callable[[], Any]) -> float:
 @torch.no_grad()
 def compare(name: str, size: int, runs: int) -> tuple[list[float], list[float]]:
     """Of ComfyUI's own forward and of ours."""
-    case = enlarged(CASES[name](), size)
+    case = enlarged(small(name), size)
     rank = Rank(case, plan_for(case))
     first = rank.run()
     assert isinstance(first, Tensor) and torch.equal(first, case.stock()), "the same bits"

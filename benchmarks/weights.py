@@ -29,6 +29,8 @@ from torch.distributed.tensor import DTensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.small import Builder, Case, small
+from parallel_backend.models.comfyui.small.six_families import wan as small_wan
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import Job, needs
@@ -38,7 +40,6 @@ from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from tests.models.test_spread import Rank, plan_for
-from tests.models.tiny_classes import CASES, SETTINGS, Case, _wan
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.tiny_models import draw
@@ -135,7 +136,7 @@ class Figures:
 
 def wan(layers: int, size: int) -> Case:
     """A Wan of small blocks and its call on a video of 3 latent frames."""
-    case = _wan("WAN21_T2V", {}, num_layers=layers, ffn_dim=1536)
+    case = small_wan(Builder(), "WAN21_T2V", {}, num_layers=layers, ffn_dim=1536)
     return Case(
         case.model, case.declaration, draw(1, 16, 3, size, size, seed=1), case.timestep, case.arguments, case.kind
     )
@@ -204,8 +205,8 @@ def shape_of(case: Case) -> ModelShape:
 def wan_14b() -> ModelShape:
     """Wan 2.2 14B, text to video, on the meta device."""
     sizes = {"dim": 5120, "ffn_dim": 13824, "text_dim": 4096, "num_heads": 40, "num_layers": 40, "in_dim": 16}
-    model = type(CASES["wan, text"]().model)(**SETTINGS | sizes | {"device": "meta"})
-    tiny = CASES["wan, text"]()
+    model = type(small("wan, text").model)(**Builder().settings | sizes | {"device": "meta"})
+    tiny = small("wan, text")
     return shape_of(Case(model, tiny.declaration, tiny.x, tiny.timestep, tiny.arguments, tiny.kind))
 
 

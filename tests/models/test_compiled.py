@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 
 from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
+from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
@@ -25,8 +26,7 @@ from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
-from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
-from tests.models.tiny_classes import Case
+from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -62,7 +62,7 @@ def graphs() -> int:
 
 def flux() -> Case:
     with torch.no_grad():
-        return CASES["flux"]()
+        return small("flux")
 
 
 def sized(case: Case, number: int, batches: range = SEVERAL) -> Case:
@@ -175,7 +175,7 @@ def test_each_kind_is_compiled_once_a_type() -> None:
 )
 def test_a_split_gives_the_models_own_result(name: str, degrees: dict[str, int]) -> None:
     with torch.no_grad():
-        case = CASES[name]()
+        case = small(name)
         expected = case.stock()
     plan = plan_for(case, **degrees)
 
@@ -233,7 +233,7 @@ def test_beyond_torchs_limit_of_graphs_a_kind_runs_as_it_is() -> None:
 
 def test_what_the_compiler_cannot_take_whole_runs_as_it_is() -> None:
     with torch.no_grad():
-        case = CASES["z-image, reference"]()
+        case = small("z-image, reference")
         expected = case.stock()
     rank = compiling(case)
     out = rank.run()

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.small import Builder
+from parallel_backend.models.comfyui.small.case import HEADS
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.models.tiny_classes import HEADS, SETTINGS
 from tests.tiny_models import randomise
 
 # isort: split
@@ -20,7 +21,9 @@ from comfy.ldm.kandinsky5.model import Kandinsky5
 
 
 def kandinsky() -> Kandinsky5:
-    return Kandinsky5(time_dim=64, model_dim=HEADS * 64, ff_dim=256, num_text_blocks=1, num_visual_blocks=2, **SETTINGS)
+    return Kandinsky5(
+        time_dim=64, model_dim=HEADS * 64, ff_dim=256, num_text_blocks=1, num_visual_blocks=2, **Builder().settings
+    )
 
 
 def cosmos() -> MiniTrainDIT:
@@ -28,7 +31,7 @@ def cosmos() -> MiniTrainDIT:
     return MiniTrainDIT(
         max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
         model_channels=16 * 16, num_blocks=10, num_heads=16, crossattn_emb_channels=1024, pos_emb_cls="rope3d",
-        pos_emb_learnable=True, use_adaln_lora=True, adaln_lora_dim=256, **SETTINGS,
+        pos_emb_learnable=True, use_adaln_lora=True, adaln_lora_dim=256, **Builder().settings,
     )  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.small import Case, small
+from parallel_backend.models.comfyui.small.case import HEADS, WIDTH
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import Job, needs
-from tests.models.test_spread import CASES, Rank, plan_for
-from tests.models.tiny_classes import HEADS, WIDTH, Case
+from tests.models.test_spread import Rank, plan_for
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.sent_bytes import ring_bytes, ulysses_bytes
@@ -74,7 +75,7 @@ GROUPED = ("krea 2", "omnigen 2")
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=[thorough] * (name in GROUPED)) for name in COUNTS])
 def family(request: Any) -> tuple[Case, Count]:
     """A tiny model, and what it counts."""
-    return CASES[request.param](), COUNTS[request.param]
+    return small(request.param), COUNTS[request.param]
 
 
 def shape_of(case: Case) -> ModelShape:

@@ -12,6 +12,9 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
+from parallel_backend.models.comfyui.small import PICTURES, SIX_FAMILIES, Builder, small
+from parallel_backend.models.comfyui.small.case import TEXT
+from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.family import Execution, Stage
 from parallel_backend.models.inputs import Inputs
@@ -19,8 +22,6 @@ from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.module_attention import answered
 from parallel_backend.models.spread.picture import as_patch_size
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.models.tiny_classes import CASES, SETTINGS, TEXT
-from tests.models.tiny_images import IMAGES, sd3
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
@@ -48,11 +49,11 @@ def test_nothing_is_done_around_a_declared_model_that_the_workers_do_not_do(kind
     assert changed == CARRIED.get(kind, [])
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", PICTURES)
 def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
     """Tokens as the latents of the kind have dimensions, heads as attention is called with them, the text's width."""
     with torch.no_grad():
-        case = IMAGES[name]()
+        case = small(name)
     latents, sizes = (
         described(case.kind).latent_format,
         as_patch_size(case.declaration.patch_size(case.model), case.x.ndim - 2),
@@ -75,11 +76,10 @@ def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
     assert case.declaration.heads_of(case.model) in seen
 
 
-@pytest.mark.parametrize("name", [*CASES, *IMAGES])
-def test_all_that_a_model_has_is_loaded_or_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*SIX_FAMILIES, *PICTURES])
+def test_all_that_a_model_has_is_loaded_or_made(name: str) -> None:
     """Workers make a model on the meta device and load its parameters: nothing else may be left there."""
-    monkeypatch.setitem(SETTINGS, "device", "meta")
-    model = {**CASES, **IMAGES}[name]().model
+    model = small(name, Builder(device="meta")).model
     load_buffers(model, ())
     assert [key for key, buffer in model.named_buffers() if buffer.is_meta] == []
     assert {key for key, tensor in model.state_dict().items() if tensor.is_meta} == dict(
@@ -87,10 +87,10 @@ def test_all_that_a_model_has_is_loaded_or_made(name: str, monkeypatch: pytest.M
     ).keys()
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", PICTURES)
 def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
     """As many as plans are told of kinds, and the model still runs."""
-    case = IMAGES[name]()
+    case = small(name)
     blocks = blocks_of(case.model, case.declaration)
     shape = plan_shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
     kinds = [count for count in (shape.double_blocks, shape.single_blocks) if count]

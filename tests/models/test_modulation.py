@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
+from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.spread.modulation import Vector
-from tests.models.test_spread import CASES, Rank, plan_for
+from tests.models.test_spread import Rank, plan_for
 from tests.ranks import run_ranks
 from tests.tiny_models import draw
 
@@ -43,7 +44,7 @@ def test_silu_of_a_vector_is_made_once_and_all_else_is_the_tensors() -> None:
 @pytest.mark.parametrize("name", DECLARED)
 def test_patches_of_a_call_share_their_modulation_and_calls_do_not(name: str) -> None:
     with torch.no_grad():
-        case = CASES[name]()
+        case = small(name)
 
     def on_rank(_: int) -> list[list[int]]:
         rank = Rank(case, plan_for(case, patches=2))

@@ -18,8 +18,8 @@ from parallel_backend.models.comfyui.features.networks import (
     ZImageControl,
     patches_of,
 )
-from tests.models.test_spread import CASES, PLANS, TOLERANCE, Rank, plan_for, worst
-from tests.models.tiny_classes import SETTINGS, Case
+from parallel_backend.models.comfyui.small import Builder, Case, small
+from tests.models.test_spread import PLANS, TOLERANCE, Rank, plan_for, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw, randomise
@@ -40,7 +40,7 @@ class Patched:
 def _lllite() -> Patched:
     from comfy.ldm.anima import lllite
 
-    case = CASES["cosmos-predict2"]()
+    case = small("cosmos-predict2")
     model, metadata = lllite_model(case.model.model_channels, masked=True, blocks=(0, 1))
     image, mask = draw(1, 40, 60, 3, seed=3).sigmoid(), draw(1, 40, 60, seed=4).sigmoid()
     values = {"strength": 0.8, "sigma_start": 0.9, "sigma_end": 0.1}
@@ -63,10 +63,10 @@ def _lllite() -> Patched:
 def _diffsynth(name: str) -> Patched:
     from comfy_extras.nodes_model_patch import BlockWiseControlBlock, DiffSynthCnetPatch
 
-    case = CASES[name]()
+    case = small(name)
     width, count = case.model.inner_dim, len(case.model.transformer_blocks)
     blocks = torch.nn.ModuleList(
-        [BlockWiseControlBlock(width, operations=SETTINGS["operations"]) for _ in range(count)]
+        [BlockWiseControlBlock(width, operations=Builder().settings["operations"]) for _ in range(count)]
     )
     randomise(blocks, seed=5)
     rows, columns = (-(-size // 2) for size in case.x.shape[-2:])
@@ -88,10 +88,10 @@ def _zimage(name: str, **settings: Any) -> Patched:
     from comfy.ldm.lumina.controlnet import ZImage_Control
     from comfy_extras.nodes_model_patch import ZImageControlPatch
 
-    case = CASES[name]()
+    case = small(name)
     width, heads = case.model.dim, case.model.n_heads
     given = {"dim": width, "n_heads": heads, "n_kv_heads": heads, "n_control_layers": 15, **settings}
-    module = randomise(ZImage_Control(**given, **SETTINGS), seed=5)
+    module = randomise(ZImage_Control(**given, **Builder().settings), seed=5)
     channels = 16 + given.get("additional_in_dim", 0)
     height, columns = (size + size % 2 for size in case.x.shape[-2:])
     encoded = draw(1, channels, height, columns, seed=6)

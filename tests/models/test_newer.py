@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.features.compile import COMPILED
+from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
-from tests.models.tiny_classes import Case
+from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 
@@ -40,7 +40,7 @@ def case() -> Callable[[str], Case]:
     @functools.cache
     def get(name: str) -> Case:
         with torch.no_grad():
-            return CASES[name]()
+            return small(name)
 
     return get
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -17,33 +15,21 @@ from _pytest.mark import ParameterSet
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.mesh import build_mesh
-from parallel_backend.models.comfyui.features.compile import COMPILED
-from parallel_backend.models.family import Execution, Stage
-from parallel_backend.models.inputs import Inputs
-from parallel_backend.models.spread.blocks import SpreadModel, blocks_of
-from parallel_backend.models.spread.compiled import CompiledBlocks
+from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.small import SMALL, Case, small
+from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
-from parallel_backend.models.spread.run import SpreadForward
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.models.tiny_classes import CASES as CLASSES
-from tests.models.tiny_classes import Case, packed
-from tests.models.tiny_images import IMAGES
-from tests.models.tiny_sound import SOUND_CASES
-from tests.models.tiny_videos import VIDEO_CASES
-from tests.models.tiny_wan import WAN_CASES
-from tests.plans import cpu_plan
+from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_in_turn, run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw
 
+comfy_on_path()
+
 TOLERANCE = 1e-5
-CASES = {**CLASSES, **IMAGES, **VIDEO_CASES, **WAN_CASES, **SOUND_CASES}
-CPU = torch.device("cpu")
 
 PLANS = {
     "ulysses 2": {"ulysses": 2},
@@ -64,8 +50,8 @@ IN_TURN = (*QUICK, "ring 2, ulysses 2, unequal")
 
 def splits() -> Iterator[ParameterSet]:
     """Every case under every plan; the quick run has each model under both of QUICK, its other inputs under one of IN_TURN."""
-    others = [name for name in CASES if name.partition(",")[0] in CASES.keys() - {name}]
-    for name in CASES:
+    others = [name for name in SMALL if name.partition(",")[0] in SMALL.keys() - {name}]
+    for name in SMALL:
         run = {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
         quick = {*QUICK} if name not in others else {IN_TURN[others.index(name) % len(IN_TURN)]}
         for plans, marks in ((run & quick, ()), (run - quick, thorough)):
@@ -79,76 +65,19 @@ def case() -> Callable[[str], tuple[Case, Tensor]]:
     @functools.lru_cache(maxsize=1)
     def get(name: str) -> tuple[Case, Tensor]:
         with torch.no_grad():
-            found = CASES[name]()
+            found = small(name)
             return found, found.stock()
 
     return get
 
 
-class Rank:
-    """One rank's part of a case."""
-
-    def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
-        self.case = case
-        self._plan = plan
-        self.meter = Meter()
-        self._mesh = build_mesh(plan, CPU, self.meter)
-        ends = list(accumulate(plan.stages))
-        stage = self._mesh.pipefusion.rank
-        part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
-        shared = {id(weight): weight for weight in case.model.parameters()}
-        self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
-        self.module, self.blocks = self._model.module, self._model.blocks
-        self.hold(BlockAccess())
-        shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
-        picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
-        self.picture = picture.beside(case.arguments.get(case.declaration.beside))
-
-    def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
-        """Make the blocks' weights usable in another way, or have the blocks compiled."""
-        self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
-
-    @torch.inference_mode()
-    def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
-        """The output for the whole, or for a patch; on the last stage."""
-        case = self.case
-
-        def compute(x: Tensor, options: Any) -> Tensor:
-            out = self._model.entrance(
-                case.unpacked(x),
-                case.timestep,
-                transformer_options={**options, **case.options},
-                **case.arguments | changed,
-            )
-            return packed(out)
-
-        latent = case.x.clone() if self._mesh.first else None
-        inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, None, {})
-        out = self.forward.run(inputs, self.picture, latent, patch, compute)
-        self._mesh.finish_sending()
-        return out
-
-    def by_patch(self) -> Tensor | None:
-        """The output of each patch from a cache that holds the whole call, joined; None without patches and on other stages."""
-        if self._plan.patches == 1:
-            return None
-        parts = [self.run(patch) for patch in range(self._plan.patches)]
-        (region, *_) = self.picture.regions(self._plan.patches)
-        found = [part for part in parts if part is not None]
-        return torch.cat(found, dim=region.dim) if found else None
-
-
-def plan_for(case: Case, **degrees: int) -> ResolvedPlan:
-    return cpu_plan(blocks=blocks_of(case.model, case.declaration)[-1].unit + 1, **degrees)
-
-
 def worst(results: list[list[Tensor]], expected: Tensor) -> float:
     """The largest relative error; every last stage's ranks must have answered."""
     assert any(results)
-    return max(((out - expected).norm() / expected.norm()).item() for outs in results for out in outs)
+    return max(error_of(out, expected) for outs in results for out in outs)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in FREED)) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in FREED)) for name in SMALL])
 def test_what_a_forward_made_is_freed_with_it(case: Callable[[str], tuple[Case, Tensor]], name: str) -> None:
     """And not when garbage is collected, of which a GPU knows nothing."""
     found, _ = case(name)
@@ -190,7 +119,7 @@ def test_every_split_gives_the_models_own_result(name: str, plans: list[str], ca
     assert max(errors.values()) <= TOLERANCE, errors
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SMALL)
 def test_one_rank_computes_the_same_bits(name: str, case: Any) -> None:
     """With ComfyUI's own attention; masked text is left out instead of being attended to with a weight of zero."""
     found, expected = case(name)
@@ -202,7 +131,7 @@ def test_one_rank_computes_the_same_bits(name: str, case: Any) -> None:
         assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_later_step_of_a_run_is_as_exact(name: str, case: Any) -> None:
     """What is kept for a run, such as positions, hangs neither on the latent nor on the time."""
     found, _ = case(name)

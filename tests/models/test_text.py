@@ -13,11 +13,11 @@ from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import Prompt
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.model import ComfyModel
+from parallel_backend.models.comfyui.small import small
+from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.family import Execution, Stage
 from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.test_declared import described
-from tests.models.tiny_classes import TEXT
-from tests.models.tiny_sound import SOUND_CASES
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.tiny_models import draw
@@ -29,7 +29,7 @@ TOKENS = (7, 4)
 
 def test_texts_are_refined_once_a_run() -> None:
     """MiniMax-H3's: each side's once, in a second run again, with the result of the model that refines at every step."""
-    case = SOUND_CASES["minimax-h3"]()
+    case = small("minimax-h3")
     texts = {str(side): draw(1, tokens, TEXT, seed=side) for side, tokens in enumerate(TOKENS)}
     values: dict[str, Any] = {}
     flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)

@@ -12,11 +12,13 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor, nn
 
+from parallel_backend.models.comfyui.proof.rank import CPU
+from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import Storage
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
-from tests.models.test_spread import CASES, CPU, TOLERANCE, Rank, plan_for, worst
+from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_formats import HALVES, random_blocks
@@ -90,7 +92,7 @@ def test_weights_are_kept_while_there_is_room_and_only_inside() -> None:
 def test_patches_of_stages_expand_each_weight_once() -> None:
     """The result is ComfyUI's forward's with the expanded values, and has the same bits with and without room."""
     with torch.no_grad():
-        case = CASES["flux"]()
+        case = small("flux")
         stored: dict[str, Tensor] = {}
         for name, layer in case.model.named_modules():
             if "_blocks." in name and isinstance(layer, nn.Linear) and layer.in_features % 32 == 0:

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
+from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.streamed import Streamed, staying
 from tests.allocations import peak_bytes
 from tests.models.test_spread import Rank, plan_for
-from tests.models.tiny_classes import CASES
 from tests.ranks import run_ranks
 from tests.weights.test_sharded import ALIGNMENT, BLOCKS, CPU, HELD, bits, tiny
 
@@ -101,7 +101,7 @@ def test_blocks_in_another_order_never_take_more_than_the_window() -> None:
 
 
 def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
-    case = CASES["wan, text"]()
+    case = small("wan, text")
 
     def rank(number: int) -> Any:
         whole = Rank(case, plan_for(case))

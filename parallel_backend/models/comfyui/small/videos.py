@@ -1,35 +1,28 @@
-"""ComfyUI's classes of video models with random weights, and one call of each; see tiny_classes."""
+"""ComfyUI's classes of video models with random weights, and one call of each; see case.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.models.tiny_classes import AXES, HEADS, SETTINGS, TEXT, WIDTH, Case, case, text
-from tests.tiny_models import draw
-
-# isort: split
-from comfy.ldm.anima.model import Anima, LLMAdapter
-from comfy.ldm.cosmos.predict2 import MiniTrainDIT
-from comfy.ldm.genmo.joint_model.asymm_models_joint import AsymmDiTJoint
-from comfy.ldm.hunyuan_video.model import HunyuanVideo
-from comfy.ldm.kandinsky5.model import Kandinsky5
-from comfy.ldm.lightricks.model import LTXVModel
-from comfy.ldm.wan.model import CameraWanModel
+from .case import AXES, HEADS, TEXT, WIDTH, Builder, Case, Small, case, class_of, text
+from .drawn import draw
 
 
-def _hunyuan(kind: str, given: Mapping[str, Any], channels: int = 16, batch: int = 1, **settings: Any) -> Case:
+def _hunyuan(
+    builder: Builder, kind: str, given: Mapping[str, Any], channels: int = 16, batch: int = 1, **others: Any
+) -> Case:
     sizes = {
         "in_channels": channels, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": TEXT, "hidden_size": WIDTH,
         "mlp_ratio": 2.0, "num_heads": HEADS, "depth": 2, "depth_single_blocks": 2, "axes_dim": list(AXES), "theta": 256,
         "patch_size": [1, 2, 2], "qkv_bias": True, "guidance_embed": True, "byt5": False, "meanflow": False,
         "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False,
     }  # fmt: skip
-    model = HunyuanVideo(**sizes | SETTINGS | settings)
+    model = builder.model("hunyuan_video.model.HunyuanVideo", **sizes | others)
     prompt = {
         "context": text(batch=batch),
         "y": draw(batch, 32, seed=3),
@@ -39,10 +32,10 @@ def _hunyuan(kind: str, given: Mapping[str, Any], channels: int = 16, batch: int
     return case(kind, model, draw(batch, channels, *frames, 6, 10, seed=1), {**prompt, **given})
 
 
-def _ltxv(given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **settings: Any) -> Case:
+def _ltxv(builder: Builder, given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **others: Any) -> Case:
     sizes = {"in_channels": 128, "cross_attention_dim": WIDTH, "attention_head_dim": 32, "num_attention_heads": HEADS,
              "caption_channels": TEXT, "num_layers": 3}  # fmt: skip
-    model = LTXVModel(**sizes | SETTINGS | settings)
+    model = builder.model("lightricks.model.LTXVModel", **sizes | others)
     x = draw(1, 128, frames, 5, 4, seed=1)
     prompt = {"context": text(), "attention_mask": None, "frame_rate": 24}
     return case("LTXV", model, x, {**prompt, **given}, timestep)
@@ -62,54 +55,63 @@ def guide_of(**weighed: Any) -> dict[str, Any]:
     }
 
 
-def _ltxv_keyframe(**weighed: Any) -> Case:
-    return _ltxv(guide_of(**weighed), torch.linspace(0.1, 0.9, 80).view(1, 80, 1), frames=4)
+def _ltxv_keyframe(builder: Builder, **weighed: Any) -> Case:
+    return _ltxv(builder, guide_of(**weighed), torch.linspace(0.1, 0.9, 80).view(1, 80, 1), frames=4)
 
 
-def _kandinsky(given: Mapping[str, Any]) -> Case:
-    model = Kandinsky5(
+def _kandinsky(builder: Builder, given: Mapping[str, Any]) -> Case:
+    model = builder.model("kandinsky5.model.Kandinsky5",
         in_text_dim=TEXT, in_text_dim2=32, time_dim=64, model_dim=HEADS * 64, ff_dim=256, visual_embed_dim=132,
-        num_text_blocks=1, num_visual_blocks=3, **SETTINGS,
+        num_text_blocks=1, num_visual_blocks=3,
     )  # fmt: skip
     x = draw(1, 33, 3, 6, 10, seed=1)
     return case("Kandinsky5", model, x, {"context": text(), "y": draw(1, 32, seed=3), **given})
 
 
-def _cosmos(kind: str, channels: int, timestep: Tensor | None = None, height: int = 7, frames: int = 3) -> Case:
-    model = MiniTrainDIT(
+def _cosmos(
+    builder: Builder, kind: str, channels: int, timestep: Tensor | None = None, height: int = 7, frames: int = 3
+) -> Case:
+    model = builder.model("cosmos.predict2.MiniTrainDIT",
         max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
         patch_temporal=1, model_channels=WIDTH, num_blocks=3, num_heads=HEADS, crossattn_emb_channels=TEXT,
         pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30, use_adaln_lora=True, adaln_lora_dim=16,
-        **SETTINGS,
+
     )  # fmt: skip
     x = draw(1, channels, frames, height, 10, seed=1)
     return case(kind, model, x, {"context": text(), "fps": None}, timestep)
 
 
-def _anima() -> Case:
+def _anima(builder: Builder) -> Case:
     """With an adapter of its text that is smaller than its class makes it."""
-    model = _cosmos("CosmosT2IPredict2", 16, frames=1).model
-    model.__class__ = Anima
-    model.llm_adapter = LLMAdapter(TEXT, TEXT, 64, num_layers=1, num_heads=2, **SETTINGS)
+    model = _cosmos(builder, "CosmosT2IPredict2", 16, frames=1).model
+    model.__class__ = class_of("anima.model.Anima")
+    model.llm_adapter = builder.model(
+        "anima.model.LLMAdapter",
+        TEXT,
+        TEXT,
+        64,
+        num_layers=1,
+        num_heads=2,
+    )
     given = {"t5xxl_ids": torch.arange(5)[None], "t5xxl_weights": draw(1, 5, 1, seed=6)}
     return case("Anima", model, draw(1, 16, 1, 7, 10, seed=1), {"context": text(), "fps": None, **given})
 
 
-def _camera(kind: str, given: Mapping[str, Any], model_type: str) -> Case:
-    model = CameraWanModel(
+def _camera(builder: Builder, kind: str, given: Mapping[str, Any], model_type: str) -> Case:
+    model = builder.model("wan.model.CameraWanModel",
         model_type=model_type, dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3, in_dim=32,
-        in_dim_control_adapter=24, **SETTINGS,
+        in_dim_control_adapter=24,
     )  # fmt: skip
     camera = {"camera_conditions": draw(1, 24, 3, 64, 80, seed=5)}
     return case(kind, model, draw(1, 32, 3, 8, 10, seed=1), {"context": text(), **camera, **given})
 
 
-def _mochi() -> Case:
+def _mochi(builder: Builder) -> Case:
     """Its class insists on the width inside its feed-forward layers."""
-    model = AsymmDiTJoint(
+    model = builder.model("genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
         patch_size=2, in_channels=12, hidden_size_x=WIDTH, hidden_size_y=TEXT, depth=3, num_heads=HEADS,
         mlp_ratio_x=128.0, mlp_ratio_y=2.0, use_t5=True, t5_feat_dim=TEXT, learn_sigma=False, timestep_scale=1000.0,
-        qk_norm=True, qkv_bias=False, **SETTINGS,
+        qk_norm=True, qkv_bias=False,
     )  # fmt: skip
     mask = torch.tensor([[True] * 5 + [False] * 2])
     given = {"context": text(), "attention_mask": mask, "num_tokens": 5}
@@ -127,19 +129,22 @@ IMAGE: Mapping[str, Any] = {
 REFINER: Mapping[str, Any] = {"vec_in_dim": None, "patch_size": [1, 1, 1], "guidance_embed": False}
 
 
-def _meanflow() -> Case:
+def _meanflow(builder: Builder) -> Case:
     """The second of three steps."""
     given = {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5), "disable_time_r": False}
-    found = _hunyuan("HunyuanVideo15_SR_Distilled", given, 34, **{**FIFTEEN, "meanflow": True})
+    found = _hunyuan(builder, "HunyuanVideo15_SR_Distilled", given, 34, **{**FIFTEEN, "meanflow": True})
     sigmas = {"sigmas": torch.tensor([0.6]), "sample_sigmas": torch.tensor([0.9, 0.6, 0.3, 0.0])}
     return replace(found, options=sigmas)
 
 
-VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
-    "hunyuan video": lambda: _hunyuan("HunyuanVideo", {}, batch=2),
-    "hunyuan video, masked text": lambda: _hunyuan("HunyuanVideo", {"attention_mask": MASK}),
-    "hunyuan video, first frame": lambda: _hunyuan("HunyuanVideoI2V", {"guiding_frame_index": torch.tensor([0.0])}, 33),
-    "hunyuan video, first frame and reference": lambda: _hunyuan(
+VIDEOS: Mapping[str, Small] = {
+    "hunyuan video": lambda builder: _hunyuan(builder, "HunyuanVideo", {}, batch=2),
+    "hunyuan video, masked text": lambda builder: _hunyuan(builder, "HunyuanVideo", {"attention_mask": MASK}),
+    "hunyuan video, first frame": lambda builder: _hunyuan(
+        builder, "HunyuanVideoI2V", {"guiding_frame_index": torch.tensor([0.0])}, 33
+    ),
+    "hunyuan video, first frame and reference": lambda builder: _hunyuan(
+        builder,
         "HunyuanVideo",
         {
             "guiding_frame_index": torch.tensor([0.0]),
@@ -147,29 +152,39 @@ VIDEO_CASES: Mapping[str, Callable[[], Case]] = {
             "attention_mask": MASK,
         },
     ),
-    "hunyuan video 1.5, glyphs and picture": lambda: _hunyuan(
-        "HunyuanVideo15", {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5)}, 33, **FIFTEEN
+    "hunyuan video 1.5, glyphs and picture": lambda builder: _hunyuan(
+        builder,
+        "HunyuanVideo15",
+        {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5)},
+        33,
+        **FIFTEEN,
     ),
     "hunyuan video 1.5, meanflow": _meanflow,
-    "hunyuan image, glyphs": lambda: _hunyuan(
-        "HunyuanImage21", {"txt_byt5": draw(1, 3, 1472, seed=4), "attention_mask": None}, **IMAGE
+    "hunyuan image, glyphs": lambda builder: _hunyuan(
+        builder, "HunyuanImage21", {"txt_byt5": draw(1, 3, 1472, seed=4), "attention_mask": None}, **IMAGE
     ),
-    "hunyuan image, refiner": lambda: _hunyuan("HunyuanImage21Refiner", {"disable_time_r": True}, 32, **REFINER),
-    "ltxv": lambda: _ltxv({}, torch.tensor([0.6])),
-    "ltxv, masked text and a timestep a token": lambda: _ltxv(
-        {"attention_mask": MASK}, torch.linspace(0, 0.9, 60).view(1, 60, 1), causal_temporal_positioning=True
+    "hunyuan image, refiner": lambda builder: _hunyuan(
+        builder, "HunyuanImage21Refiner", {"disable_time_r": True}, 32, **REFINER
+    ),
+    "ltxv": lambda builder: _ltxv(builder, {}, torch.tensor([0.6])),
+    "ltxv, masked text and a timestep a token": lambda builder: _ltxv(
+        builder, {"attention_mask": MASK}, torch.linspace(0, 0.9, 60).view(1, 60, 1), causal_temporal_positioning=True
     ),
     "ltxv, guide": _ltxv_keyframe,
-    "ltxv, weighed guide": lambda: _ltxv_keyframe(**WEIGHED),
-    "ltxv 2, modulated text": lambda: _ltxv(
-        {}, torch.tensor([0.6]), cross_attention_adaln=True, rope_type="split", use_middle_indices_grid=True
+    "ltxv, weighed guide": lambda builder: _ltxv_keyframe(builder, **WEIGHED),
+    "ltxv 2, modulated text": lambda builder: _ltxv(
+        builder, {}, torch.tensor([0.6]), cross_attention_adaln=True, rope_type="split", use_middle_indices_grid=True
     ),
-    "kandinsky 5": lambda: _kandinsky({}),
-    "kandinsky 5, first frame": lambda: _kandinsky({"time_dim_replace": draw(1, 16, 1, 6, 10, seed=4)}),
-    "cosmos-predict2": lambda: _cosmos("CosmosT2IPredict2", 16, frames=1),
-    "cosmos-predict2, a timestep a frame": lambda: _cosmos("CosmosI2VPredict2", 17, torch.tensor([[0.0, 0.6, 0.6]])),
+    "kandinsky 5": lambda builder: _kandinsky(builder, {}),
+    "kandinsky 5, first frame": lambda builder: _kandinsky(
+        builder, {"time_dim_replace": draw(1, 16, 1, 6, 10, seed=4)}
+    ),
+    "cosmos-predict2": lambda builder: _cosmos(builder, "CosmosT2IPredict2", 16, frames=1),
+    "cosmos-predict2, a timestep a frame": lambda builder: _cosmos(
+        builder, "CosmosI2VPredict2", 17, torch.tensor([[0.0, 0.6, 0.6]])
+    ),
     "anima": _anima,
-    "wan, camera": lambda: _camera("WAN21_Camera", {"clip_fea": draw(1, 5, 1280, seed=4)}, "camera"),
-    "wan 2.2, camera": lambda: _camera("WAN22_Camera", {}, "camera_2.2"),
+    "wan, camera": lambda builder: _camera(builder, "WAN21_Camera", {"clip_fea": draw(1, 5, 1280, seed=4)}, "camera"),
+    "wan 2.2, camera": lambda builder: _camera(builder, "WAN22_Camera", {}, "camera_2.2"),
     "mochi, padded text": _mochi,
 }

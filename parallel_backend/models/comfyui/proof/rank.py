@@ -1,0 +1,102 @@
+"""One rank's part of a small model's call."""
+
+from __future__ import annotations
+
+import copy
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ....comm.meter import Meter
+from ....mesh import build_mesh
+from ....plan import ParallelPlan, ResolvedPlan
+from ....plan.resolve import in_rows
+from ....weights.stores.block_access import BlockAccess
+from ...family import Execution, Stage
+from ...inputs import Inputs
+from ...spread.blocks import SpreadModel, blocks_of
+from ...spread.compiled import CompiledBlocks
+from ...spread.declaration import Declaration
+from ...spread.picture import Picture, as_patch_size
+from ...spread.run import SpreadForward
+from ..features.compile import COMPILED
+from ..small.case import Case, packed
+
+CPU = torch.device("cpu")
+
+
+class Rank:
+    """One rank's part of a case."""
+
+    def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
+        self.case = case
+        self._plan = plan
+        self.meter = Meter()
+        self._mesh = build_mesh(plan, CPU, self.meter)
+        ends = list(accumulate(plan.stages))
+        stage = self._mesh.pipefusion.rank
+        part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
+        shared = {id(weight): weight for weight in case.model.parameters()}
+        self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
+        self.module, self.blocks = self._model.module, self._model.blocks
+        self.hold(BlockAccess())
+        shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
+        picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
+        self.picture = picture.beside(case.arguments.get(case.declaration.beside))
+
+    def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
+        """Make the blocks' weights usable in another way, or have the blocks compiled."""
+        self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
+
+    @torch.inference_mode()
+    def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
+        """The output for the whole, or for a patch; on the last stage."""
+        case = self.case
+
+        def compute(x: Tensor, options: Any) -> Tensor:
+            out = self._model.entrance(
+                case.unpacked(x),
+                case.timestep,
+                transformer_options={**options, **case.options},
+                **{**case.arguments, **changed},
+            )
+            return packed(out)
+
+        latent = case.x.clone() if self._mesh.first else None
+        inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, None, {})
+        out = self.forward.run(inputs, self.picture, latent, patch, compute)
+        self._mesh.finish_sending()
+        return out
+
+    def by_patch(self) -> Tensor | None:
+        """The output of each patch from a cache that holds the whole call, joined; None without patches and on other stages."""
+        if self._plan.patches == 1:
+            return None
+        parts = [self.run(patch) for patch in range(self._plan.patches)]
+        (region, *_) = self.picture.regions(self._plan.patches)
+        found = [part for part in parts if part is not None]
+        return torch.cat(found, dim=region.dim) if found else None
+
+
+def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
+    """A plan of these degrees and other fields with as many ranks on the CPU as it takes, the blocks in equal stages."""
+    fields = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1} | degrees
+    sequence, stages = fields["ring"] * fields["ulysses"], fields["pipefusion"]
+    blocks = blocks_of(case.model, case.declaration)[-1].unit + 1
+    ends = [blocks * stage // stages for stage in range(stages + 1)]
+    stated = {
+        "patches": stages,
+        "shares": (1,) * sequence,
+        "stages": tuple(stop - start for start, stop in pairwise(ends)),
+        "warmup_steps": 1,
+    }
+    devices = ("cpu",) * (fields["data"] * fields["cfg"] * stages * sequence)
+    return msgspec.structs.replace(in_rows(ParallelPlan(), devices), **{**stated, **fields})
+
+
+def error_of(out: Tensor, expected: Tensor) -> float:
+    """Relative L2."""
+    return ((out - expected).norm() / expected.norm()).item()

@@ -1,0 +1,153 @@
+"""FLUX, Chroma, Qwen-Image, Wan and what is over them, small, and one call of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .case import AXES, HEADS, TEXT, WIDTH, Builder, Case, Small, case, text
+from .drawn import draw
+
+
+def _flux(builder: Builder, references: bool = False) -> Case:
+    model = builder.model("flux.model.Flux",
+        in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
+        num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True,
+        guidance_embed=True, txt_ids_dims=[],
+    )  # fmt: skip
+    given: dict[str, Any] = {"context": text(batch=2), "y": draw(2, 32, seed=3), "guidance": torch.tensor([3.5, 4.0])}
+    if references:
+        given |= {"ref_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)], "ref_latents_method": "offset"}
+    return case("Flux", model, draw(2, 16, 9, 14, seed=1), given)
+
+
+def _flux2(builder: Builder) -> Case:
+    model = builder.model("flux.model.Flux",
+        in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
+        num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[8, 8, 8, 8], theta=2000, patch_size=1,
+        qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
+        default_ref_method="index", ref_index_scale=10.0,
+    )  # fmt: skip
+    given = {"context": text(), "guidance": torch.tensor([4.0]), "ref_latents": [draw(1, 16, 4, 5, seed=4)]}
+    return case("Flux2", model, draw(1, 16, 7, 5, seed=1), given | {"ref_latents_method": "index_timestep_zero"})
+
+
+def _chroma(builder: Builder) -> Case:
+    model = builder.model("chroma.model.Chroma",
+        in_channels=64, out_channels=64, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0, num_heads=HEADS,
+        depth=1, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True, in_dim=64,
+        out_dim=WIDTH, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None,
+    )  # fmt: skip
+    return case("Chroma", model, draw(1, 16, 9, 14, seed=1), {"context": text(), "guidance": torch.zeros(1)})
+
+
+def _radiance(builder: Builder) -> Case:
+    model = builder.model("chroma_radiance.model.ChromaRadiance",
+        in_channels=3, out_channels=3, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0, num_heads=HEADS, depth=1,
+        depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=4, qkv_bias=True, in_dim=64,
+        out_dim=WIDTH, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None, nerf_hidden_size=16,
+        nerf_mlp_ratio=2, nerf_depth=2, nerf_max_freqs=4, nerf_tile_size=8, nerf_final_head_type="conv",
+        nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=True,
+    )  # fmt: skip
+    return case("ChromaRadiance", model, draw(1, 3, 18, 23, seed=1), {"context": text(), "guidance": torch.zeros(1)})
+
+
+def _qwen(builder: Builder, masked: bool = False, method: str = "") -> Case:
+    model = builder.model("qwen_image.model.QwenImageTransformer2DModel",
+        num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, joint_attention_dim=TEXT,
+        axes_dims_rope=AXES,
+    )  # fmt: skip
+    given: dict[str, Any] = {"context": text()}
+    if masked:
+        given["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
+    if method:
+        given |= {
+            "ref_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
+            "ref_latents_method": method,
+        }
+    return case("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), given)
+
+
+def wan(
+    builder: Builder,
+    kind: str,
+    given: Mapping[str, Any],
+    timestep: Tensor | None = None,
+    height: int = 7,
+    **others: Any,
+) -> Case:
+    """A Wan, and its call on three frames of `height` x 10."""
+    sizes = {"in_dim": 16, "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
+    model = builder.model("wan.model.WanModel", **sizes | others)
+    x = draw(1, others.get("in_dim", 16), 3, height, 10, seed=1)
+    return case(kind, model, x, {"context": text(), **given}, timestep)
+
+
+def _vace(builder: Builder) -> Case:
+    model = builder.model(
+        "wan.model.VaceWanModel",
+        dim=WIDTH,
+        ffn_dim=256,
+        text_dim=TEXT,
+        num_heads=HEADS,
+        num_layers=4,
+        vace_layers=2,
+        vace_in_dim=96,
+    )
+    given = {"context": text(), "vace_context": draw(1, 2, 96, 3, 8, 10, seed=4), "vace_strength": [1.0, 0.5]}
+    return case("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), given)
+
+
+def _lumina(builder: Builder, kind: str, given: Mapping[str, Any], **others: Any) -> Case:
+    sizes = {
+        "patch_size": 2, "in_channels": 16, "dim": WIDTH, "n_layers": 2, "n_refiner_layers": 2, "n_heads": HEADS,
+        "multiple_of": 64, "ffn_dim_multiplier": 2.0, "qk_norm": True, "cap_feat_dim": TEXT, "axes_dims": list(AXES),
+        "axes_lens": [300, 512, 512],
+    }  # fmt: skip
+    model = builder.model("lumina.model.NextDiT", **sizes | others)
+    return case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": text(), "num_tokens": 7, **given})
+
+
+Z_IMAGE: Mapping[str, Any] = {
+    "dim": HEADS * 96,  # its modulation insists on 256 of it
+    "axes_dims": [32, 32, 32],
+    "n_kv_heads": HEADS,
+    "rope_theta": 256.0,
+    "z_image_modulation": True,
+    "time_scale": 1000.0,
+    "pad_tokens_multiple": 32,
+}
+
+SIX_FAMILIES: Mapping[str, Small] = {
+    "flux": _flux,
+    "flux, references": lambda builder: _flux(builder, references=True),
+    "flux 2, zero-timestep reference": _flux2,
+    "chroma": _chroma,
+    "chroma radiance": _radiance,
+    "qwen-image": _qwen,
+    "qwen-image, masked text": lambda builder: _qwen(builder, masked=True),
+    "qwen-image-edit, zero-timestep references": lambda builder: _qwen(
+        builder, masked=True, method="index_timestep_zero"
+    ),
+    "qwen-image-edit, negative index": lambda builder: _qwen(builder, method="negative_index"),
+    "wan, text": lambda builder: wan(builder, "WAN21_T2V", {}),
+    "wan, image": lambda builder: wan(
+        builder, "WAN21_I2V", {"clip_fea": draw(1, 5, 1280, seed=4)}, model_type="i2v", in_dim=20
+    ),
+    "wan, reference frame": lambda builder: wan(
+        builder, "WAN21_FunControl2V", {"reference_latent": draw(1, 16, 8, 10, seed=4)}, height=8, in_dim_ref_conv=16
+    ),
+    "wan 2.2, a timestep a frame": lambda builder: wan(builder, "WAN22_T2V", {}, torch.tensor([[0.0, 0.6, 0.6]])),
+    "vace, two controls": _vace,
+    "lumina 2, grouped heads": lambda builder: _lumina(builder, "Lumina2", {}, n_kv_heads=1),
+    "z-image": lambda builder: _lumina(builder, "ZImage", {}, **Z_IMAGE),
+    "z-image, reference": lambda builder: _lumina(
+        builder,
+        "ZImage",
+        {"ref_latents": [draw(1, 16, 6, 4, seed=4)], "ref_contexts": [draw(1, 5, TEXT, seed=5)]},
+        **Z_IMAGE,
+    ),
+}
