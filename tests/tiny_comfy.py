@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,34 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.comfy_oracle import comfy_on_path
+from tests.tiny_family import Tiny, of_class, settings
 from tests.tiny_models import draw, randomise
+from tests.tiny_whole import WHOLE
 
 HEADS = 3
 """Odd, so that no even degree divides them."""
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """One family: how its model is made, and what it is given.
-
-    `latent` is the shape of one batch item's latent without the batch; `text` the width of the text, `extra` what else a
-    prompt of so many tokens holds, by the keys of a CONDITIONING; `metadata` what the file says of itself. A model on the
-    meta device, which is of a width that ComfyUI takes for granted, is written in fp8.
-    """
-
-    make: Callable[[Any, Any], Any]
-    latent: tuple[int, ...]
-    text: int
-    extra: Callable[[int], Mapping[str, Any]] = lambda tokens: {}
-    pooled: int = 0
-    metadata: dict[str, str] | None = None
-
-    def prompt(self, tokens: int, seed: int) -> list[list[Any]]:
-        """A CONDITIONING of random text."""
-        options: dict[str, Any] = dict(self.extra(tokens))
-        if self.pooled:
-            options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
-        return [[draw(1, tokens, self.text, seed=seed), options]]
 
 
 def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
@@ -104,19 +81,15 @@ def save_fp8(path: Path, model: Any, seed: int) -> Path:
     return path
 
 
-def _settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
-    return {"dtype": torch.float32, "device": device, "operations": operations}
-
-
 def _wide_qwen(operations: Any, blocks: int = 1) -> Any:
     from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 
-    return QwenImageTransformer2DModel(num_layers=blocks, **_settings(operations, "meta"))
+    return QwenImageTransformer2DModel(num_layers=blocks, **settings(operations, "meta"))
 
 
 def _wide_radiance(operations: Any) -> Any:
     sizes = {"hidden_dim": 5120, "n_layers": 5, "out_dim": 3072}
-    return _radiance(24, sizes, _settings(operations, "meta"))
+    return _radiance(24, sizes, settings(operations, "meta"))
 
 
 def _radiance(heads: int, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Any:
@@ -137,7 +110,7 @@ def _wide_z_image(operations: Any) -> Any:
     return NextDiT(
         patch_size=2, in_channels=16, dim=3840, n_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=64, qk_norm=True,
         axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, ffn_dim_multiplier=8.0 / 3.0,
-        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **_settings(operations, "meta"),
+        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -147,7 +120,7 @@ def _wide_chroma(operations: Any) -> Any:
     return Chroma(
         in_channels=64, out_channels=64, context_in_dim=4096, hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=1,
         depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=3072,
-        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, **_settings(operations, "meta"),
+        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, **settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -158,7 +131,7 @@ def _anima(_: Any, operations: Any) -> Any:
     return Anima(
         max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
         model_channels=256, pos_emb_cls="rope3d", use_adaln_lora=True, adaln_lora_dim=256,
-        **_settings(operations, "meta"),
+        **settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -170,55 +143,6 @@ WIDE: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _of(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any], Any]:
-    """What makes a class of `comfy.ldm` in these sizes."""
-    module, _, name = path.rpartition(".")
-
-    def make(_: Any, operations: Any) -> Any:
-        return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **_settings(operations, device))
-
-    return make
-
-
-def _unet(
-    channels: int, depths: tuple[int, ...], heads: int = 64, latent: int = 4, **sizes: Any
-) -> Callable[[Any, Any], Any]:
-    """A UNet with a transformer at each depth given, two at a scale of long ones, else one; `heads` are the features of one
-    head, or -1 where there are 8."""
-    blocks = 2 if len(depths) > 3 else 1
-    counts = {"num_heads": 8, "num_head_channels": -1} if heads < 0 else {"num_heads": -1, "num_head_channels": heads}
-    settings: dict[str, Any] = {
-        "image_size": 32, "use_checkpoint": False, "use_spatial_transformer": True, "legacy": False, "in_channels": latent,
-        "out_channels": 4, "model_channels": channels, "num_res_blocks": [blocks] * (len(depths) // blocks),
-        "channel_mult": (1,) * (len(depths) // blocks), "transformer_depth": list(depths),
-        "transformer_depth_output": ([0] * blocks + [1]) * (len(depths) // blocks),
-    }  # fmt: skip
-    return _of("modules.diffusionmodules.openaimodel.UNetModel", **settings | counts | sizes)
-
-
-ACE: Mapping[str, Any] = {
-    "attention_head_dim": 32,
-    "num_attention_heads": 3,
-    "num_layers": 2,
-    "max_position": 512,
-    "max_width": 512,
-    "lyric_encoder_vocab_size": 64,
-}
-"""The sizes of ACE-Step."""
-
-
-def _lyrics(tokens: int) -> dict[str, Tensor]:
-    return {"conditioning_lyrics": (torch.arange(tokens) * 7 % 64)[None]}
-
-
-VIDEO_UNET: Mapping[str, Any] = {
-    "extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy": "learned_with_images", "merge_factor": 0.0,
-    "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True, "use_temporal_attention": True,
-    "disable_temporal_crossattention": False,
-}  # fmt: skip
-"""What ComfyUI detects of Stable Video Diffusion."""
-
-
 def _flux2(_: Any, operations: Any) -> Any:
     from comfy.ldm.flux.model import Flux
 
@@ -226,7 +150,7 @@ def _flux2(_: Any, operations: Any) -> Any:
         in_channels=128, out_channels=128, vec_in_dim=None, context_in_dim=48, hidden_size=HEADS * 128, mlp_ratio=3.0,
         num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[32, 32, 32, 32], theta=2000, patch_size=1, qkv_bias=False,
         guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
-        default_ref_method="index", ref_index_scale=10.0, **_settings(operations),
+        default_ref_method="index", ref_index_scale=10.0, **settings(operations),
     )  # fmt: skip
 
 
@@ -236,7 +160,7 @@ def _longcat(_: Any, operations: Any) -> Any:
     return Flux(
         in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=3584, hidden_size=HEADS * 128, mlp_ratio=4.0,
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
-        guidance_embed=False, txt_ids_dims=[1, 2], **_settings(operations),
+        guidance_embed=False, txt_ids_dims=[1, 2], **settings(operations),
     )  # fmt: skip
 
 
@@ -246,7 +170,7 @@ def _ovis(_: Any, operations: Any) -> Any:
     return Flux(
         in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=2048, hidden_size=HEADS * 128, mlp_ratio=4.0,
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
-        guidance_embed=False, txt_ids_dims=[1, 2], yak_mlp=True, txt_norm=True, **_settings(operations),
+        guidance_embed=False, txt_ids_dims=[1, 2], yak_mlp=True, txt_norm=True, **settings(operations),
     )  # fmt: skip
 
 
@@ -256,7 +180,7 @@ def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEA
 
         return WanModel(
             model_type=kind, in_dim=channels + image, out_dim=channels, dim=heads * 128, ffn_dim=256, text_dim=4096,
-            num_heads=heads, num_layers=3, cross_attn_norm=True, **_settings(operations),
+            num_heads=heads, num_layers=3, cross_attn_norm=True, **settings(operations),
         )  # fmt: skip
 
     return make
@@ -267,7 +191,7 @@ def _vace(_: Any, operations: Any) -> Any:
 
     return VaceWanModel(
         dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=4, vace_layers=2, vace_in_dim=96,
-        cross_attn_norm=True, **_settings(operations),
+        cross_attn_norm=True, **settings(operations),
     )  # fmt: skip
 
 
@@ -275,7 +199,7 @@ def _over_wan(kind: str, module: str = "model", **sizes: Any) -> Callable[[Any, 
     def make(_: Any, operations: Any) -> Any:
         return getattr(import_module(f"comfy.ldm.wan.{module}"), kind)(
             dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, cross_attn_norm=True,
-            **{"num_layers": 2} | sizes, **_settings(operations),
+            **{"num_layers": 2} | sizes, **settings(operations),
         )  # fmt: skip
 
     return make
@@ -292,7 +216,7 @@ def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
         }  # fmt: skip
         return HunyuanVideo(
             in_channels=channels, hidden_size=HEADS * 128, mlp_ratio=4.0, num_heads=HEADS, theta=256, qkv_bias=True,
-            **video | sizes, **_settings(operations),
+            **video | sizes, **settings(operations),
         )  # fmt: skip
 
     return make
@@ -321,7 +245,7 @@ def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
         return MiniTrainDIT(
             max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
             patch_temporal=1, model_channels=256, pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30,
-            use_adaln_lora=True, adaln_lora_dim=256, **_settings(operations),
+            use_adaln_lora=True, adaln_lora_dim=256, **settings(operations),
         )  # fmt: skip
 
     return make
@@ -333,7 +257,7 @@ def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callab
 
         return NextDiT(
             patch_size=2, in_channels=16, dim=width, n_layers=2, cap_feat_dim=2304, qk_norm=True, **sizes,
-            **_settings(operations, device),
+            **settings(operations, device),
         )  # fmt: skip
 
     return make
@@ -370,7 +294,7 @@ def _krea2(_: Any, operations: Any) -> Any:
         multiplier=4,
         layers=3,
         txtlayers=2,
-        **_settings(operations),
+        **settings(operations),
     )
 
 
@@ -384,7 +308,7 @@ def _sd3(_: Any, operations: Any) -> Any:
         context_embedder_config={
             "target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": HEADS * 64}
         },
-        **_settings(operations),
+        **settings(operations),
     )  # fmt: skip
     model.pos_embed.copy_(draw(*model.pos_embed.shape, seed=6))
     return model
@@ -397,7 +321,7 @@ def _minimax(**settings: Any) -> Callable[[Any, Any], Any]:
         model = MiniMaxH3Model(
             hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS,
             ffn_hidden_size=128, text_dim=40, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64,
-            **settings, **_settings(operations),
+            **settings, **settings(operations),
         )  # fmt: skip
         model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
         if model.use_adaln_curves:
@@ -476,7 +400,7 @@ def _mochi(_: Any, operations: Any) -> Any:
 
     return AsymmDiTJoint(
         patch_size=2, in_channels=12, learn_sigma=False, qk_norm=True, qkv_bias=False, posenc_preserve_area=True,
-        timestep_scale=1000.0, use_t5=True, **MOCHI, **_settings(operations),
+        timestep_scale=1000.0, use_t5=True, **MOCHI, **settings(operations),
     )  # fmt: skip
 
 
@@ -521,173 +445,18 @@ LTXAV23 = LTXAV | {
 
 
 def _ltxav(config: Mapping[str, Any], text: int) -> Tiny:
-    make = _of("lightricks.av_model.LTXAVModel", num_layers=2, **config)
+    make = of_class("lightricks.av_model.LTXAVModel", num_layers=2, **config)
     return Tiny(make, (), text, metadata={"config": json.dumps({"transformer": config})})
 
 
 TINY: Mapping[str, Tiny] = {
-    "sd15": Tiny(
-        _unet(320, (1, 1), -1, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
-        (4, 9, 14),
-        768,
-    ),
-    "ace": Tiny(
-        _of("ace.model.ACEStepTransformer2DModel", inner_dim=96, mlp_ratio=2.5, **ACE),
-        (8, 16, 24),
-        768,
-        _lyrics,
-        metadata={"sizes": json.dumps(ACE)},
-    ),
-    "stable_audio": Tiny(
-        _of(
-            "audio.dit.AudioDiffusionTransformer",
-            depth=2,
-            global_cond_dim=1536,
-            project_global_cond=True,
-            cond_token_dim=768,
-            project_cond_tokens=False,
-        ),
-        (64, 37),
-        768,
-    ),
-    "wide_sd15": Tiny(
-        _of(
-            "modules.diffusionmodules.openaimodel.UNetModel",
-            "meta",
-            image_size=32,
-            use_checkpoint=False,
-            use_spatial_transformer=True,
-            legacy=False,
-            in_channels=4,
-            out_channels=4,
-            model_channels=320,
-            num_res_blocks=[2, 2, 2, 2],
-            channel_mult=(1, 2, 4, 4),
-            transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0],
-            transformer_depth_output=[1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-            transformer_depth_middle=1,
-            context_dim=768,
-            use_linear_in_transformer=False,
-            num_heads=8,
-            num_head_channels=-1,
-        ),
-        (4, 9, 14),
-        768,
-    ),
-    "sd15_scales": Tiny(  # FreeU goes by the width of a scale
-        _unet(
-            320,
-            (1, 0),
-            -1,
-            channel_mult=(1, 2),
-            transformer_depth_output=[0, 1, 0, 0],
-            context_dim=768,
-            use_linear_in_transformer=False,
-            transformer_depth_middle=-1,
-        ),
-        (4, 9, 14),
-        768,
-    ),
-    "inpaint": Tiny(
-        _unet(320, (1,), -1, latent=9, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
-        (4, 9, 14),
-        768,
-    ),
-    "ip2p": Tiny(
-        _unet(320, (1,), -1, latent=8, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
-        (4, 9, 14),
-        768,
-    ),
-    "lotus": Tiny(
-        _unet(
-            320,
-            (1,),
-            context_dim=1024,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=1,
-            num_classes="sequential",
-            adm_in_channels=4,
-        ),
-        (4, 9, 14),
-        1024,
-    ),
-    "sd20": Tiny(
-        _unet(320, (1, 1), context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1),
-        (4, 9, 14),
-        1024,
-    ),
-    "sdxl_refiner": Tiny(
-        _unet(
-            384,
-            (0, 0, 4, 4, 4, 4, 0, 0),
-            context_dim=1280,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=1,
-            num_classes="sequential",
-            adm_in_channels=2560,
-        ),
-        (4, 9, 14),
-        1280,
-        pooled=1280,
-    ),
-    "svd": Tiny(
-        _unet(
-            320,
-            (1, 1, 1, 1, 1, 1, 0, 0),
-            latent=8,
-            context_dim=1024,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=1,
-            num_classes="sequential",
-            adm_in_channels=768,
-            **VIDEO_UNET,
-        ),
-        (4, 8, 12),
-        1024,
-    ),
-    "hunyuan3d": Tiny(
-        _of(
-            "hunyuan3d.model.Hunyuan3Dv2",
-            context_in_dim=96,
-            hidden_size=256,
-            num_heads=16,
-            depth=2,
-            depth_single_blocks=2,
-            guidance_embed=True,
-        ),
-        (64, 37),
-        96,
-    ),
-    "hunyuan3d21": Tiny(
-        _of(
-            "hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
-            hidden_size=256,
-            depth=8,
-            guidance_cond_proj_dim=None,
-        ),
-        (64, 37),
-        1024,
-    ),
-    "sdxl": Tiny(  # KOALA, which is SDXL with fewer blocks
-        _unet(
-            320,
-            (0, 2, 5),
-            context_dim=2048,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=-1,
-            num_classes="sequential",
-            adm_in_channels=2816,
-        ),
-        (4, 9, 14),
-        2048,
-        pooled=1280,
-    ),
+    **WHOLE,
     "minimax": Tiny(_minimax(), (), 40),
     "minimax_curves": Tiny(_minimax(adaln_curve_grid=16), (), 40),
     "ltxav": _ltxav(LTXAV, 48),
     "ltxav23": _ltxav(LTXAV23, 128 + 96),
     "ltxv": Tiny(
-        _of("lightricks.model.LTXVModel", **LTXV),
+        of_class("lightricks.model.LTXVModel", **LTXV),
         (128, 3, 4, 5),
         48,
         _padded,
@@ -715,10 +484,13 @@ TINY: Mapping[str, Tiny] = {
     ),
     "ovis": Tiny(_ovis, (16, 9, 14), 2048),
     "lens": Tiny(
-        _of("lens.model.LensTransformer2DModel", num_layers=3, num_attention_heads=HEADS), (128, 5, 7), 4 * 2880, _shown
+        of_class("lens.model.LensTransformer2DModel", num_layers=3, num_attention_heads=HEADS),
+        (128, 5, 7),
+        4 * 2880,
+        _shown,
     ),
     "joyimage": Tiny(
-        _of(
+        of_class(
             "joyimage.model.JoyImageTransformer3DModel",
             hidden_size=HEADS * 128,
             num_attention_heads=HEADS,
@@ -739,7 +511,7 @@ TINY: Mapping[str, Tiny] = {
     "cosmos": Tiny(_cosmos(16), (16, 1, 8, 10), 1024),
     "cosmos_i2v": Tiny(_cosmos(17), (16, 3, 8, 10), 1024),
     "hidream": Tiny(
-        _of(
+        of_class(
             "hidream.model.HiDreamImageTransformer2DModel",
             patch_size=2,
             in_channels=16,
@@ -769,13 +541,13 @@ TINY: Mapping[str, Tiny] = {
     "humo_17b": Tiny(_over_wan("HumoWanModel", in_dim=36), (16, 3, 8, 10), 4096, _speech),
     "animate": Tiny(_over_wan("AnimateWanModel", "model_animate", in_dim=36, num_layers=5), (16, 3, 8, 10), 4096),
     "kandinsky": Tiny(
-        _of("kandinsky5.model.Kandinsky5", model_dim=HEADS * 64, num_visual_blocks=3, **KANDINSKY),
+        of_class("kandinsky5.model.Kandinsky5", model_dim=HEADS * 64, num_visual_blocks=3, **KANDINSKY),
         (16, 3, 8, 10),
         3584,
         pooled=768,
     ),
     "kandinsky_image": Tiny(
-        _of(
+        of_class(
             "kandinsky5.model.Kandinsky5",
             "meta",
             model_dim=2560,
@@ -792,21 +564,21 @@ TINY: Mapping[str, Tiny] = {
     "lumina": Tiny(_lumina(HEADS * 96, LUMINA), (16, 9, 14), 2304, metadata={"sizes": json.dumps(LUMINA)}),
     "wide_lumina": Tiny(_lumina(2304, WIDE_LUMINA, "meta"), (16, 9, 14), 2304),
     "radiance": Tiny(
-        lambda _, operations: _radiance(HEADS, RADIANCE, _settings(operations)),
+        lambda _, operations: _radiance(HEADS, RADIANCE, settings(operations)),
         (3, 80, 112),
         64,
         metadata={"sizes": json.dumps(RADIANCE)},
     ),
     "wide_radiance": Tiny(lambda _, operations: _wide_radiance(operations), (3, 80, 112), 64),
     "omnigen2": Tiny(
-        _of("omnigen.omnigen2.OmniGen2Transformer2DModel", **OMNIGEN2),
+        of_class("omnigen.omnigen2.OmniGen2Transformer2DModel", **OMNIGEN2),
         (16, 9, 14),
         48,
         _shown,
         metadata={"sizes": json.dumps(OMNIGEN2)},
     ),
     "boogu": Tiny(
-        _of(
+        of_class(
             "boogu.model.BooguTransformer2DModel",
             hidden_size=HEADS * 64,
             num_layers=2,
@@ -820,28 +592,36 @@ TINY: Mapping[str, Tiny] = {
         _shown,
         metadata={"sizes": json.dumps(BOOGU)},
     ),
-    "ernie": Tiny(_of("ernie.model.ErnieImageModel", **ERNIE), (128, 5, 7), 48, metadata={"sizes": json.dumps(ERNIE)}),
+    "ernie": Tiny(
+        of_class("ernie.model.ErnieImageModel", **ERNIE), (128, 5, 7), 48, metadata={"sizes": json.dumps(ERNIE)}
+    ),
     "auraflow": Tiny(
-        _of("aura.mmdit.MMDiT", n_layers=4, n_double_layers=2, max_seq=64, **AURAFLOW),
+        of_class("aura.mmdit.MMDiT", n_layers=4, n_double_layers=2, max_seq=64, **AURAFLOW),
         (4, 9, 14),
         2048,
         metadata={"sizes": json.dumps(AURAFLOW)},
     ),
-    "wide_auraflow": Tiny(_of("aura.mmdit.MMDiT", "meta", n_layers=2, n_double_layers=1, max_seq=64), (4, 9, 14), 2048),
+    "wide_auraflow": Tiny(
+        of_class("aura.mmdit.MMDiT", "meta", n_layers=2, n_double_layers=1, max_seq=64), (4, 9, 14), 2048
+    ),
     "ideogram": Tiny(
-        _of("ideogram4.model.Ideogram4Transformer2DModel", num_layers=3, **IDEOGRAM),
+        of_class("ideogram4.model.Ideogram4Transformer2DModel", num_layers=3, **IDEOGRAM),
         (128, 5, 7),
         48,
         metadata={"sizes": json.dumps(IDEOGRAM)},
     ),
-    "wide_ideogram": Tiny(_of("ideogram4.model.Ideogram4Transformer2DModel", "meta", num_layers=1), (128, 5, 7), 53248),
+    "wide_ideogram": Tiny(
+        of_class("ideogram4.model.Ideogram4Transformer2DModel", "meta", num_layers=1), (128, 5, 7), 53248
+    ),
     "mage_flow": Tiny(
-        _of("mage_flow.model.MageFlowTransformer2DModel", num_layers=3, **MAGE_FLOW),
+        of_class("mage_flow.model.MageFlowTransformer2DModel", num_layers=3, **MAGE_FLOW),
         (128, 5, 7),
         2560,
         metadata={"sizes": json.dumps(MAGE_FLOW)},
     ),
-    "wide_mage_flow": Tiny(_of("mage_flow.model.MageFlowTransformer2DModel", "meta", num_layers=1), (128, 5, 7), 2560),
+    "wide_mage_flow": Tiny(
+        of_class("mage_flow.model.MageFlowTransformer2DModel", "meta", num_layers=1), (128, 5, 7), 2560
+    ),
     "anima": Tiny(_anima, (16, 1, 9, 14), 1024, _words),
     "krea2": Tiny(_krea2, (16, 1, 9, 14), 80),
     "sd3": Tiny(_sd3, (16, 9, 14), 4096, pooled=2048),
