@@ -12,11 +12,8 @@ MEBIBYTE = 1 << 20
 SECONDS = 10
 """The driver's tool takes one or two on machines with many GPUs that nothing uses."""
 
-QUERY = (
-    "nvidia-smi",
-    "--query-gpu=uuid,memory.free,display_active,utilization.gpu,temperature.gpu",
-    "--format=csv,noheader,nounits",
-)
+_ASKED = ("uuid", "memory.free", "display_active", "utilization.gpu", "temperature.gpu")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -98,14 +95,17 @@ def ask_driver(query: Sequence[str] = QUERY) -> dict[str, DriverReport]:
         ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return parse(ran.stdout) if ran.returncode == 0 else {}
+    return parse(ran.stdout)
 
 
 def parse(text: str) -> dict[str, DriverReport]:
-    """The answer to QUERY; a field may say that it is not known, such as `[N/A]`."""
+    """The answer to QUERY; a field may say that it is not known, such as `[N/A]`, and a line that something is wrong."""
     reports = {}
     for line in text.splitlines():
-        uuid, free, display, load, temperature = (part.strip() for part in line.split(","))
+        fields = [part.strip() for part in line.split(",")]
+        if len(fields) != len(_ASKED):  # such as of a GPU that is lost
+            continue
+        uuid, free, display, load, temperature = fields
         bytes_free = int(free) * MEBIBYTE if free.isdecimal() else None
         reports[uuid] = DriverReport(bytes_free, display == "Enabled", _number(load), _number(temperature))
     return reports

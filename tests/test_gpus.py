@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from parallel_backend.gpus import MEBIBYTE, DriverReport, ask_driver, parse
 
 ANSWER = """\
@@ -18,6 +20,54 @@ def test_memory_display_load_and_temperature_are_read_by_uuid():
         "GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22": DriverReport(24117 * MEBIBYTE, False, 0, 38),
         "GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33": DriverReport(None, False, None, None),
     }
+
+
+UUID = "GPU-2ac434d3-1aca-57a0-597d-1d2effdba9f3"
+
+
+@pytest.mark.parametrize(
+    ("fields", "report"),
+    [
+        pytest.param("[N/A], Disabled, 63, 52", DriverReport(None, False, 63, 52), id="memory that the CPU shares"),
+        pytest.param("40536, Disabled, [N/A], 33", DriverReport(40536 * MEBIBYTE, False, None, 33), id="parts (MIG)"),
+        pytest.param(
+            "[Insufficient Permissions], [Insufficient Permissions], [N/A], 47",
+            DriverReport(None, False, None, 47),
+            id="parts (MIG) in a container",
+        ),
+        pytest.param(
+            "11019, [Not Supported], [Not Supported], 41",
+            DriverReport(11019 * MEBIBYTE, False, None, 41),
+            id="an older driver",
+        ),
+        pytest.param(
+            "[Unknown Error], Enabled, [GPU requires reset], [GPU is lost]",
+            DriverReport(None, True, None, None),
+            id="a fault",
+        ),
+        pytest.param("0, Disabled, 0, 0", DriverReport(0, False, 0, 0), id="nothing free"),
+    ],
+)
+def test_what_the_driver_does_not_say_is_not_known(fields: str, report: DriverReport) -> None:
+    assert parse(f"{UUID}, {fields}\n") == parse(f"{UUID},{fields.replace(', ', ',')}\r\n") == {UUID: report}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
+        "Unable to determine the device handle for GPU 0000:05:00.0: GPU is lost.  Reboot the system to recover this GPU",
+        "No devices were found",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver "
+        "is installed and running.",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        'Field "display_active" is not a valid field to query.',
+        "",
+    ],
+)
+def test_a_line_that_something_is_wrong_leaves_the_other_gpus(line: str) -> None:
+    assert parse(f"{line}\n") == {}
+    assert parse(f"{ANSWER}{line}\n") == parse(f"{line}\n{ANSWER}") == parse(ANSWER)
 
 
 def test_without_a_driver_nothing_is_told(tmp_path):

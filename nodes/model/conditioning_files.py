@@ -25,11 +25,23 @@ def read(name: str) -> list[Any]:
     read_header(path)  # says in one sentence what is wrong with a file that is none
     tensors = safetensors.torch.load_file(path, device="cpu")
     if "cond" not in tensors:
-        raise Refused(f"{name} has no tensor named cond: pick a file that Save Conditioning wrote.")
+        raise _no_text(name)
     options: dict[str, Any] = {name: tensors[name] for name in TENSORS if name in tensors}
     if "guidance" in tensors:
         options["guidance"] = float(tensors["guidance"].flatten()[0])
     return [[tensors["cond"], options]]
+
+
+def text_tokens(name: str) -> int:
+    """How many tokens a file's text has, by its header. Raises Refused for what is no such file."""
+    text = read_header(folder_paths.get_annotated_filepath(name)).entries.get("cond")
+    if text is None or len(text.shape) < 2:
+        raise _no_text(name)
+    return text.shape[1]
+
+
+def _no_text(name: str) -> Refused:
+    return Refused(f"{name} has no tensor named cond: pick a file that Save Conditioning wrote.")
 
 
 def write(conditioning: list[Any], prefix: str) -> tuple[str, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import folder_paths
 import msgspec
+import node_helpers
 import torch
 from aiohttp import web
 
@@ -26,6 +28,7 @@ from ..load_flux import LoadParallelFlux
 from ..load_pixart import LoadParallelPixArt
 from ..memory.devices import reclaimable_bytes
 from ..model.build import load_model
+from ..model.conditioning_files import text_tokens
 from ..model.files import CHECKPOINTS, path_of
 from ..runtime import backend
 
@@ -36,11 +39,16 @@ LOADERS = {
 
 REMOTE = "tcp://"
 
+SHORT = 16
+"""Tokens of a prompt of a few words; how many a usual one has is a model's own."""
+
 
 class Asked(msgspec.Struct, frozen=True):
     """A loader's kind and file, the inputs of its Parallel Plan or what the settings say, and what is to be sampled.
 
-    `width` and `height` are pixels, `length` video frames; `two_sided` says whether a negative prompt takes part.
+    `width` and `height` are pixels, `length` video frames; `two_sided` says whether a negative prompt takes part. `steps` is 0
+    where they are not known, `compute` is what Model Compute Dtype says, empty where there is none, and `prompts` are the files
+    of Load Conditioning, empty where a prompt comes from elsewhere.
     """
 
     kind: str
@@ -52,6 +60,9 @@ class Asked(msgspec.Struct, frozen=True):
     batch: int = 1
     two_sided: bool = False
     weight_dtype: str = "default"
+    steps: int = 0
+    compute: str = ""
+    prompts: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -94,12 +105,14 @@ def _said(asked: Asked, wish: ParallelPlan) -> str:
     model, remote = patcher.model, patcher.model.diffusion_model.remote
     latent = _latent(asked, model.latent_format)
     shape = remote.shape
+    compute = node_helpers.string_to_torch_dtype(asked.compute) or getattr(torch, remote.spec.compute)
     job = Job(
         image_tokens=remote.family.image_tokens(remote.config, latent),
-        text_tokens=shape.text,
+        text_tokens=max(map(text_tokens, asked.prompts), default=shape.text),
         batch=asked.batch,
         two_sided=asked.two_sided,
-        element=getattr(torch, remote.spec.compute).itemsize,
+        steps=asked.steps or Job.steps,
+        element=compute.itemsize,
         weight_element=remote.weight_bytes / shape.parameters,
         expansion=remote.expanded.moved / shape.parameters,
         expanded=remote.expanded.largest,
@@ -107,7 +120,11 @@ def _said(asked: Asked, wish: ParallelPlan) -> str:
     workload = Workload(asked.batch, asked.two_sided, remote.family.token_rows(remote.config, latent))
     question = Question(backend().located(wish), torch.cuda.device_count(), remote.spec, shape, workload, job)
     groups = backend().status().groups
-    expected = expect(question, [_with_ours(each, groups) for each in device_memory()], measured_before)
+    devices = [_with_ours(each, groups) for each in device_memory()]
+    expected = expect(question, devices, measured_before)
+    if not asked.prompts:  # their length is known once they are encoded
+        short = replace(question, job=replace(job, text_tokens=SHORT))
+        expected = expected.or_else(expect(short, devices, measured_before))
     running = [tuple(rank.device for rank in group.ranks) for group in groups]
     return in_words(expected, starts=expected.devices not in running)
 

@@ -555,7 +555,7 @@ def test_a_workers_failure_reaches_the_screen_as_its_sentence(screen: Page, comf
 def dismiss(page: Page) -> None:
     """Take all messages off the screen."""
     page.evaluate("app.extensionManager.toast.removeAll()")
-    expect(page.locator(".p-toast-detail")).to_have_count(0)
+    page.wait_for_function("!document.querySelector('.p-toast-message')", polling=POLLING)  # they fade out
 
 
 MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(

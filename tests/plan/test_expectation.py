@@ -44,14 +44,25 @@ def test_it_is_what_the_planner_chooses_on_the_measured_machine(wish: dict[str, 
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     assert expected.devices == choice.plan.devices
     assert expected.memory == chosen.breakdown.memory
-    assert expected.gain == (predicted_gain(choice) if len(each) > 1 else None)
+    assert expected.gain == ((predicted_gain(choice),) * 2 if len(each) > 1 else None)
 
 
 def test_without_a_measurement_the_cards_are_known_by_their_name() -> None:
     expected = expect(question(), two(), lambda _: None)
-    assert expected.gain is not None and 1.0 < expected.gain <= 2.0
+    assert expected.gain is not None and 1.0 < expected.gain[0] == expected.gain[1] <= 2.0
     unknown = expect(question(), two("A card of next year"), lambda _: None)
     assert unknown.gain is None and unknown.memory == pytest.approx(expected.memory)
+
+
+def test_what_is_not_known_of_a_job_makes_a_range() -> None:
+    """A picture of few tokens is sooner spread with a long text than with a short one."""
+    long, short = (
+        expect(question(Job(image_tokens=64, text_tokens=text)), two(), lambda _: MEASURED) for text in (512, 16)
+    )
+    assert long.gain is not None and short.gain is not None and short.gain[0] < long.gain[0]
+    both = Expected(long.devices, (short.gain[0], long.gain[1]), max(long.memory, short.memory))
+    assert long.or_else(short) == short.or_else(long) == both
+    assert long.or_else(replace(short, gain=None)).gain is None
 
 
 def test_what_does_not_fit_is_refused_before_the_run_as_it_would_be_in_it() -> None:
@@ -81,15 +92,17 @@ def test_a_card_is_known_by_a_whole_word(name: str, card: str | None) -> None:
 @pytest.mark.parametrize(
     ("devices", "gain", "starts", "line"),
     [
-        (("cuda:0", "cuda:1"), 1.93, True, "2 GPUs: about 1.9x, 21.6 GB each; the first run starts workers"),
+        (("cuda:0", "cuda:1"), (1.93, 1.93), True, "2 GPUs: about 1.9x, 21.6 GB each; the first run starts workers"),
         (("cuda:0", "cuda:1"), None, False, "2 GPUs: 21.6 GB each"),
         (("cuda:3",), None, True, "1 GPU: 21.6 GB; the first run starts workers"),
-        (("cpu",) * 4, 1.1, False, "4 workers: about 1.1x, 21.6 GB each"),
+        (("cuda:0", "cuda:1"), (1.74, 1.93), False, "2 GPUs: 1.7x to 1.9x, 21.6 GB each"),
+        (("cpu",) * 4, (1.06, 1.14), False, "4 workers: about 1.1x, 21.6 GB each"),
+        (("cpu",) * 2, (0.6, 1.9), False, "2 workers: 0.6x to 1.9x, 21.6 GB each"),
         (("cpu",), None, False, "1 worker: 21.6 GB"),
     ],
 )
 def test_it_is_a_line_that_the_page_knows(
-    devices: tuple[str, ...], gain: float | None, starts: bool, line: str
+    devices: tuple[str, ...], gain: tuple[float, float] | None, starts: bool, line: str
 ) -> None:
     assert in_words(Expected(devices, gain, 21.6e9), starts) == line
     assert known(line, "sentences")

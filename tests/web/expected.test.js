@@ -31,6 +31,8 @@ const ASKED = {
   length: 1,
   batch: 2,
   two_sided: false,
+  steps: 20,
+  prompts: [],
 };
 
 test("file, plan and size are found from the loader on", () => {
@@ -43,13 +45,39 @@ test("file, plan and size are found from the loader on", () => {
 test("a guider's cfg, a number in a node of its own, and a video behind other nodes are found too", () => {
   const others = {
     3: { class_type: "EmptyHunyuanLatentVideo", inputs: { width: ["8", 0], height: 480, length: 81 } },
-    4: { class_type: "SamplerCustomAdvanced", inputs: { guider: ["5", 0], latent_image: ["6", 0] } },
+    4: { class_type: "SamplerCustomAdvanced", inputs: { guider: ["5", 0], latent_image: ["6", 0], sigmas: ["7", 0] } },
     5: { class_type: "CFGGuider", inputs: { model: ["2", 0], cfg: 3.5 } },
     6: { class_type: "SetLatentNoiseMask", inputs: { samples: ["3", 0] } },
+    7: { class_type: "BasicScheduler", inputs: { model: ["2", 0], steps: 8, denoise: 1 } },
     8: { class_type: "PrimitiveInt", inputs: { value: 832 } },
   };
-  const video = { width: 832, height: 480, length: 81, batch: 1, two_sided: true };
+  const video = { width: 832, height: 480, length: 81, batch: 1, two_sided: true, steps: 8 };
   assert.deepEqual(askedOf(graph({}, others), "1"), { ...ASKED, ...video });
+});
+
+test("the type of the computation, and prompts whose files all are known", () => {
+  /** @type {(negative: Prompt[string]) => Prompt} */
+  const others = (negative) => ({
+    4: {
+      class_type: "KSampler",
+      inputs: { model: ["5", 0], positive: ["6", 0], negative: ["8", 0], latent_image: ["3", 0], steps: 20, cfg: 1 },
+    },
+    5: { class_type: "ModelComputeDtype", inputs: { model: ["2", 0], dtype: "fp32" } },
+    6: { class_type: "FluxGuidance", inputs: { conditioning: ["7", 0], guidance: 3.5 } },
+    7: { class_type: "LoadConditioning", inputs: { conditioning: "a cat.safetensors" } },
+    8: negative,
+  });
+  const read = { class_type: "LoadConditioning", inputs: { conditioning: "nothing.safetensors" } };
+  const known = { ...ASKED, compute: "fp32", prompts: ["a cat.safetensors", "nothing.safetensors"] };
+  assert.deepEqual(askedOf(graph({}, others(read)), "1"), known);
+  const zero = { class_type: "ConditioningZeroOut", inputs: { conditioning: ["7", 0] } };
+  const same = ["a cat.safetensors", "a cat.safetensors"];
+  assert.deepEqual(askedOf(graph({}, others(zero)), "1"), { ...known, prompts: same });
+  const joined = { class_type: "ConditioningConcat", inputs: { conditioning_to: ["7", 0], conditioning_from: ["7", 0] } };
+  const encoded = { class_type: "CLIPTextEncode", inputs: { clip: ["9", 0], text: "a cat" } };
+  for (const other of [joined, encoded]) {
+    assert.deepEqual(askedOf(graph({}, others(other)), "1"), { ...known, prompts: [] });
+  }
 });
 
 test("nothing is asked while something is not known", () => {

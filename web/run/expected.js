@@ -7,10 +7,15 @@ import { USUAL } from "../settings.js";
 
 /** As the server takes it (nodes/routes/expectation.py). */
 /** @typedef {{ kind: string, file: string, weight_dtype?: unknown, plan: Record<string, unknown>, width: number, height: number,
- *   length: number, batch: number, two_sided: boolean }} Asked */
+ *   length: number, batch: number, two_sided: boolean, steps?: number, compute?: string, prompts: string[] }} Asked */
 
 const FILES = ["unet_name", "ckpt_name"];
 const PLAN = "ParallelPlan";
+const DTYPE = "ModelComputeDtype";
+const PROMPT = "LoadConditioning";
+
+/** What samplers and guiders call the prompts that they take. */
+const SIDES = ["positive", "negative", "conditioning"];
 
 /**
  * What can be asked of a loader; nothing until file, plan and size are known.
@@ -28,10 +33,38 @@ export function askedOf(prompt, id) {
     .find((node) => isLink(node?.inputs.latent_image));
   const latent = sampler && latentOf(prompt, sampler.inputs.latent_image);
   if (typeof file !== "string" || !plan || !sampler || !latent) return undefined;
-  const cfg =
-    number(prompt, sampler.inputs.cfg) ?? number(prompt, fromLink(prompt, sampler.inputs.guider)?.inputs.cfg) ?? 1;
+  const given = { ...fromLink(prompt, sampler.inputs.guider)?.inputs, ...sampler.inputs };
+  const steps = number(prompt, given.steps) ?? number(prompt, fromLink(prompt, given.sigmas)?.inputs.steps);
+  const compute = [...upFrom(prompt, given.model)].find(({ class_type }) => class_type === DTYPE)?.inputs.dtype;
   const { weight_dtype } = inputs;
-  return { kind, file, ...(weight_dtype === undefined ? {} : { weight_dtype }), plan, ...latent, two_sided: cfg !== 1 };
+  return {
+    kind,
+    file,
+    ...(weight_dtype === undefined ? {} : { weight_dtype }),
+    plan,
+    ...latent,
+    two_sided: (number(prompt, given.cfg) ?? 1) !== 1,
+    ...(steps === undefined ? {} : { steps }),
+    ...(typeof compute === "string" ? { compute } : {}),
+    prompts: promptsOf(prompt, given),
+  };
+}
+
+/** The files that all of a sampler's prompts are read from; none where another node makes one of them. */
+/** @type {(prompt: Prompt, given: Record<string, unknown>) => string[]} */
+function promptsOf(prompt, given) {
+  const links = SIDES.map((name) => given[name]).filter(isLink);
+  const files = links.map((link) => promptFile(prompt, link)).filter((file) => file !== undefined);
+  return files.length === links.length ? files : [];
+}
+
+/** The file of the prompt behind a link, through nodes that take nothing else. */
+/** @type {(prompt: Prompt, link: [string | number, number]) => string | undefined} */
+function promptFile(prompt, link) {
+  const { class_type, inputs = {} } = fromLink(prompt, link) ?? {};
+  if (class_type === PROMPT) return typeof inputs.conditioning === "string" ? inputs.conditioning : undefined;
+  const [behind, ...others] = Object.values(inputs).filter(isLink);
+  return behind && !others.length ? promptFile(prompt, behind) : undefined;
 }
 
 /** The inputs of its Parallel Plan, or what the settings say; nothing where they come from elsewhere. */

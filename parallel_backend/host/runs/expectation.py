@@ -20,12 +20,19 @@ from .outcome import amount, predicted_gain
 class Expected:
     """The devices that will work, how many times as fast as one of them, and the bytes that each needs.
 
-    `gain` is None where nothing is known to predict it by, or one device cannot hold the job.
+    `gain` is the least and the most that it may be, None where nothing is known to predict it by, or one device cannot hold the
+    job.
     """
 
     devices: tuple[str, ...]
-    gain: float | None
+    gain: tuple[float, float] | None
     memory: float
+
+    def or_else(self, other: Expected) -> Expected:
+        """What to expect where it may as well be another job on these devices."""
+        gains = (*(self.gain or ()), *(other.gain or ()))
+        gain = (min(gains), max(gains)) if self.gain and other.gain else None
+        return Expected(self.devices, gain, max(self.memory, other.memory))
 
 
 def expect(
@@ -55,7 +62,7 @@ def expect(
     choice = best(found, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     alone = choice.single.breakdown.fits_into(memory)
-    gain = predicted_gain(choice) if known and alone and choice.plan.world_size > 1 else None
+    gain = (predicted_gain(choice),) * 2 if known and alone and choice.plan.world_size > 1 else None
     return Expected(choice.plan.devices, gain, chosen.breakdown.memory)
 
 
@@ -63,9 +70,14 @@ def in_words(expected: Expected, starts: bool) -> str:
     """The expectation in a line for the loader; `starts` says whether the run has to start workers."""
     count, kind = len(expected.devices), "GPU" if expected.devices[0].startswith("cuda") else "worker"
     need = amount(expected.memory)
-    gain = f"about {expected.gain:.1f}x, " if expected.gain is not None else ""
+    gain = f"{_times(*expected.gain)}, " if expected.gain else ""
     line = f"{count} {kind}s: {gain}{need} each" if count > 1 else f"1 {kind}: {need}"
     return f"{line}; the first run starts workers" if starts else line
+
+
+def _times(least: float, most: float) -> str:
+    low, high = f"{least:.1f}x", f"{most:.1f}x"
+    return f"about {high}" if low == high else f"{low} to {high}"
 
 
 def card_of(name: str) -> str | None:
