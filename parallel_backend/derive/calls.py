@@ -1,0 +1,68 @@
+"""Calls of a model, at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`picture` is the latent's (frames,) height and width, `text` how many tokens the text has."""
+
+    picture: tuple[int, ...]
+    text: int
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """What one of ComfyUI's diffusion models is called with: `[batch, channels, (frames,) height, width]` and the others."""
+
+    latent: Tensor
+    timestep: Any
+    arguments: Mapping[str, Any]
+    options: Options = field(default_factory=dict)
+
+    def of(self, model: Callable[..., Any], options: Options | None = None) -> Tensor:
+        """What the model gives, which may write into what it is given."""
+        given: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
+        out = model(
+            self.latent.clone(), self.timestep, transformer_options={**self.options, **(options or {})}, **given
+        )
+        assert isinstance(out, Tensor)
+        return out
+
+    def disturbed(self, axis: int, index: slice) -> ModelCall:
+        """With other values in some rows, columns or frames of the latent; `axis` counts those of the picture."""
+        latent = self.latent.clone()
+        part = latent[(slice(None),) * (2 + axis) + (index,)]
+        part += noise_like(part)
+        return replace(self, latent=latent)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A small model and its calls at any size.
+
+    Attributes:
+        model: ComfyUI's diffusion model, in fp32 on the CPU, with at least two members of each of its lists.
+        call: makes the call of a size; which sizes it takes besides even ones, the proof finds out.
+        sizes: those that the model is called with for the proof first.
+    """
+
+    model: nn.Module
+    call: Callable[[Sizes], ModelCall]
+    sizes: Sizes
+
+
+def noise_like(tensor: Tensor) -> Tensor:
+    """Normal numbers, the same each time."""
+    generator = torch.Generator().manual_seed(tensor.numel())
+    return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)

@@ -1,0 +1,166 @@
+"""Looking at a forward: which modules are called, with what, and where attention is called.
+
+While looking, attention is answered token by token, so that nothing in the network mixes tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.spread.arguments import OPTIONS
+from ..models.spread.attentions import Operands
+from ..models.spread.compiled import OVERRIDE
+from ..models.spread.module_attention import NAME, answered
+from .calls import ModelCall
+from .values import by_name, called, mapped
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One call of attention: its operands, and its mask.
+
+    `within` are the paths of the modules that were running, the outermost first; `attends_in` is the module of ComfyUI's that
+    called it without transformer_options.
+    """
+
+    given: Operands
+    mask: Tensor | None
+    within: tuple[str, ...]
+    attends_in: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of a module: `values` by name, as they were when it was called, its options, and what it returned."""
+
+    path: str
+    module: nn.Module
+    values: Mapping[str, Any]
+    options: Mapping[str, Any] | None
+    returned: Any
+
+    def again(self, change: Callable[[str, int, Tensor], Tensor]) -> tuple[Any, list[Attention]]:
+        """What it gives for other tensors, and its calls of attention; `change` gets each one's argument and its number."""
+        seen = Look()
+        values = {name: _changed(name, value, change) for name, value in self.values.items()}
+        if self.options is not None:
+            values[OPTIONS] = {**self.options, OVERRIDE: _Answer(seen, "")}
+        with token_wise(seen):
+            return called(self.module, values), seen.attentions
+
+
+@dataclass
+class Look:
+    """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls."""
+
+    entered: list[tuple[str, ...]] = field(default_factory=list)
+    attentions: list[Attention] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    within: list[str] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def look(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> Look:
+    """One forward. What the modules `recorded` are given is kept."""
+    seen = Look()
+    with ExitStack() as stack:
+        for path, module in model.named_modules():
+            if path:
+                stack.enter_context(_watched(seen, path, module, path in recorded))
+        stack.enter_context(token_wise(seen))
+        call.of(model, {OVERRIDE: _Answer(seen, "")})
+    return seen
+
+
+@contextmanager
+def token_wise(seen: Look) -> Iterator[None]:
+    """Have attention that is called without transformer_options answered token by token too."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("comfy.ldm.") and callable(getattr(module, NAME, None)):
+                stack.enter_context(answered(name, _Answer(seen, name)))
+        yield
+
+
+@contextmanager
+def _watched(seen: Look, path: str, module: nn.Module, recorded: bool) -> Iterator[None]:
+    """Write down each call of a module."""
+    given: list[tuple[dict[str, Any], Any]] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.within.append(path)
+        seen.entered.append(tuple(seen.within))
+        if recorded:
+            values = by_name(module, args, kwargs)
+            options = values.pop(OPTIONS, None)
+            given.append((mapped(values, torch.clone), options))
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
+        seen.within.pop()
+        if recorded:
+            values, options = given.pop()
+            seen.runs.append(Run(path, module, values, options, mapped(returned, torch.clone)))
+
+    handles = (
+        module.register_forward_pre_hook(enter, with_kwargs=True),
+        module.register_forward_hook(leave, with_kwargs=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Answer:
+    """Stands in for `optimized_attention`; see `Attentions`."""
+
+    def __init__(self, seen: Look, attends_in: str) -> None:
+        self._seen = seen
+        self._attends_in = attends_in
+
+    def __call__(
+        self,
+        kernel: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        given = Operands.of(q, k, v, heads, skip_reshape, others)
+        kept = Operands(given.q.clone(), given.k.clone(), given.v.clone())
+        self._seen.attentions.append(Attention(kept, mask, tuple(self._seen.within), self._attends_in))
+        out = _token_by_token(given)
+        return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+
+def _changed(name: str, value: Any, change: Callable[[str, int, Tensor], Tensor]) -> Any:
+    count = 0
+
+    def next_one(tensor: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return change(name, count - 1, tensor.clone())
+
+    return mapped(value, next_one)
+
+
+def _token_by_token(given: Operands) -> Tensor:
+    """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone."""
+    q, v = given.q, given.v
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    if q.shape[3] != v.shape[3]:
+        q = q.mean(dim=3, keepdim=True).expand(*q.shape[:3], v.shape[3])
+    return q + v if q.shape[2] == v.shape[2] else q.contiguous()

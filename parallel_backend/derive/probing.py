@@ -1,0 +1,105 @@
+"""Probing one block: which of its tensors' places the operands of its attentions and what it returns follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Refused
+from .calls import noise_like
+from .looking import Attention, Run
+from .tokens import codes, decoded
+from .values import tensors_in
+
+Change = Callable[[str, int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """For each place of q, k and v of each attention, and of each tensor returned, the index that it follows; see `tokens`."""
+
+    q: tuple[Tensor, ...]
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    returned: tuple[Tensor, ...]
+
+
+class Probe:
+    """A block's call, to be made again with other tensors.
+
+    Attributes:
+        attentions: its own.
+
+    Raises:
+        Refused: it gives something else each time, or what is no number.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        returned, self.attentions = run.again(lambda name, number, tensor: tensor)
+        self._base = _observed(returned, self.attentions)
+        again = self._changed(lambda name, number, tensor: tensor)
+        if any(bool(each.any()) for each in again):
+            raise Refused(f"{run.path} gives something else each time, which cannot be told from what it is given.")
+        if not all(bool(torch.isfinite(each).all()) for each in self._base):
+            raise Refused(f"{run.path} gives what is no number with random weights, so nothing can be told of it.")
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """In an argument."""
+        return tensors_in(self.run.values[name])
+
+    def follow(self, name: str, number: int, dims: Sequence[int]) -> Followed:
+        """Which index along dimensions that lie side by side, flattened, of an argument's tensor each place follows."""
+        sizes = [self.tensors(name)[number].shape[dim] for dim in dims]
+
+        def disturbed(indices: Tensor) -> Change:
+            def change(argument: str, place: int, tensor: Tensor) -> Tensor:
+                if argument != name or place != number:
+                    return tensor
+                chosen = indices.view(sizes)
+                shown = chosen.view(*[1] * dims[0], *sizes, *[1] * (tensor.ndim - dims[-1] - 1))
+                return torch.where(shown, tensor + noise_like(tensor), tensor)
+
+            return change
+
+        changed = [self._changed(disturbed(indices)) for indices in codes(math.prod(sizes))]
+        return self._apart([decoded(each) for each in zip(*changed, strict=True)])
+
+    def reached(self, name: str, number: int) -> Followed:
+        """0 for each place that an argument's tensor reaches at all."""
+
+        def change(argument: str, place: int, tensor: Tensor) -> Tensor:
+            return tensor + noise_like(tensor) if argument == name and place == number else tensor
+
+        return self._apart([each.long() - 1 for each in self._changed(change)])
+
+    def _changed(self, change: Change) -> list[Tensor]:
+        """bool for each place of what is observed."""
+        returned, attentions = self.run.again(change)
+        found = _observed(returned, attentions)
+        alike = len(found) == len(self._base) and all(a.shape == b.shape for a, b in zip(found, self._base, strict=True))
+        if not alike:
+            raise Refused(f"{self.run.path} calls attention by the values that it is given, which cannot be spread.")
+        return [_places(a != b) for a, b in zip(found, self._base, strict=True)]
+
+    def _apart(self, found: Sequence[Tensor]) -> Followed:
+        count = 3 * len(self.attentions)
+        operands = found[:count]
+        return Followed(tuple(operands[::3]), tuple(operands[1::3]), tuple(operands[2::3]), tuple(found[count:]))
+
+
+def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
+    operands = [each.movedim(1, 2) for a in attentions for each in (a.given.q, a.given.k, a.given.v)]
+    return [*(each.flatten(2) for each in operands), *tensors_in(returned)]
+
+
+def _places(changed: Tensor) -> Tensor:
+    """Tokens lie along all dimensions but the first, the batch, and the last; of a matrix along the first."""
+    if changed.ndim < 3:
+        return changed.flatten(1).any(dim=1) if changed.ndim == 2 else changed
+    return changed.any(dim=0).any(dim=-1).flatten()

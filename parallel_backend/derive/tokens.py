@@ -1,0 +1,128 @@
+"""Where the picture's tokens lie in a tensor, by what changes when rows, columns and frames of the latent do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The picture's tokens along `dim`, or, with a `grid`, along as many dimensions as the picture has from there on.
+
+    Of `length` tokens in all `count` are the picture's, from `start` on; each is `step` latent values.
+    """
+
+    dim: int
+    grid: bool
+    length: int
+    start: int
+    count: int
+    step: tuple[int, ...]
+
+
+def find_tokens(changed: Sequence[Tensor]) -> Tokens | None:
+    """From what changed: for each axis of the picture bool `[size, *shape of the tensor]`. None where tokens are not apart."""
+    shape = changed[0].shape[1:]
+    for dim in range(len(shape) - 1):
+        if found := _flat(changed, dim):
+            return found
+    for dim in range(len(shape) - len(changed)):
+        if found := _grid(changed, dim):
+            return found
+    return None
+
+
+def moved(known: Tokens, changed: Tensor, picture: Sequence[int]) -> Tokens | None:
+    """Where tokens lie at another size, from what changed with all of the latent; None where they are not as many as it has."""
+    grid = [size // step for size, step in zip(picture, known.step, strict=True)]
+    if known.grid:
+        here = tuple(changed.shape[known.dim : known.dim + len(grid)]) == tuple(grid)
+        count = math.prod(grid)
+        return replace(known, length=count, count=count) if here else None
+    places = _along(changed[None], known.dim)[0].nonzero()[:, 0]
+    start, count = (int(places[0]), places.numel()) if places.numel() else (0, 0)
+    if count != math.prod(grid) or not torch.equal(places, torch.arange(start, start + count)):
+        return None
+    return replace(known, length=changed.shape[known.dim], start=start, count=count)
+
+
+def _flat(changed: Sequence[Tensor], dim: int) -> Tokens | None:
+    profiles = [_along(each, dim) for each in changed]  # [size, length]
+    pictured = torch.stack([profile.any(dim=0) for profile in profiles]).all(dim=0)
+    if not bool(pictured.any()):
+        return None
+    start, count, length = int(pictured.nonzero()[0]), int(pictured.sum()), pictured.numel()
+    steps = [_step(profile[:, start]) for profile in profiles]
+    if not all(steps) or count > length - start or not bool(pictured[start : start + count].all()):
+        return None
+    grid = [profile.shape[0] // step for profile, step in zip(profiles, steps, strict=True)]
+    if math.prod(grid) != count or count == 1:
+        return None
+    places = torch.arange(count)
+    for axis, (profile, step) in enumerate(zip(profiles, steps, strict=True)):
+        place = places // math.prod(grid[axis + 1 :]) % grid[axis]
+        if not _follows(profile[:, start : start + count], place, step):
+            return None
+        if bool(profile[:, :start].any()) or bool(profile[:, start + count :].any()):
+            return None
+    return Tokens(dim, False, length, start, count, tuple(steps))
+
+
+def _grid(changed: Sequence[Tensor], dim: int) -> Tokens | None:
+    steps = []
+    for axis, each in enumerate(changed):
+        profile = _along(each, dim + axis)
+        step = _step(profile[:, 0])
+        if not step or profile.shape[0] != step * profile.shape[1]:
+            return None
+        if not _follows(profile, torch.arange(profile.shape[1]), step):
+            return None
+        steps.append(step)
+    count = math.prod(each.shape[0] // step for each, step in zip(changed, steps, strict=True))
+    return Tokens(dim, True, count, 0, count, tuple(steps)) if count > 1 else None
+
+
+def _along(changed: Tensor, dim: int) -> Tensor:
+    """`[size, length]`: whether anything changed at a place along a dimension."""
+    return changed.movedim(dim + 1, 1).flatten(2).any(dim=2)
+
+
+def _step(profile: Tensor) -> int:
+    """How many rows the first token has; 0 if these are not the first ones, or the size is no multiple of it."""
+    step = int(profile.sum())
+    return step if step and bool(profile[:step].all()) and profile.numel() % step == 0 else 0
+
+
+def _follows(profile: Tensor, place: Tensor, step: int) -> bool:
+    """Whether each token changes with its own rows alone: `profile` is `[rows, tokens]`, `place` each token's."""
+    rows = torch.arange(profile.shape[0]) // step
+    return torch.equal(profile, rows[:, None] == place[None])
+
+
+NOTHING, SEVERAL = -1, -2
+"""What changes with no index, and with more than one."""
+
+
+def codes(count: int) -> Iterator[Tensor]:
+    """bool `[count]`: the indices to disturb, so that what follows a single index shows which."""
+    numbers = torch.arange(1, count + 1)
+    for bit in range(count.bit_length()):
+        having = (numbers >> bit) % 2 == 1
+        yield having
+        yield ~having
+
+
+def decoded(changed: Sequence[Tensor]) -> Tensor:
+    """Of each place which index it follows, from whether it changed for each of `codes`."""
+    having, without = torch.stack(list(changed[::2])), torch.stack(list(changed[1::2]))
+    weights = (2 ** torch.arange(len(having))).view(-1, *[1] * (having.ndim - 1))
+    number = (having * weights).sum(dim=0) - 1
+    number[~(having ^ without).all(dim=0)] = SEVERAL
+    number[~(having | without).any(dim=0)] = NOTHING
+    return number
+

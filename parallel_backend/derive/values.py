@@ -1,0 +1,77 @@
+"""What a block is given: lists, tuples, dicts and dataclasses with tensors in them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PLAIN = (bool, int, float, str, torch.dtype, torch.device)
+UNNAMED = "input"
+"""What a forward takes as `*args`, as linear layers' do, is called this, with its number behind it."""
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """With each tensor in it replaced."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(each, change) for each in value)
+    if isinstance(value, Mapping):
+        return {key: mapped(each, change) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(made, each.name, mapped(getattr(value, each.name), change))
+        return made
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """In the order in which `mapped` comes to them."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(value, note)
+    return found
+
+
+def opaque(value: Any) -> str:
+    """The class of something in it that cannot be looked into; empty if all can."""
+    if value is None or isinstance(value, (Tensor, *PLAIN)):
+        return ""
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, map(opaque, value)), "")
+    if isinstance(value, Mapping):
+        return next(filter(None, map(opaque, value.values())), "")
+    if is_dataclass(value) and not isinstance(value, type):
+        return next(filter(None, (opaque(getattr(value, each.name)) for each in fields(value))), "")
+    return type(value).__name__
+
+
+def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A forward's arguments."""
+    signature = inspect.signature(module.forward)
+    values: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            values |= values.pop(parameter.name, {})
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            values |= {f"{UNNAMED}{number}": each for number, each in enumerate(values.pop(parameter.name, ()))}
+    return values
+
+
+def called(module: nn.Module, values: Mapping[str, Any]) -> Any:
+    """What a forward gives for arguments by name."""
+    kinds = {parameter.kind for parameter in inspect.signature(module.forward).parameters.values()}
+    unnamed = inspect.Parameter.VAR_POSITIONAL in kinds
+    args = [value for name, value in values.items() if unnamed and name.startswith(UNNAMED)]
+    return module.forward(*args, **{name: value for name, value in values.items() if not unnamed or not name.startswith(UNNAMED)})

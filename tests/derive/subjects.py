@@ -1,0 +1,53 @@
+"""The tests' small models as subjects: their own call, and the same call at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from parallel_backend.derive.calls import ModelCall, Sizes, Subject
+from tests.models.tiny_classes import Case
+from tests.tiny_models import draw
+
+
+def subject_of(case: Case) -> Subject:
+    """Latents and pictures of their size, and the text, are drawn anew where the size is another one."""
+    text = case.arguments["context"].shape[1]
+    own = Sizes(tuple(case.x.shape[2:]), text)
+
+    def call(sizes: Sizes) -> ModelCall:
+        if sizes == own:
+            return ModelCall(case.x, case.timestep, case.arguments, case.options)
+        latent = draw(*case.x.shape[:2], *sizes.picture, seed=1)
+        arguments = {name: _resized(name, value, own, sizes) for name, value in case.arguments.items()}
+        return ModelCall(latent, case.timestep, arguments, case.options)
+
+    return Subject(case.model, call, own)
+
+
+def _resized(name: str, value: Any, own: Sizes, sizes: Sizes) -> Any:
+    if name == "num_tokens" and value == own.text:
+        return sizes.text
+    return tree_map(lambda each: _tensor(each, own, sizes) if isinstance(each, Tensor) else each, value)
+
+
+def _tensor(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
+    """Its last dimensions, if they are the picture's or so many times as much; its second, if it is the text's."""
+    shape, dims = list(tensor.shape), len(own.picture)
+    times = {size // was for size, was in zip(shape[-2:], own.picture[-2:], strict=True)} if len(shape) > 3 else {0}
+    if len(times) == 1 and [each * was for each in times for was in own.picture[-2:]] == shape[-2:]:
+        (each,) = times
+        shape[-2:] = [each * size for size in sizes.picture[-2:]]
+        if dims == 3 and shape[-3] == own.picture[0]:
+            shape[-3] = sizes.picture[0]
+    elif len(shape) in (2, 3) and shape[1] == own.text:
+        shape[1] = sizes.text
+    if shape == list(tensor.shape):
+        return tensor
+    if not tensor.is_floating_point():
+        return torch.nn.functional.pad(tensor, (0, shape[1] - tensor.shape[1]), value=1)
+    return draw(*shape, seed=shape[-1])
