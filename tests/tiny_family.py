@@ -17,8 +17,9 @@ class Tiny:
     """One family: how its model is made, and what it is given.
 
     `latent` is the shape of one batch item's latent without the batch; `text` the width of the text, `extra` what else a
-    prompt of so many tokens holds, by the keys of a CONDITIONING; `metadata` what the file says of itself. A model on the
-    meta device, which is of a width that ComfyUI takes for granted, is written in fp8.
+    prompt of so many tokens holds, by the keys of a CONDITIONING; `metadata` what the file says of itself. A text has as many
+    tokens as its side's, or `tokens`. A model on the meta device, which is of a width that ComfyUI takes for granted, is written
+    in fp8.
     """
 
     make: Callable[[Any, Any], Any]
@@ -27,13 +28,14 @@ class Tiny:
     extra: Callable[[int], Mapping[str, Any]] = lambda tokens: {}
     pooled: int = 0
     metadata: dict[str, str] | None = None
+    tokens: int = 0
 
     def prompt(self, tokens: int, seed: int) -> list[list[Any]]:
         """A CONDITIONING of random text."""
         options: dict[str, Any] = dict(self.extra(tokens))
         if self.pooled:
             options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
-        return [[draw(1, tokens, self.text, seed=seed), options]]
+        return [[draw(1, self.tokens or tokens, self.text, seed=seed), options]]
 
 
 def settings(operations: Any, device: str = "cpu") -> dict[str, Any]:

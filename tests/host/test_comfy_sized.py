@@ -9,8 +9,6 @@ HunyuanVideo 1.5 more than one.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,8 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from parallel_backend.wire.secret import VARIABLE
-from scripts.comfyui import PACKS, REPO, ComfyUI
+from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import (
     DIFFERENT,
     TOKENS,
@@ -33,6 +30,7 @@ from tests.host.comfy_graphs import (
 from tests.host.conftest import latents, relative_error, saved_latent
 from tests.host.graphs import insert_after, node
 from tests.host.more_families import Families, Given, Layers, save_with_loras
+from tests.host.sized_copy import sized_copy
 from tests.host.test_vae import decode, encode, parallel, pixels
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -82,18 +80,6 @@ GIVEN: Mapping[str, Given] = {
     "mage-flow, references": Given("mage_flow", references=((128, 3, 5), (128, 2, 2)), sides=("positive",)),
 }
 
-SIZES = """
-
-_taken_for_granted = model_config_from_unet
-
-
-def model_config_from_unet(*args, metadata=None, **kwargs):
-    found = _taken_for_granted(*args, metadata=metadata, **kwargs)
-    if found is not None and "sizes" in (metadata or {}):
-        found.unet_config |= json.loads(metadata["sizes"])
-    return found
-"""
-
 VAE_SIZES = """
 
 _made = VAE.__init__
@@ -138,18 +124,7 @@ PICTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The copy, with the models, their prompts and their LoRAs."""
     folder = tmp_path_factory.mktemp("sized")
-    copy = folder / "ComfyUI"
-    left = shutil.ignore_patterns(".git", "__pycache__")
-    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=left)
-    for file, read in (("model_detection", SIZES), ("sd", VAE_SIZES)):
-        with (copy / "comfy" / f"{file}.py").open("a") as code:
-            code.write(read)
-    server = ComfyUI(
-        copy,
-        folder / "base",
-        env={VARIABLE: str(folder / "secret")},
-        packs={**PACKS, "other-pack": REPO / "tests" / "host" / "other_pack"},
-    )
+    server = sized_copy(folder, sd=VAE_SIZES)
     save_with_loras(server, LAYERS)
     for name in (*VAES, "wan"):
         save_comfy_vae(server.base_dir / "models" / "vae" / f"{name}.safetensors", name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_backend.wire.secret import VARIABLE
-from scripts.comfyui import PACKS, REPO, ComfyUI
+from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOLERANCE, LatentOf, graph_of, save_latent, spread
 from tests.host.conftest import latents, relative_error
 from tests.host.graphs import Graph, node
 from tests.host.more_families import job, save_with_prompts
-from tests.host.test_comfy_sized import SIZES
+from tests.host.sized_copy import sized_copy
 from tests.host.test_whole import SPLITS
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -29,17 +26,7 @@ pytestmark = thorough
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The copy, with the models and their prompts."""
     folder = tmp_path_factory.mktemp("whole-sized")
-    copy = folder / "ComfyUI"
-    left = shutil.ignore_patterns(".git", "__pycache__")
-    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=left)
-    with (copy / "comfy" / "model_detection.py").open("a") as code:
-        code.write(SIZES)
-    server = ComfyUI(
-        copy,
-        folder / "base",
-        env={VARIABLE: str(folder / "secret")},
-        packs={**PACKS, "other-pack": REPO / "tests" / "host" / "other_pack"},
-    )
+    server = sized_copy(folder)
     fill(server)
     with server:
         yield server

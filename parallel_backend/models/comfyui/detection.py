@@ -11,6 +11,7 @@ from ...weights.files.checkpoint import Checkpoint
 from ..declared import DECLARATIONS
 from .diffusers_names import converted
 from .importing import import_comfyui
+from .moved_rows import moved_rows
 from .quantisation import Opened, open_checkpoint
 
 DIFFUSERS_PREFIX = "transformer."
@@ -40,9 +41,10 @@ def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
         )
     try:
         tensors = described.process_unet_state_dict(dict(opened.tensors))
+        rows = moved_rows(described.process_unet_state_dict, opened.tensors, tensors, opened.entries())
     except DAMAGE as error:
         raise unmakable(checkpoint, error) from None
-    return *opened.under(tensors), described
+    return *opened.under(tensors, rows), described
 
 
 def running(family: str, checkpoint: Checkpoint) -> str:

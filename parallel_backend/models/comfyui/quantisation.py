@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,8 +33,17 @@ class Opened:
     tensors: Mapping[str, Tensor]
     origins: Mapping[int, tuple[str, Tensor]]
 
-    def under(self, tensors: Mapping[str, Tensor]) -> tuple[Checkpoint, dict[str, Tensor]]:
+    def entries(self) -> dict[int, Entry]:
+        """Where each of the tensors lies in the file, by its identity."""
+        return {number: self.checkpoint.entries[name] for number, (name, _) in self.origins.items()}
+
+    def under(
+        self, tensors: Mapping[str, Tensor], rows: Mapping[str, Entry] = MappingProxyType({})
+    ) -> tuple[Checkpoint, dict[str, Tensor]]:
         """The file's tensors under other names, and by layer what it says of quantisation.
+
+        Args:
+            rows: of those tensors that are made of rows of the file's, which.
 
         Raises:
             Refused: a tensor is none of the file's.
@@ -47,6 +57,8 @@ class Opened:
                 quantisation[layer] = tensor
             elif id(tensor) in self.origins:
                 entries[name] = self.checkpoint.entries[self.origins[id(tensor)][0]]
+            elif name in rows:
+                entries[name] = rows[name]
             else:
                 raise Refused(
                     f"{path.name} has {name} in a layout that is not supported: choose a file in ComfyUI's own layout."

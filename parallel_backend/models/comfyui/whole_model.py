@@ -13,6 +13,7 @@ from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
 from .features.free_u import free_u_patches
+from .left_behind import LeftBehind
 from .rows import CONTROL
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
@@ -30,6 +31,7 @@ class WholeModel:
         self.block_modules: Sequence[nn.Module] = ()
         self.features = 0
         self.unknown: Sequence[str] = ()
+        self.left_behind = LeftBehind(self.module)
         self._base = base
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
@@ -64,7 +66,7 @@ class WholeModel:
 
 
 class WholeForward:
-    """Runs a WholeModel."""
+    """Runs a WholeModel for one request, which finds nothing on its modules that the request before has left there."""
 
     cache_bytes = 0
 
@@ -72,6 +74,8 @@ class WholeForward:
         self._model = model
         self._mark = execution.mark
         self._compiles = bool(execution.compiler)
+        self._first = True
+        model.left_behind.put_back()
 
     def uncompiled(self) -> tuple[str, ...]:
         """That nothing was, if it was asked for."""
@@ -80,6 +84,10 @@ class WholeForward:
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """The output for the whole latent."""
         assert latent is not None and patch is None, "there is one stage and one patch"
+        before = self._model.left_behind.state() if self._first else None
         out = self._model.compute(latent, inputs)
+        if before is not None:
+            self._model.left_behind.find(before)
+        self._first = False
         self._mark()
         return out

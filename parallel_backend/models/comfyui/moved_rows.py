@@ -1,0 +1,92 @@
+"""Tensors that ComfyUI makes of a file's by taking rows of them, such as queries, keys and values out of one: which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ...weights.files.entry import Entry, Run, join
+
+Process = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+"""ComfyUI's change of a diffusion model's tensors before it loads them."""
+
+
+def moved_rows(
+    process: Process, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor], entries: Mapping[int, Entry]
+) -> dict[str, Entry]:
+    """What `process` makes that is none of the tensors but rows of some, found by giving it numbers that tell the rows apart.
+
+    Numbers are drawn, and each row has some: what ComfyUI has changed in any other way is not found again.
+
+    Args:
+        process: ComfyUI's own.
+        tensors: those of a file, by name, on the meta device where they are not looked into.
+        made: what it has made of them.
+        entries: where the tensors lie in the file, by their identity.
+
+    Returns:
+        By name what is made of rows alone. What else is made is left out.
+    """
+    new = {name: tensor.shape for name, tensor in made.items() if id(tensor) not in entries}
+    if not new:
+        return {}
+    kept = {id(tensor) for tensor in made.values()}
+    taken = {
+        name: entries[id(tensor)]
+        for name, tensor in tensors.items()
+        if id(tensor) not in kept and id(tensor) in entries and _is_plain(entries[id(tensor)])
+    }
+    if not taken:
+        return {}
+    numbers = {name: _draw(seed, entry.shape) for seed, (name, entry) in enumerate(taken.items())}
+    again = process({**tensors, **numbers})
+    rows = _Rows(taken, numbers)
+    found = {name: rows.entry(again[name], shape) for name, shape in new.items() if name in again}
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
+class _Rows:
+    """The rows of tensors, found by their numbers."""
+
+    def __init__(self, entries: Mapping[str, Entry], numbers: Mapping[str, Tensor]) -> None:
+        self._entries = list(entries.values())
+        self._numbers = list(numbers.values())
+        firsts = torch.cat([each.flatten(1)[:, 0] if each.ndim > 1 else each for each in self._numbers])
+        self._sorted, self._order = firsts.sort()
+        self._starts = torch.tensor([0, *(len(each) for each in self._numbers)]).cumsum(0)
+
+    def entry(self, made: Tensor, shape: torch.Size) -> Entry | None:
+        """A made tensor as runs of rows, of which the true one has a shape; None if it is anything else."""
+        if made.dtype != torch.int64 or made.shape[:1] != shape[:1] or made.ndim != len(shape) or not made.numel():
+            return None
+        firsts = made.flatten(1)[:, 0].contiguous() if made.ndim > 1 else made
+        place = torch.searchsorted(self._sorted, firsts).clamp(max=len(self._sorted) - 1)
+        if not torch.equal(self._sorted[place], firsts):
+            return None
+        row = self._order[place]
+        which = torch.searchsorted(self._starts, row, right=True) - 1
+        begins = [0, *((row.diff() != 1) | (which.diff() != 0)).nonzero().flatten().add(1).tolist(), len(row)]
+        runs: list[Run] = []
+        for begin, end in zip(begins, begins[1:], strict=False):
+            number = int(which[begin])
+            start = int(row[begin] - self._starts[number])
+            stop = start + end - begin
+            if not torch.equal(self._numbers[number][start:stop], made[begin:end]):
+                return None
+            runs.append((self._entries[number], start, stop))
+        if any(entry.shape[1:] != shape[1:] for entry, _, _ in runs):
+            return None
+        return join(tuple(runs))
+
+
+def _is_plain(entry: Entry) -> bool:
+    """Whether its rows can be taken apart."""
+    return entry.dtype is not None and entry.scale is None and not entry.parts and bool(entry.shape)
+
+
+def _draw(seed: int, shape: tuple[int, ...]) -> Tensor:
+    """Numbers for so many rows, two at most along each other dimension."""
+    size = (shape[0], *(min(2, each) for each in shape[1:]))
+    return torch.randint(1 << 62, size, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,112 @@
+"""Classes that run whole, small in a copy of ComfyUI that reads sizes from files: the stock loader's result under each split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.host.comfy_graphs import TOKENS, TOLERANCE, LatentOf, graph_of, save_latent, spread
+from tests.host.conftest import latents, relative_error
+from tests.host.graphs import Graph, insert_after, node
+from tests.host.more_families import save_with_prompts
+from tests.host.sized_copy import sized_copy
+from tests.host.test_whole import SPLITS
+from tests.selection import pairwise, thorough
+from tests.tiny_comfy import TINY
+from tests.tiny_models import draw
+
+pytestmark = thorough
+
+CLASSES = (
+    "cascade_c",
+    "cascade_b",
+    "hunyuan_dit",
+    "cosmos_t2v",
+    "cosmos_i2v_whole",
+    "z_image_pixel",
+    "pixel_dit",
+    "pid",
+    "hidream_o1",
+    "ace15",
+    "cogvideox_inpaint",
+    "causal_wan",
+    "triposplat",
+    "stable_audio3",
+)
+
+BESIDE: Mapping[str, Mapping[str, torch.Tensor]] = {
+    "pid": {"lq_latent": draw(1, 16, 2, 3, seed=5), "degrade_sigma": torch.tensor([0.3])},
+    "cascade_b": {"stable_cascade_prior": draw(1, 16, 3, 4, seed=6)},
+    "cogvideox_inpaint": {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=7)},
+}
+"""Of classes whose own nodes take a VAE or another model's latent: what these put on both prompts."""
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """The copy, with the models and what they are given."""
+    server = sized_copy(tmp_path_factory.mktemp("whole-sizes"))
+    for name in CLASSES:
+        save_with_prompts(server, name)
+        save_latent(server, f"{name}-batch", 3, *TINY[name].latent)
+        if name in BESIDE:
+            save_file(dict(BESIDE[name]), server.input_dir / f"{name}-given.safetensors")
+    save_latent(server, "triposplat-camera", 3, 1, 5)
+    save_audio_checkpoint(server)
+    with server:
+        yield server
+
+
+def save_audio_checkpoint(server: ComfyUI) -> None:
+    """Write Stable Audio 3 with what its class looks into beside the diffusion model."""
+    models = server.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "stable_audio3.safetensors")
+    full = {f"model.model.{name}": tensor for name, tensor in tensors.items()}
+    embedder = "conditioner.conditioners.seconds_total.embedder.embedding.1"
+    full |= {f"{embedder}.weight": draw(768, 256, seed=3) / 16, f"{embedder}.bias": torch.zeros(768)}
+    full["conditioner.conditioners.prompt.padding_embedding"] = draw(768, seed=4)
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(full, models / "checkpoints" / "stable_audio3.safetensors")
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def job(name: str) -> Graph:
+    """A class's own for a batch of three, by the stock loader."""
+    graph = graph_of(name, steps=2) | {"latent": node("LoadLatent", latent=f"{name}-batch.latent")}
+    for side, tokens in TOKENS.items():
+        if TINY[name].extra(tokens):
+            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-beside-{side}.safetensors")
+        if name in BESIDE:
+            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-given.safetensors")
+    if name == "triposplat":
+        graph["camera"] = node("LoadLatent", latent="triposplat-camera.latent")
+        graph = insert_after(graph, "latent", "LTXVConcatAVLatent", "video_latent", audio_latent=["camera", 0])
+        graph["apart"] = node("LTXVSeparateAVLatent", av_latent=["sampler", 0])
+        graph["save"]["inputs"]["samples"] = ["apart", 0]
+    if name == "stable_audio3":
+        graph["model"] = node("CheckpointLoaderSimple", ckpt_name="stable_audio3.safetensors")
+    return graph
+
+
+def ours(graph: Graph, **plan: Any) -> Graph:
+    """A job on workers, from the loader of its kind of file."""
+    inputs = graph["model"]["inputs"]
+    parallel = spread(graph, strict=False, **plan)
+    if "ckpt_name" in inputs:
+        parallel["model"] = node("LoadParallelCheckpoint", **inputs, plan=["plan", 0])
+    return parallel
+
+
+@pairwise(name=CLASSES, split=SPLITS)
+def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = job(name)
+    assert relative_error(latent_of(ours(graph, **split)), latent_of(graph)) <= TOLERANCE
