@@ -205,7 +205,8 @@ def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> Non
                 return node;
             };
             add("UNETLoader", ["is-not-there.safetensors"]);
-            add("UNETLoader", ["sprites-flux-schnell.safetensors"], 4);
+            add("UNETLoader", ["sprites-flux-schnell.safetensors"], 4); // bypassed
+            add("VAELoader", ["ae.safetensors"], 2); // muted
             add("CheckpointLoaderSimple", ["sd15.safetensors"]);
             add("VAELoader", ["taef1"]);
             add("ImageOnlyCheckpointLoader", ["svd.safetensors"]);
@@ -216,6 +217,7 @@ def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> Non
     for reason in (
         "Load Diffusion Model stays: is-not-there.safetensors is in none of ComfyUI's model folders",
         "Load Diffusion Model stays: it is muted or bypassed.",
+        "Load VAE stays: it is muted or bypassed.",
         "Load VAE stays: taef1 is no file in models/vae",
         "Load Checkpoint Image Only (img2vid model) stays: there is no such loader for several GPUs.",
     ):
@@ -331,7 +333,9 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
 
 
 @thorough
-def test_a_linked_file_stays_and_a_group_of_nodes_changes_as_the_subgraph_that_the_page_makes_of_it(page: Page) -> None:  # noqa: F811
+def test_a_linked_file_and_a_missing_node_stay_and_a_group_of_nodes_changes_as_the_subgraph_that_the_page_makes_of_it(
+    page: Page,
+) -> None:  # noqa: F811
     group = {
         "nodes": [
             {"id": -1, "type": "VAELoader", "pos": [0, 0], "size": [300, 60], "index": 0, "mode": 0, "flags": {}, "order": 0,
@@ -344,7 +348,9 @@ def test_a_linked_file_stays_and_a_group_of_nodes_changes_as_the_subgraph_that_t
     node = {"id": 1, "type": "workflow>Loaders", "pos": [50, 50], "size": [300, 80], "flags": {}, "order": 0, "mode": 0,
             "inputs": [], "outputs": [{"name": "VAE", "type": "VAE", "links": [], "slot_index": 0}],
             "properties": {}, "widgets_values": ["ae.safetensors"]}  # fmt: skip
-    graph = {"last_node_id": 1, "last_link_id": 0, "nodes": [node], "links": [], "groups": [], "config": {},
+    missing = {**node, "id": 2, "type": "UnetLoaderGGUF", "title": "Unet Loader (GGUF)", "pos": [50, 200],
+               "outputs": [{"name": "MODEL", "type": "MODEL", "links": []}], "widgets_values": ["flux1-dev-Q4_K_S.gguf"]}  # fmt: skip
+    graph = {"last_node_id": 2, "last_link_id": 0, "nodes": [node, missing], "links": [], "groups": [], "config": {},
              "extra": {"groupNodes": {"Loaders": group}}, "version": 0.4}  # fmt: skip
     page.evaluate("graph => app.loadGraphData(graph, true, true, 'group')", graph)
     page.evaluate(
@@ -361,10 +367,28 @@ def test_a_linked_file_stays_and_a_group_of_nodes_changes_as_the_subgraph_that_t
     text = swap(page, "Use all GPUs")
     assert "1 VAE on all GPUs" in text, text
     assert "Load Diffusion Model stays: its file comes over a link." in text, text
-    changed = {name for name, each in prompt.items() if each["class_type"] == "VAELoader"}
+    assert "Unet Loader (GGUF) stays: its node is not installed." in text, text
+    changed = {name for name, each in prompt.items() if each.get("class_type") == "VAELoader"}
     assert len(changed) == 1
     assert_swapped(page, prompt, changed)
     assert "1 VAE back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: Page) -> None:  # noqa: F811
+    open_stock(page, FLUX)
+    page.evaluate("app.graph.add(LiteGraph.createNode(app.graph.nodes.find(n => n.subgraph).type))")
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
+    assert len(loaders) == 4
+    text = swap(page, "Use all GPUs")
+    assert "1 model and 1 VAE on all GPUs" in text, text
+    assert "Load Diffusion Model is in a subgraph that is used 2 times, and changes in each." in text, text
+    assert_swapped(page, prompt, loaders)
+    assert page.evaluate(PROMOTED) == promoted
+    swap(page, "Back to one GPU")
     assert page.evaluate(STATE) == before
 
 
