@@ -333,9 +333,7 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
 
 
 @thorough
-def test_a_linked_file_and_a_missing_node_stay_and_a_group_of_nodes_changes_as_the_subgraph_that_the_page_makes_of_it(
-    page: Page,
-) -> None:  # noqa: F811
+def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_subgraph_of_it(page: Page) -> None:  # noqa: F811
     group = {
         "nodes": [
             {"id": -1, "type": "VAELoader", "pos": [0, 0], "size": [300, 60], "index": 0, "mode": 0, "flags": {}, "order": 0,
@@ -349,7 +347,7 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_of_nodes_changes_as_t
             "inputs": [], "outputs": [{"name": "VAE", "type": "VAE", "links": [], "slot_index": 0}],
             "properties": {}, "widgets_values": ["ae.safetensors"]}  # fmt: skip
     missing = {**node, "id": 2, "type": "UnetLoaderGGUF", "title": "Unet Loader (GGUF)", "pos": [50, 200],
-               "outputs": [{"name": "MODEL", "type": "MODEL", "links": []}], "widgets_values": ["flux1-dev-Q4_K_S.gguf"]}  # fmt: skip
+               "outputs": [{"name": "MODEL", "type": "MODEL", "links": []}], "widgets_values": ["flux1-dev.gguf"]}  # fmt: skip
     graph = {"last_node_id": 2, "last_link_id": 0, "nodes": [node, missing], "links": [], "groups": [], "config": {},
              "extra": {"groupNodes": {"Loaders": group}}, "version": 0.4}  # fmt: skip
     page.evaluate("graph => app.loadGraphData(graph, true, true, 'group')", graph)
