@@ -17,6 +17,7 @@ FILES = {
                 "test_conditioning",
                 "test_doctor",
                 "test_frontend",
+                "test_notes",
                 "test_odd_inputs",
                 "test_other_packs",
                 "test_panel",

@@ -260,6 +260,12 @@ def test_missing_node_would_be_seen(page: Page) -> None:
     expect(page.get_by_text("Missing node").first).to_be_visible()
 
 
+BADGES = """() => app.graph.nodes.find(n => n.type.startsWith("LoadParallel")).badges
+    .map(badge => (typeof badge === "function" ? badge() : badge).text)"""
+SHOWN = "([badges, pattern]) => eval(badges)().some(text => new RegExp(pattern).test(text))"
+"""Whether the loader has a badge like that."""
+
+
 def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:
     open_template(page, SPRITES)
     page.evaluate(
@@ -295,6 +301,9 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
     (text,) = sampler["texts"]  # it stays on the node
     assert outcome["plan"] in text
     assert ("⚠ could be faster" in sampler["badges"]) == bool(outcome["warnings"])
+    assert outcome["gain_is"] == "predicted"
+    said = rf"^2 workers: about {outcome['gain']:.1f}x, "  # before the next run, of the same inputs
+    page.wait_for_function(SHOWN, arg=[BADGES, said], polling=POLLING)
     (saved,) = [image for output in history["outputs"].values() for image in output.get("images", ())]
     with Image.open(comfyui.output_dir / saved["subfolder"] / saved["filename"]) as file:
         picture = file.convert("RGB")

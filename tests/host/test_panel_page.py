@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from scripts.comfyui import ComfyUI
+from tests.host.contrasts import CONTRASTS, LEGIBLE, VISIBLE
 from tests.host.graphs import ksampler_graph, parallel
 from tests.host.test_frontend import page  # noqa: F401  (a fixture)
 from tests.selection import thorough
@@ -55,42 +56,6 @@ def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: Co
     expect(section(panel, "plans").locator("tr.pp-chosen")).to_have_count(1)
     expect(section(panel, "plans")).to_contain_text("one device")
     expect(workers.locator(".pp-models", has_text="tiny-schnell.safetensors")).to_have_count(WORKERS)
-
-
-CONTRASTS = """panel => {
-    const numbers = text => (text.match(/[\\d.]+/g) ?? []).map(Number);
-    const behind = element => {
-        for (let each = element; each; each = each.parentElement) {
-            const [r, g, b, alpha = 1] = numbers(getComputedStyle(each).backgroundColor);
-            if (alpha > 0.9) return [r, g, b];
-        }
-        return [255, 255, 255];
-    };
-    const luminance = rgb => rgb.map(value => value / 255)
-        .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
-    const contrast = (one, other) => {
-        const [dark, light] = [luminance(one), luminance(other)].sort((a, b) => a - b);
-        return (light + 0.05) / (dark + 0.05);
-    };
-    const found = [];
-    for (const element of panel.querySelectorAll("*")) {
-        const says = [...element.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
-        if (says && element.checkVisibility() && !element.closest(":disabled")) {
-            const seen = contrast(numbers(getComputedStyle(element).color).slice(0, 3), behind(element));
-            found.push([element.textContent.trim(), seen]);
-        }
-        if (element.matches(".pp-row path"))
-            found.push([
-                element.getAttribute("class"),
-                contrast(numbers(getComputedStyle(element).fill), behind(element.parentElement)),
-            ]);
-    }
-    return found;
-}"""
-"""How the panel's texts, and the timeline's parts, stand out from what is behind them, as WCAG 2 counts it."""
-
-LEGIBLE, VISIBLE = 4.5, 1.8
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Route, expect
 
 from scripts.comfyui import ComfyUI
 from tests.host.graphs import Graph, node, unplanned
-from tests.host.test_frontend import POLLING, SET, SPRITES, dismiss, open_graph, page  # noqa: F401  (a fixture)
+from tests.host.test_frontend import BADGES, POLLING, SET, SHOWN, SPRITES, dismiss, open_graph, page  # noqa: F401  (a fixture)
 from tests.host.test_refusals import small
 from tests.host.test_swap import PROMPT, STATE, TRACKER, tab
 from tests.selection import thorough
@@ -166,11 +166,6 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_g
         expect(strip).to_have_count(0)
     page.evaluate(tell, "execution_success")
     page.evaluate(SET, ["Parallel.Strip", True])
-
-
-BADGES = """() => app.graph.nodes.find(n => n.type.startsWith("LoadParallel")).badges
-    .map(badge => (typeof badge === "function" ? badge() : badge).text)"""
-SHOWN = "([badges, pattern]) => eval(badges)().some(text => new RegExp(pattern).test(text))"
 
 
 @thorough

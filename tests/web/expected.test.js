@@ -73,7 +73,10 @@ test("the type of the computation, and prompts whose files all are known", () =>
   const zero = { class_type: "ConditioningZeroOut", inputs: { conditioning: ["7", 0] } };
   const same = ["a cat.safetensors", "a cat.safetensors"];
   assert.deepEqual(askedOf(graph({}, others(zero)), "1"), { ...known, prompts: same });
-  const joined = { class_type: "ConditioningConcat", inputs: { conditioning_to: ["7", 0], conditioning_from: ["7", 0] } };
+  const joined = {
+    class_type: "ConditioningConcat",
+    inputs: { conditioning_to: ["7", 0], conditioning_from: ["7", 0] },
+  };
   const encoded = { class_type: "CLIPTextEncode", inputs: { clip: ["9", 0], text: "a cat" } };
   for (const other of [joined, encoded]) {
     assert.deepEqual(askedOf(graph({}, others(other)), "1"), { ...known, prompts: [] });

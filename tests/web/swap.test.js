@@ -201,12 +201,31 @@ test("a loader in a subgraph that is used twice is found twice, in one place", (
 const queued = (file) => ({ class_type: "", inputs: { unet_name: file, vae_name: file } });
 const uses = [...usesIn(root)].filter(({ node: { subgraph } }) => !subgraph);
 
+const here = () => true;
+
+test("a loader that is not installed stays", () => {
+  const gone = read(
+    uses,
+    { "7:46": queued("a"), "8:46": queued("a"), 3: queued("b") },
+    (type) => type !== "UNETLoader",
+  );
+  const { places, left } = decide(gone, () => undefined);
+  assert.deepEqual([...places.keys()], ["/3"]);
+  assert.deepEqual(
+    left.map(({ use, why }) => [use.id, why]),
+    [
+      ["7:46", { key: "swap.missing" }],
+      ["8:46", { key: "swap.missing" }],
+    ],
+  );
+});
+
 test("it changes where all of its uses can, besides those that are off", () => {
   /** @type {(seven: unknown, eight?: unknown) => string[]} */
   const places = (seven, eight) => {
     const prompt = { "7:46": queued(seven), 3: queued("ae.safetensors"), ...(eight ? { "8:46": queued(eight) } : {}) };
     const why = { said: "unknown." };
-    return [...decide(read(uses, prompt), (_, file) => (file === "bad" ? why : undefined)).places.keys()];
+    return [...decide(read(uses, prompt, here), (_, file) => (file === "bad" ? why : undefined)).places.keys()];
   };
   assert.deepEqual(places("good", "good"), ["sub/46", "/3"]);
   assert.deepEqual(places("good"), ["sub/46", "/3"], "the other one is bypassed");
@@ -215,7 +234,7 @@ test("it changes where all of its uses can, besides those that are off", () => {
 });
 
 test("what changed and what stays is said, each once, with its reason", () => {
-  const { places, left } = decide(read(uses, { "7:46": queued("a"), "8:46": queued("a") }), () => undefined);
+  const { places, left } = decide(read(uses, { "7:46": queued("a"), "8:46": queued("a") }, here), () => undefined);
   const changed = uses.filter(({ place }) => places.has(place));
   const message = outcomeOf("all", changed, left, ENGLISH);
   assert.equal(message.summary, "1 model on all GPUs");

@@ -71,12 +71,14 @@ export function isAnothers(node) {
  *
  * @param {readonly Use[]} uses
  * @param {Prompt} prompt
+ * @param {(type: string) => boolean} isThere whether the page has such nodes
  * @returns {Read[]}
  */
-export function read(uses, prompt) {
+export function read(uses, prompt, isThere) {
   return uses.map((use) => {
     const inputs = prompt[use.id]?.inputs;
     if (!inputs) return { use, why: { key: "swap.off" } };
+    if (!isThere(use.node.type)) return { use, why: { key: "swap.missing" } };
     const pair = PAIRS.find(({ one, all }) => [one, all].includes(use.node.type));
     const file = pair && inputs[pair.field];
     return typeof file === "string" ? { use, file } : { use, why: { key: "swap.linked" } };

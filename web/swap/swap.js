@@ -56,6 +56,7 @@ export class Swap {
       const loaders = read(
         uses.filter(({ node }) => isForOne(node)),
         await this.#prompt(),
+        this.#isThere,
       );
       const whys = await this.#whys(loaders);
       const { places, left } = decide(loaders, (use, file) => this.#whyNot(use, file, whys));
@@ -74,7 +75,7 @@ export class Swap {
     return this.#once(async () => {
       const every = [...usesIn(this.#app.rootGraph)];
       const uses = every.filter((use) => isForAll(use.node) && meant(use));
-      const { places, left } = decide(read(uses, await this.#prompt()), whyNotBack(this.#isThere));
+      const { places, left } = decide(read(uses, await this.#prompt(), this.#isThere), whyNotBack(this.#isThere));
       const following = places.size ? every.filter(({ node }) => follows(node)) : [];
       for (const use of following) places.set(use.place, loadedBy(use, ""));
       await this.#go("one", uses, places, left);
