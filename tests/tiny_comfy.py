@@ -135,11 +135,19 @@ def _anima(_: Any, operations: Any) -> Any:
     )  # fmt: skip
 
 
+def _trellis2(operations: Any) -> Any:
+    """Of newer ComfyUIs."""
+    from comfy.ldm.trellis2.model import Trellis2
+
+    return Trellis2(64, init_txt_model=True, **_settings(operations, "meta"))
+
+
 WIDE: Mapping[str, Callable[..., Any]] = {
     "wide_qwen": _wide_qwen,
     "wide_z_image": _wide_z_image,
     "wide_radiance": _wide_radiance,
     "wide_chroma": _wide_chroma,
+    "trellis2": _trellis2,
 }
 
 

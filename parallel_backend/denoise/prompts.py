@@ -107,12 +107,13 @@ class Prompts:
         )
 
     def at(self, sigma: Tensor) -> list[Batch]:
-        """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one."""
+        """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one, the last one first, as
+        ComfyUI has them: there are models whose rows change one another by their order."""
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):
             if self._prompts[index][0] in self.mine:
                 groups.setdefault(self._kinds[index], []).append(index)
-        return [self._batch(tuple(group)) for group in groups.values()]
+        return [self._batch(tuple(reversed(group))) for group in groups.values()]
 
     def groups(self, sigma: Tensor) -> list[tuple[int, ...]]:
         """The prompts of all sides that ComfyUI would run as one in a call at `sigma`, in its order."""

@@ -139,6 +139,9 @@ class Family(Protocol):
             Refused: with the numbers.
         """
 
+    def rows_meet(self, config: Any, conditioning: Conditioning) -> str:
+        """What makes the rows of a batch with this conditioning change one another, in words; empty where nothing does."""
+
     def keys(self, config: Any) -> KeyMap:
         """Which rows of the file make each parameter."""
 

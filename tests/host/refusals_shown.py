@@ -125,7 +125,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "in the middle": {
-        "nodes/model/features/attention_guidance.py": ("… compares both prompts in every",),
+        "nodes/model/run/rows.py": ("…, so they cannot be computed apart, as",),
         "nodes/model/features/controlnet.py": ("the ControlNet gives tensors of … and",),
         "nodes/model/run/wrapper.py": ("Parallel Sampler does not support …:",),
         "nodes/model/features/skipped_blocks.py": ("the guidance leaves out … of the",),

@@ -122,7 +122,6 @@ SAID = {
     "equal, one forward per model call": "one call",
     "refused": "refused",
     "ComfyUI's own fails": "not applicable",
-    "not tried": "not tried",
 }
 """What the page's table of newer nodes calls the outcomes."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ....parallel_backend.conditioning import ATTENTION_GUIDANCE, OPTIONS, SIDES, flatten
 from ....parallel_backend.diffusion import GuidanceFunction, Value
-from ....parallel_backend.errors import Refused
-from ....parallel_backend.plan import ParallelPlan
 from .guidance import known_function
 
 PLACE = "attn1_output_patch"
@@ -37,16 +35,6 @@ def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
         flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", settings, {}, given)
         flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, given)
     return given
-
-
-def refuse_split(wish: ParallelPlan, functions: list[GuidanceFunction]) -> None:
-    """Raise Refused where a plan cuts a call between the rows that are compared."""
-    if functions and (wish.cfg > 1 or wish.data > 1):
-        raise Refused(
-            f"{name_of(functions[0])} compares both prompts in every attention, so they cannot be computed apart, as cfg "
-            f"{max(1, wish.cfg)} and data {max(1, wish.data)} would: choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring "
-            "or pipefusion."
-        )
 
 
 def name_of(function: GuidanceFunction) -> str:

@@ -12,12 +12,13 @@ from ....parallel_backend.diffusion import GuidanceFunction
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
-from ..features.attention_guidance import attention_guidance_functions, refuse_split
+from ..features.attention_guidance import attention_guidance_functions
 from ..features.rebuilt import fault_of
 from ..proxy import DiffusionProxy
 from ..refusals import WAY_OUT
 from ..sampler_run import SamplerRun
 from .message import refuse_what_cannot_work
+from .rows import refuse_apart, why_together
 from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
 
 OF_A_MASK = "set it from 0 to 1"
@@ -40,12 +41,14 @@ class Checked:
     Attributes:
         adapters: what changes the weights.
         attention: the choice of kernels, in words.
-        compared: functions that compare the rows of an attention; no worker can have some of them alone.
+        compared: functions that compare the rows of an attention.
+        together: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
     """
 
     adapters: AdapterSet
     attention: str
     compared: Sequence[GuidanceFunction]
+    together: str
 
 
 def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
@@ -62,9 +65,11 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     dtype = guider.inner_model.get_dtype_inference()
     attention = remote.attention(dtype)
     adapters = proxy.adapters(run.transformer_options, run.noise.shape)
+    prompts = []
     for entries in guider.conds.values():
         for entry in entries:
             given = of_prompt(entry["model_conds"], dtype)
+            prompts.append(given)
             remote.check(run.noise, given)
             refuse_guidance(given.tensors)
             if isinstance(entry.get("mask"), Tensor):
@@ -73,5 +78,6 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     if run.mask is not None:
         remote.check_numbers("noise mask", run.mask, OF_A_MASK)
     compared = attention_guidance_functions(run.transformer_options)
-    refuse_split(remote.wish, compared)
-    return Checked(adapters, attention, compared)
+    together = why_together(compared, prompts, remote)
+    refuse_apart(remote.wish, together)
+    return Checked(adapters, attention, compared, together)

@@ -70,8 +70,8 @@ def run_in_workers(
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
-        # of a call whose attentions compare its rows no worker can have some alone
-        planned_for = replace(job, batch=1, two_sided=False) if checked.compared else job
+        # of a call whose rows change one another no worker can have some alone
+        planned_for = replace(job, batch=1, two_sided=False) if checked.together else job
         plan = remote.plan(planned_for, example, dtype, compiler)
         if message is not None and max(plan.patches, plan.pipefusion) > 1:
             whole = whole_picture_only(message[0], recording)

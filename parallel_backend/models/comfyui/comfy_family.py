@@ -248,6 +248,10 @@ class ComfyFamily:
             )
         _check_sound(config, packed_shapes(values))
 
+    def rows_meet(self, config: ComfyConfig, conditioning: Conditioning) -> str:
+        """What is declared of it."""
+        return config.declaration.rows_meet(conditioning)
+
     def keys(self, config: ComfyConfig) -> KeyMap:
         """Each parameter is a tensor of its own name."""
         return config.keys

@@ -177,6 +177,10 @@ class WholeFamily:
                 "belongs to this model."
             )
 
+    def rows_meet(self, config: WholeConfig, conditioning: Conditioning) -> str:
+        """Nothing that is known beforehand: a worker tries it (worker/requests/apart.py)."""
+        return ""
+
     def keys(self, config: WholeConfig) -> KeyMap:
         """Each parameter is a tensor of its own name."""
         return config.keys

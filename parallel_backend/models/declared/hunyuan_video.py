@@ -5,9 +5,12 @@ The text's own refiner, and what it makes of glyphs and of a picture, run on eve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..spread.declaration import Declaration, Pictured, Segments, TextMask
+from torch import Tensor
+
+from ..spread.declaration import Declaration, Pictured, Segments, TextMask, rows_differ
 from . import flux
 
 DOUBLE = replace(
@@ -21,6 +24,13 @@ DOUBLE = replace(
 )
 SINGLE = replace(flux.SINGLE, arguments={**flux.SINGLE.arguments, "attn_mask": TextMask("x")})
 
+
+def _rows_meet(conditioning: Mapping[str, Tensor]) -> str:
+    """Of two rows with a first frame, the guidance of the one is added to what modulates the first frame of both, that of the
+    other to what modulates the other frames."""
+    return "guidance" if "guiding_frame_index" in conditioning and rows_differ(conditioning.get("guidance")) else ""
+
+
 HUNYUAN_VIDEO = Declaration(
     groups=(DOUBLE, SINGLE),
     heads=flux.FLUX.heads,
@@ -30,4 +40,5 @@ HUNYUAN_VIDEO = Declaration(
     divides=True,
     positions=flux.FLUX.positions,
     sigmas=lambda model: model.time_r_in is not None,  # MeanFlow: the next step's
+    rows_meet=_rows_meet,
 )

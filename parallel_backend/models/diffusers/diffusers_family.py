@@ -55,6 +55,10 @@ class DiffusersFamily(ABC, Generic[C]):
     def keys(self, config: C) -> KeyMap:
         """Which rows of the file make each parameter, in ComfyUI's names."""
 
+    def rows_meet(self, config: C, conditioning: Conditioning) -> str:
+        """Nothing."""
+        return ""
+
     def comfyui_keys(self, config: C) -> KeyMap:
         """As `keys`: no file has other names."""
         return self.keys(config)

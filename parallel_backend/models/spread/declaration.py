@@ -238,6 +238,11 @@ class Group:
     attends_in: str = ""
 
 
+def rows_differ(tensor: Tensor | None) -> bool:
+    """Whether the rows of a batch `[batch, ...]` are not all the same."""
+    return tensor is not None and bool((tensor != tensor[:1]).any())
+
+
 @dataclass(frozen=True)
 class Declaration:
     """One of ComfyUI's diffusion models: where its tokens are, and what it takes.
@@ -276,6 +281,7 @@ class Declaration:
         silent: whether a video may come without sound.
         channels: those of the video where the latent format has others.
         one_at_a_time: whether batches are not taken.
+        rows_meet: what makes the rows of a batch with this conditioning change one another, in words; empty where it does not.
     """
 
     groups: tuple[Group, ...]
@@ -305,3 +311,4 @@ class Declaration:
     silent: bool = True
     channels: Callable[[Any], int | None] = lambda model: None
     one_at_a_time: bool = False
+    rows_meet: Callable[[Mapping[str, Tensor]], str] = lambda conditioning: ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -61,6 +62,7 @@ class StagePart:
         self._neighbours = neighbours
         self._watch = watch
         self.model: Model = family.build(config, stage)
+        self.rows_meet = functools.partial(family.rows_meet, config)
         self.module = self.model.module
         compute = STORAGE_DTYPES[spec.compute]
         compute_in(self.module, compute)

@@ -18,7 +18,7 @@ from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
 from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
-from ...models.family import Execution, Model, Stage
+from ...models.family import Conditioning, Execution, Model, Stage
 from ...models.family import Forward as ModelForward
 from ...models.spread.attentions import attends_alone, attention_refused
 from ...plan import ResolvedPlan
@@ -62,6 +62,8 @@ class Prepared:
     """The model's forward under the request's plan."""
     access: BlockAccess
     """How the weights of its blocks are made usable."""
+    rows_meet: Callable[[Conditioning], str]
+    """What makes the rows of a batch with some conditioning change one another; empty where nothing does."""
 
 
 class Rank:
@@ -177,7 +179,7 @@ class Rank:
         if networks:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
             forward.networks = networks
-        return Prepared(part.model, forward, part.access)
+        return Prepared(part.model, forward, part.access, part.rows_meet)
 
     def keeping(self) -> AbstractContextManager[None]:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""

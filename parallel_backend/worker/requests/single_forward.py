@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ...mesh import Mesh
 from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.comfyui.rows import rows_a_unit, rows_of, run_of
+from ...models.family import Conditioning
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
 from ...plan import ResolvedPlan
@@ -41,7 +42,7 @@ def single_forward(
     started = rank.start()
     rank.status.enter("running the model once")
     groups = mesh.data.size * mesh.cfg.size
-    pieces = _pieces(message.calls, tensors, message.plan, message.values)
+    pieces = _pieces(message.calls, tensors, message.plan, message.values, prepared.rows_meet)
     parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
     run = parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]
     every = message.values if message.calls > 1 else message.values * len(pieces)
@@ -96,11 +97,15 @@ def _forward_piece(
 
 
 def _pieces(
-    calls: int, tensors: Mapping[str, Tensor], plan: ResolvedPlan, values: Sequence[Mapping[str, Value]]
+    calls: int,
+    tensors: Mapping[str, Tensor],
+    plan: ResolvedPlan,
+    values: Sequence[Mapping[str, Value]],
+    rows_meet: Callable[[Conditioning], str],
 ) -> list[dict[str, Tensor]]:
     """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group.
 
-    One whose attentions compare its rows stays whole, and so do the frames of a video that are rows.
+    One whose rows change one another stays whole, and so do the frames of a video that are rows.
     """
     found = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
@@ -110,7 +115,7 @@ def _pieces(
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
     unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
-    if calls > 1 or not all(map(length, runs)) or compared or batch % unit:
+    if calls > 1 or not all(map(length, runs)) or compared or rows_meet(found[0]) or batch % unit:
         return found
     return [rows_of(found[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
 

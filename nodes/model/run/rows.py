@@ -1,0 +1,50 @@
+"""Rows of a model call's batch that change one another, so that no worker can have some of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ....parallel_backend.conditioning import Conditioning, runs_alone
+from ....parallel_backend.diffusion import GuidanceFunction
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.plan import ParallelPlan
+from ..features.attention_guidance import name_of
+from ..remote_model import RemoteModel
+
+
+def why_together(compared: Sequence[GuidanceFunction], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
+    """Why the rows of a call change one another, as a sentence begins; empty where they do not.
+
+    Args:
+        compared: functions that compare the rows of an attention.
+    """
+    if compared:
+        return f"{name_of(compared[0])} compares both prompts in every attention"
+    for call in shared_calls(prompts):
+        if what := remote.family.rows_meet(remote.config, call):
+            kind = remote.config.kind
+            return f"the {what} of this batch differ, and {kind} models compute such rows from one another"
+    return ""
+
+
+def shared_calls(prompts: Sequence[Conditioning]) -> Iterator[Mapping[str, Tensor]]:
+    """The tensors of prompts that ComfyUI can run as one, joined along the batch."""
+    groups: dict[object, list[Mapping[str, Tensor]]] = {}
+    for number, prompt in enumerate(prompts):
+        shapes = sorted((name, tensor.shape) for name, tensor in prompt.tensors.items())
+        alike = number if runs_alone(prompt.tensors, prompt.values) else (*shapes, *sorted(prompt.values.items()))
+        groups.setdefault(alike, []).append(prompt.tensors)
+    for group in groups.values():
+        yield {name: torch.cat([each[name] for each in group]) for name, first in group[0].items() if first.ndim}
+
+
+def refuse_apart(wish: ParallelPlan, together: str) -> None:
+    """Raise Refused where a plan cuts a call between rows that are `together`."""
+    if together and (wish.cfg > 1 or wish.data > 1):
+        raise Refused(
+            f"{together}, so they cannot be computed apart, as cfg {max(1, wish.cfg)} and data {max(1, wish.data)} would: choose "
+            "cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
+        )

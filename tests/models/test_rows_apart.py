@@ -1,0 +1,112 @@
+"""Rows of a batch, each given something else, in a model's own forward: alone and beside another they are the same.
+
+Ranks compute rows, and prompts, apart; where a class computes them from one another, its declaration says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tests.models.test_spread import CASES, TOLERANCE
+from tests.models.tiny_classes import Case
+from tests.selection import thorough
+from tests.tiny_models import draw
+
+ALONE = (
+    "flux 2, zero-timestep reference",  # its guidance is for one row
+    "hunyuan video, masked text",  # its mask has a single row
+    "hunyuan video, first frame and reference",  # which it writes into, of all rows in one
+)
+"""Of what ComfyUI's own class takes one row alone."""
+
+SHARED = ("ref_audio", "guide_attention_entries")
+"""Conditioning that is one for the batch."""
+
+MASK = torch.tensor([1.0, 0.4]).view(2, 1, 1, 1)
+FIRST_FRAME = "hunyuan video, first frame"
+MEET: dict[str, dict[str, Tensor]] = {
+    "ltx-2": {"denoise_mask": MASK[..., None].expand(2, 1, 3, 5, 4)},
+    "ltx-2, reference sound": {"audio_denoise_mask": MASK.expand(2, 1, 9, 1)},
+    FIRST_FRAME: {},
+}
+"""Whose rows change one another, and by what more conditioning."""
+
+
+def part(tree: Any, row: int) -> Any:
+    """One row of all tensors."""
+    return tree_map(lambda leaf: leaf[row : row + 1] if isinstance(leaf, Tensor) and leaf.ndim else leaf, tree)
+
+
+def two_of(found: Case, *, times: bool = True, **more: Tensor) -> Case:
+    """A call of two rows: the first is the case's, the second has other numbers in the same range.
+
+    Args:
+        times: whether it has another timestep too.
+    """
+
+    def both(leaf: Any, changed: bool = True) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.ndim:
+            return leaf
+        first = leaf[:1]
+        if not changed or not leaf.is_floating_point():
+            return torch.cat([first, first])
+        drawn = first.min() + (first.max() - first.min()) * draw(*first.shape, seed=leaf.ndim).sigmoid()
+        return torch.cat([first, drawn.to(first) if first.numel() > 1 else 0.6 * first])
+
+    arguments = {name: value if name in SHARED else tree_map(both, value) for name, value in found.arguments.items()}
+    return replace(
+        found,
+        x=both(found.x),
+        timestep=tree_map(lambda leaf: both(leaf, times), found.timestep),
+        arguments=arguments | more,
+        shapes=tuple((2, *shape[1:]) for shape in found.shapes),
+    )
+
+
+@torch.no_grad()
+def apart(two: Case) -> float:
+    """How far rows alone are off those of the batch."""
+    errors = []
+    for row, beside in enumerate(two.stock()):
+        shapes = tuple((1, *shape[1:]) for shape in two.shapes)
+        arguments = {name: value if name in SHARED else part(value, row) for name, value in two.arguments.items()}
+        one = replace(
+            two, x=part(two.x, row), timestep=part(two.timestep, row), arguments=arguments, shapes=shapes
+        ).stock()[0]
+        errors.append(((one - beside).norm() / beside.norm()).item())
+    return max(errors)
+
+
+def declared(two: Case) -> str:
+    return two.declaration.rows_meet(
+        {name: value for name, value in two.arguments.items() if isinstance(value, Tensor)}
+    )
+
+
+QUICK = (FIRST_FRAME, "ltx-2.3")
+TWO = [name for name in CASES if name not in ALONE and not name.startswith("minimax-h3")]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[thorough] * ("," in name and name not in QUICK)) for name in TWO]
+)
+def test_rows_are_computed_for_themselves(name: str) -> None:
+    """LTX-2's have other timesteps by masks alone, and MiniMax-H3 makes one video at a time."""
+    alike = {"guidance": torch.tensor([6.0, 6.0])} if name == FIRST_FRAME else {}
+    two = two_of(CASES[name](), times=not name.startswith("ltx-2"), **alike)
+    assert not declared(two)
+    assert apart(two) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", MEET)
+def test_rows_that_meet_are_declared(name: str) -> None:
+    two = two_of(CASES[name](), **MEET[name])
+    assert apart(two) > 10 * TOLERANCE
+    assert declared(two)
+    assert not two.declaration.rows_meet(part(dict(two.arguments), 0))
