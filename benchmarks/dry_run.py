@@ -93,7 +93,7 @@ def results(only: str, but: Sequence[str], whole: bool) -> Iterator[tuple[str, R
         if only in case and case not in but:
             yield case, dry_run(model, whole=whole, **degrees)
     for case, settings in IN_BLOCKS.items():
-        if only in case:
+        if only in case and case not in but:
             yield case, dry_run(FLUX, whole=whole, **settings)
     for case, (autoencoder, ranks) in DECODES.items():
         if only in case and case not in but:

@@ -41,9 +41,8 @@ from .fake_gpu import DEVICE, Counts, FakeGpu
 from .full_size import JOBS, write_header
 from .lone_rank import LoneRank, plan_of, program_for, request, tensors_of
 
-STEPS = 3
 COUNTED = 2
-"""The step that is counted; the first one is whole."""
+"""The step that is counted; in patches the first one is whole, and the last one has none behind it."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def dry_run(
     room: int = 0,
     **degrees: int,
 ) -> Result:
-    """Three steps of one rank of a plan.
+    """The steps of one rank of a plan up to the one that is counted.
 
     Args:
         name: of JOBS.
@@ -159,7 +158,8 @@ def dry_run(
         expanded = max(expanding_bytes(storage, layer.weight.numel(), 2) for layer in linears(model))
         for layer in linears(model):
             pack(layer, storage, scaled=False)
-    gpu, program = FakeGpu(), program_for(job, STEPS)
+    steps = COUNTED + (plan.patches > 1)
+    gpu, program = FakeGpu(), program_for(job, steps)
     with gpu.running(rank, plan.world_size):
         meter = Meter()
         store, access = held(model, plan, meter)
@@ -167,7 +167,7 @@ def dry_run(
         gpu.keep()
         warm_up_kernels(DEVICE)
         dry = DryRank(gpu, model, meter, access, room)
-        tensors = tensors_of(job, plan.cfg, STEPS, functools.partial(torch.empty, device=DEVICE))
+        tensors = tensors_of(job, plan.cfg, steps, functools.partial(torch.empty, device=DEVICE))
         tensors["program"] = program
         sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]
     return dry.result(by_formula(name, plan, expanded).activations)
