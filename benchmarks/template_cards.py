@@ -66,6 +66,8 @@ CARDS = {
     "PixArt-alpha": Card("PixArt-alpha", PICTURE, 1, "pictures from text", "pixart-alpha", files=CONVERTED),
     "Qwen-Image-Edit": Card("Qwen-Image-Edit", EDIT, 2, "edits a picture by text", "qwen-image", "fp8"),
     "Qwen-Image": Card("Qwen-Image", PICTURE, 1, "pictures with written words", "qwen-image", "fp8"),
+    "SDXL": Card("SDXL", PICTURE, 1, "prompts on a GPU each"),
+    "SDXL with refiner": Card("SDXL + refiner", PICTURE, 2, "two models, one after the other"),
     "Wan 2.2 14B image to video": Card("Wan 2.2 14B", VIDEO, 3, "a picture becomes a video", "wan2.2-14b", "fp8"),
     "Wan 2.2 14B text to video": Card("Wan 2.2 14B", VIDEO, 5, "videos from text", "wan2.2-14b", "fp8"),
     "Wan 2.2 5B text and image to video": Card("Wan 2.2 5B", VIDEO, 4, "videos from text or a picture", "wan2.2-5b"),

@@ -1,4 +1,4 @@
-"""Random ControlNets in layouts that ComfyUI reads: FLUX's of XLabs and InstantX, Qwen-Image's, Stable Diffusion 3's."""
+"""Random ControlNets in layouts that ComfyUI reads: FLUX's of XLabs and InstantX, Qwen-Image's, those of Stable Diffusion."""
 
 from __future__ import annotations
 
@@ -120,4 +120,15 @@ def save_of_unet(path: Path, sizes: Mapping[str, Any] = SD15) -> Path:
     path.parent.mkdir(exist_ok=True)
     tensors = randomise(model, seed=8).state_dict()
     save_file({f"control_model.{key}": tensor.contiguous() for key, tensor in tensors.items()}, path)
+    return path
+
+
+def save_t2i_adapter(path: Path) -> Path:
+    """Write a T2I adapter for Stable Diffusion 1.5, which ComfyUI takes for a ControlNet, in its light form."""
+    comfy_on_path()
+    from comfy.t2i_adapter.adapter import Adapter_light
+
+    path.parent.mkdir(exist_ok=True)
+    model = Adapter_light(cin=192, channels=[320, 640, 1280, 1280], nums_rb=4)
+    save_file(randomise(model, seed=9).state_dict(), path)
     return path

@@ -178,7 +178,7 @@ WHOLE: Mapping[str, Tiny] = {
     "pid": sized("PiD", "pixeldit.pid.PidNet", PID, (3, 64, 96), 48),
     "hidream_o1": sized("HiDreamO1", "hidream_o1.model.HiDreamO1Transformer", HIDREAM_O1, (3, 64, 96), 64, _ids),
     "ace15": sized("ACEStep15", "ace.ace_step15.AceStepConditionGenerationModel", ACE15, (64, 40), 48, _song),
-    "triposplat": sized("TripoSplat", "triposplat.model.LatentSeqMMFlowModel", TRIPOSPLAT, (16, 37), 48),
+    "triposplat": sized("TripoSplat", "triposplat.model.LatentSeqMMFlowModel", TRIPOSPLAT, (37, 16), 48),
     "stable_audio3": Tiny(
         of_class(
             "audio.dit.AudioDiffusionTransformer",
@@ -189,7 +189,7 @@ WHOLE: Mapping[str, Tiny] = {
             global_cond_dim=768,
             project_global_cond=True,
             cond_token_dim=768,
-            project_cond_tokens=False,
+            project_cond_tokens=True,
             global_cond_type="adaLN",
             global_cond_shared_embed=True,
             local_add_cond_dim=257,

@@ -21,6 +21,7 @@ from ...parallel_backend.conditioning import Conditioning
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .features.controlnet import Control
+from .features.controlnet_costs import ControlCosts
 from .features.controlnet_kept import with_kept_controls
 from .remote_model import RemoteModel
 from .supported import changed_model
@@ -40,6 +41,7 @@ class StepByStep:
     def __init__(self, plan: ResolvedPlan, working: int) -> None:
         """`working` is what `RemoteModel.make_room` found for it."""
         self.plan = plan
+        self.costs = ControlCosts()
         self._working = working
         self._collected: list[Conditioning] | None = None
         self._outputs: deque[Tensor] = deque()
@@ -77,7 +79,7 @@ class StepByStep:
     ) -> Any:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
-        conds, kept = with_kept_controls(conds)
+        conds, kept = with_kept_controls(conds, self.costs)
         calls: list[Conditioning] = []
         self._collected = calls
         try:
@@ -91,7 +93,9 @@ class StepByStep:
         for together in [calls] if one_size else [[call] for call in calls]:
             first = together[0].tensors["x"]
             adapters = proxy.adapters(options["transformer_options"], first.shape)
-            self._outputs.extend(proxy.remote.forward(together, first.dtype, adapters, self.plan, self._working))
+            with self.costs.request(together):
+                found = proxy.remote.forward(together, first.dtype, adapters, self.plan, self._working)
+            self._outputs.extend(found)
         return executor(model, conds, x, timestep, options)
 
 

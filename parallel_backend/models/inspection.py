@@ -50,7 +50,7 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int | None
         entry = part.entries.get(piece.name)
         if entry is None:
             raise Refused(f"{name} lacks the tensor {piece.name}: choose a complete {model} file.")
-        if not piece.start < piece.stop <= max(entry.shape[:1], default=0) or entry.shape[1:] != piece.row_shape:
+        if not piece.start < piece.stop <= entry.rows or entry.shape[1:] != piece.row_shape:
             raise Refused(
                 f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit "
                 f"{'the others' if hidden is None else f'a model of {hidden} features'}: choose a complete {model} file."

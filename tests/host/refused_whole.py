@@ -50,9 +50,9 @@ PLANS: Mapping[str, tuple[dict[str, Any], str]] = {
 
 
 def no_negative() -> tuple[Graph, str]:
-    """A picture without a negative side, on more than one worker."""
-    return spread(graph_of("sd15", cfg=1.0), "cpu:2"), (
-        "devices 'cpu:2' are 2 workers, and this model is split by prompts and batches only: with a batch of 1 and no negative "
+    """A picture without a negative side, on four workers."""
+    return spread(graph_of("sd15", cfg=1.0), "cpu:4"), (
+        "devices 'cpu:4' are 4 workers, and this model is split by prompts and batches only: with a batch of 1 and no negative "
         "prompt, one GPU at most; use 1 of them, or a larger batch."
     )
 

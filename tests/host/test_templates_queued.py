@@ -30,7 +30,7 @@ from tests.host.test_comfy_files import save_lora
 from tests.host.test_templates import widgets_of
 from tests.host.test_vae import pixels, saved
 from tests.selection import thorough
-from tests.tiny_comfy import LTXAV23, save_tiny
+from tests.tiny_comfy import LTXAV23, TINY, save_tiny
 from tests.tiny_controlnet import save_wan_vae
 from tests.tiny_flux import save_flux
 from tests.tiny_models import randomise
@@ -39,7 +39,7 @@ from tests.vae.comfy_vaes import KINDS, OF_A_FILE, build, save_comfy_vae, save_i
 pytestmark = thorough
 
 ENCODERS = ("CLIPLoader", "DualCLIPLoader", "LTXAVTextEncoderLoader")
-LOADERS = ("LoadParallelDiffusionModel", "LoadParallelFlux")
+LOADERS = ("LoadParallelDiffusionModel", "LoadParallelFlux", "LoadParallelCheckpoint")
 SMALL = {"width": 64, "height": 64, "length": 9, "frames_number": 9, "megapixels": 0.01}
 """Inputs of these names, on the nodes of `Job.small`."""
 
@@ -57,6 +57,7 @@ class Job:
 
 
 LTX = "ltx-2.3-22b-dev-fp8.safetensors"
+SDXL = {"sd_xl_base_1.0.safetensors": "sdxl", "sd_xl_refiner_1.0.safetensors": "sdxl_refiner"}
 WAN = ("EmptyHunyuanLatentVideo", "WanImageToVideo", "Wan22ImageToVideoLatent")
 JOBS: Mapping[str, Job] = {
     "MiniMax-H3 text to video": Job(
@@ -89,6 +90,8 @@ JOBS: Mapping[str, Job] = {
     "FLUX.2 dev image edit": Job(
         {"flux2_dev_fp8mixed": "flux2"}, 48, ("EmptyFlux2LatentImage", "ImageScaleToTotalPixels")
     ),
+    "SDXL": Job({}, 2048, ("EmptyLatentImage",)),
+    "SDXL with refiner": Job({}, 2048, ("EmptyLatentImage",)),
     "FLUX.1 dev": Job({"flux1-dev": "flux"}, 64, ("EmptySD3LatentImage",)),
     "FLUX.1 Krea dev in fp8 for 24 GB GPUs": Job({"flux1-krea-dev_fp8_scaled": "flux"}, 64, ("EmptySD3LatentImage",)),
 }
@@ -109,6 +112,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_image_vae(models / "vae" / "ae.safetensors")
     save_comfy_vae(models / "vae" / "full_encoder_small_decoder.safetensors", "flux2", **OF_A_FILE, decoder_ch=32)
     _save_ltx(models)
+    _save_sdxl(models)
     Image.new("RGB", (80, 64), (200, 80, 40)).save(comfyui.input_dir / "example.png")
 
 
@@ -132,6 +136,24 @@ def _save_ltx(models: Path) -> None:
     upscaler = randomise(LatentUpsampler.from_config(sizes, operations=comfy.ops.disable_weight_init), seed=3)
     file = models / "latent_upscale_models" / "ltx-2.3-spatial-upscaler-x2-1.1.safetensors"
     save_file(upscaler.state_dict(), file, {"config": json.dumps(sizes)})
+
+
+def _save_sdxl(models: Path) -> None:
+    """Checkpoints of SDXL and its refiner, their VAE in them and their text encoders not."""
+    (models / "checkpoints").mkdir(exist_ok=True)
+    vae = load_file(save_image_vae(models / "vae" / "of-sdxl.safetensors", name="sd"))
+    for file, tiny in SDXL.items():
+        tensors = load_file(save_tiny(models, tiny))
+        full = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
+        full |= {f"first_stage_model.{key}": tensor for key, tensor in vae.items()}
+        save_file(full, models / "checkpoints" / file)
+        [(cond, options)] = TINY[tiny].prompt(7, seed=3)
+        save_file({"cond": cond, **options}, models.parent / "input" / f"{tiny}-prompt.safetensors")
+
+
+def _sdxl_prompt(graph: Mapping[str, Any], clip: list[Any]) -> dict[str, Any]:
+    """In the place of a text that a checkpoint's encoder encodes."""
+    return node("LoadConditioning", conditioning=f"{SDXL[graph[clip[0]]['inputs']['ckpt_name']]}-prompt.safetensors")
 
 
 def queued(comfyui: ComfyUI, template: str) -> Graph:
@@ -159,6 +181,9 @@ def queued(comfyui: ComfyUI, template: str) -> Graph:
             graph["save"] = saved(inputs["images"])
         if kind != "ParallelPlan":
             graph[name] = node(kind, **inputs)
+    for name, each in list(graph.items()):
+        if template.startswith("SDXL") and each["class_type"] == "CLIPTextEncode":
+            graph[name] = _sdxl_prompt(graph, each["inputs"]["clip"])
     return graph
 
 
@@ -172,7 +197,9 @@ def stock(graph: Graph) -> Graph:
     """The same with ComfyUI's loaders."""
     graph = copy.deepcopy(graph)
     for name, each in graph.items():
-        if each["class_type"] in LOADERS:
+        if each["class_type"] == "LoadParallelCheckpoint":
+            graph[name] = node("CheckpointLoaderSimple", ckpt_name=each["inputs"]["ckpt_name"])
+        elif each["class_type"] in LOADERS:
             file = each["inputs"]["unet_name"]
             graph[name] = node("UNETLoader", unet_name=file, weight_dtype="default")
             if file == f"checkpoints/{LTX}":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import Graph, controlled, node
+from tests.host.graphs import Graph, controlled, node, queue_logged
 from tests.host.more_families import Layers, save_with_prompts
 from tests.host.refused_whole import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
 from tests.host.test_comfy_files import save_lora, with_lora
@@ -38,6 +39,9 @@ LAYERS: Layers = {
 
 SIZE = {"width": 64, "height": 40}
 """Pixels of a picture: 8 x 5 of a latent, which a scale makes 4 x 3."""
+
+CONTROL_BYTES = "?"
+"""Of a step: what the tiny ControlNet gives for each of its blocks, on both sides."""
 
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
@@ -168,6 +172,32 @@ def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> Non
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
+COSTS = re.compile(
+    r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process, \d+\.\d+ s a step; (\d.*B) a step went to the workers, "
+    r"\d+\.\d+ s beside their work"
+)
+
+
+def test_a_controlnet_runs_as_often_as_by_the_stock_loader(comfyui: ComfyUI) -> None:
+    """For texts of two lengths too, where each step is gone through twice; and what it costs is in the log."""
+    graph = batched(graph_of("sd15", steps=2), 1) | CONTROL
+    graph["counted"] = node("PackCountedControl", control_net=["net", 0])
+    graph = controlled(graph, strength=0.7, net="counted")
+    logs = [queue_logged(comfyui, each)[1] for each in (graph, spread(graph, "cpu:2", strict=False, cfg=2))]
+    counts = [log.count("the network of a ControlNet runs") for log in logs]
+    assert counts == [4, 4]
+    [(ran, sent)] = COSTS.findall(logs[1])
+    assert (ran, sent) == ("4", CONTROL_BYTES)
+
+
+def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
+    """GLIGEN, whose network attends within the model's blocks."""
+    graph = with_tensors(comfyui, graph_of("sd15"), "whole-gligen", {"gligen": torch.ones(1)})
+    assert refused(comfyui, spread(graph, "cpu:1", strict=False)).startswith(
+        "GLIGEN cannot be used with a parallel MODEL"
+    )
+
+
 def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """Its mark of v-prediction, which Load Diffusion Model does not look at, and its VAE."""
     plain = batched(graph_of("sdxl", steps=2), 2)
@@ -215,6 +245,24 @@ def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: 
             "model": node(loader, ckpt_name="sdxl-v.safetensors"),
             "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
             "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
+        }
+        error = comfyui.queue(graph).error
+        assert error is not None
+        said.append(error.exception_message)
+    assert said[0] == said[1]
+
+
+def test_a_checkpoint_without_a_vae_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
+    tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "sdxl.safetensors")
+    full = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
+    save_file(full, comfyui.base_dir / "models" / "checkpoints" / "sdxl-alone.safetensors")
+    said = []
+    for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
+        graph = {
+            "model": node(loader, ckpt_name="sdxl-alone.safetensors"),
+            "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
+            "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
+            "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
         }
         error = comfyui.queue(graph).error
         assert error is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,33 +10,48 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import TOLERANCE, LatentOf, graph_of, spread
+from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, insert_after, node
+from tests.host.graphs import Graph, controlled, insert_after, node
 from tests.host.more_families import save_with_prompts
 from tests.host.test_families import refused
 from tests.host.test_whole import SPLITS
-from tests.selection import thorough
+from tests.selection import pairwise, thorough
 from tests.tiny_comfy import TINY
+from tests.tiny_controlnet import save_t2i_adapter
 from tests.tiny_models import draw
 
 CLASSES = ("inpaint", "ip2p", "lotus", "sd20", "sdxl_refiner", "hunyuan3d")
 FRAMES = 5
+
+VIDEOS: Mapping[str, Mapping[str, torch.Tensor]] = {
+    "svd": {},
+    "sv3d_u": {},
+    "sv3d_p": {"elevation": torch.arange(5.0), "azimuth": 72 * torch.arange(5.0)},
+}
+"""Classes whose frames are the batch, and what their prompts hold beside the first of them."""
+
+PICTURED = {"unclip_l": 768, "unclip_h": 1024, "sdxl": 1280}
+"""Classes that unCLIPConditioning is made for, and how wide a picture's embedding is."""
 
 pytestmark = thorough
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    for name in (*CLASSES, "svd", "hunyuan3d21"):
+    for name in (*CLASSES, *VIDEOS, *PICTURED, "x4", "hunyuan3d21"):
         save_with_prompts(comfyui, name)
-        batch = FRAMES if name == "svd" else 2
+        batch = FRAMES if name in VIDEOS else 2
         tensors = {
             "latent_tensor": draw(batch, *TINY[name].latent, seed=3),
             "latent_format_version_0": torch.tensor([]),
         }
         save_file(tensors, comfyui.input_dir / f"{name}-batch.latent")
-    save_file({"concat_latent_image": draw(1, 4, 8, 12, seed=4)}, comfyui.input_dir / "svd-first.safetensors")
+    for name, tensors in VIDEOS.items():
+        first = {"concat_latent_image": draw(1, 4, 8, 12, seed=4), **tensors}
+        save_file(first, comfyui.input_dir / f"{name}-first.safetensors")
+    beside = {"concat_latent_image": draw(1, 4, 9, 14, seed=5), "concat_mask": torch.ones(1, 1, 9, 14).tril()}
+    save_file(beside, comfyui.input_dir / "whole-beside.safetensors")
 
 
 def batch_of(name: str, **settings: Any) -> Graph:
@@ -50,15 +66,59 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("split", ["cfg 2", "one worker"])
-def test_a_video_whose_frames_are_the_batch(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Stable Video Diffusion: its frames attend to each other, so that a rank has all of them."""
-    graph = batch_of("svd")
+@pairwise(name=VIDEOS, split=("cfg 2", "one worker"))
+def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Its frames attend to each other, so that a rank has all of them."""
+    graph = batch_of(name)
     for side in ("positive", "negative"):
-        graph = insert_after(graph, side, "PackPrompt", "conditioning", file="svd-first.safetensors")
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-first.safetensors")
     assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
     said = refused(comfyui, spread(graph, strict=False, **SPLITS["data 2"]))
     assert said.startswith("data 2 is more than the batch of 1")
+
+
+@pairwise(name=PICTURED, split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
+def test_a_picture_in_the_place_of_a_text(name: str, split: str, noise: float, latent_of: LatentOf) -> None:
+    """unCLIP, with two pictures on one side, and so with noise that ComfyUI draws when it merges them."""
+    plain = batch_of(name) | {"shown": node("PackVision", width=PICTURED[name])}
+    shown = {"clip_vision_output": ["shown", 0], "strength": 0.8, "noise_augmentation": noise}
+    graph = insert_after(plain, "positive", "unCLIPConditioning", "conditioning", **shown)
+    graph = insert_after(graph, "positive", "unCLIPConditioning", "conditioning", **shown | {"strength": 0.4})
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["data 2, cfg 2", "cfg 2"])
+@pytest.mark.parametrize("name", ["inpaint", "ip2p"])
+def test_a_picture_beside_the_latent(name: str, split: str, latent_of: LatentOf) -> None:
+    """With a mask of the latent too, as InpaintModelConditioning has it; in the workers' loop."""
+    plain = batch_of(name)
+    graph = plain
+    for side in ("positive", "negative"):
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file="whole-beside.safetensors")
+    graph["mask"] = node("SolidMask", value=0.7, width=112, height=72)
+    graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["data 2, cfg 2", "one worker"])
+def test_an_upscaler(split: str, latent_of: LatentOf) -> None:
+    """Stable Diffusion's, which is given a small picture with noise on it."""
+    graph = graph_of("x4", steps=2) | {
+        "small": node("EmptyImage", width=24, height=16, batch_size=2, color=0x4080C0),
+        "larger": node(
+            "SD_4XUpscale_Conditioning",
+            images=["small", 0],
+            positive=["positive", 0],
+            negative=["negative", 0],
+            scale_ratio=4.0,
+            noise_augmentation=0.3,
+        ),
+    }
+    links = {"positive": ["larger", 0], "negative": ["larger", 1], "latent_image": ["larger", 2]}
+    graph["sampler"]["inputs"] |= links
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
 
 
 def test_a_class_that_swaps_the_halves_of_a_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
@@ -73,3 +133,18 @@ def test_stable_diffusion_at_its_width(comfyui: ComfyUI, latent_of: LatentOf) ->
     graph = graph_of("wide_sd15", steps=2)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_t2i_adapter(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Which is added to what goes into the model's blocks, for both sides of a step."""
+    save_with_prompts(comfyui, "wide_sd15")
+    save_t2i_adapter(comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
+    plain = graph_of("wide_sd15", steps=1)
+    plain["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    plain |= {
+        "net": node("ControlNetLoader", control_net_name="t2i.safetensors"),
+        "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
+    }
+    graph = controlled(plain, strength=0.7)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE

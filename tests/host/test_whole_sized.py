@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,15 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
-from tests.host.comfy_graphs import TOKENS, TOLERANCE, LatentOf, graph_of, save_latent, spread
+from tests.host.comfy_graphs import DIFFERENT, TOKENS, TOLERANCE, LatentOf, graph_of, save_latent, spread
 from tests.host.conftest import latents, relative_error
 from tests.host.graphs import Graph, insert_after, node
 from tests.host.more_families import save_with_prompts
 from tests.host.sized_copy import sized_copy
+from tests.host.test_comfy_files import save_lora, with_lora
+from tests.host.test_families import refused
 from tests.host.test_whole import SPLITS
 from tests.selection import pairwise, thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_models import draw
+from tests.tiny_whole import PIXEL_DIT
 
 pytestmark = thorough
 
@@ -58,8 +62,47 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
             save_file(dict(BESIDE[name]), server.input_dir / f"{name}-given.safetensors")
     save_latent(server, "triposplat-camera", 3, 1, 5)
     save_audio_checkpoint(server)
+    save_as_published(server)
     with server:
         yield server
+
+
+def save_as_published(server: ComfyUI) -> None:
+    """Write the classes whose tensors ComfyUI splits as their files have them."""
+    folder = server.base_dir / "models" / "diffusion_models"
+    for name, joined in (
+        ("cascade_c", with_joined_heads),
+        ("cascade_b", with_joined_heads),
+        ("pixel_dit", with_joined_shifts),
+    ):
+        tensors = load_file(folder / f"{name}.safetensors")
+        save_file(joined(tensors), folder / f"{name}.safetensors", TINY[name].metadata)
+
+
+def with_joined_heads(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Stable Cascade's, whose queries, keys and values are one tensor."""
+    found = {}
+    for key, tensor in tensors.items():
+        if ".to_q." in key:
+            parts = [tensors[key.replace(".to_q.", f".to_{part}.")] for part in "qkv"]
+            found[key.replace(".to_q.", ".in_proj_")] = torch.cat(parts)
+        elif ".to_k." not in key and ".to_v." not in key:
+            found[key] = tensor
+    return found
+
+
+def with_joined_shifts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """PixelDiT's, whose shifts, scales and gates come in turn for each pixel."""
+    width, found = PIXEL_DIT["pixel_hidden_size"], {}
+    for key, tensor in tensors.items():
+        if "adaLN_modulation_msa." in key:
+            pair = (tensor, tensors[key.replace("_msa.", "_mlp.")])
+            rows = [each.view(-1, 3, width, *each.shape[1:]) for each in pair]
+            name = key.replace("adaLN_modulation_msa.", "adaLN_modulation.0.")
+            found[f"core.{name}"] = torch.cat(rows, 1).reshape(-1, *tensor.shape[1:])
+        elif "adaLN_modulation_mlp." not in key:
+            found[f"core.{key}"] = tensor
+    return found
 
 
 def save_audio_checkpoint(server: ComfyUI) -> None:
@@ -110,3 +153,40 @@ def ours(graph: Graph, **plan: Any) -> Graph:
 def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = job(name)
     assert relative_error(latent_of(ours(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_text_that_a_model_keeps_is_forgotten(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """HiDream-O1 keeps a text's keys for the text alone; with a LoRA on the model they are others."""
+    layer = "language_model.layers.0.self_attn.k_proj"
+    tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "hidream_o1.safetensors")
+    names = (f"diffusion_model.{layer}",)
+    save_lora(comfyui.base_dir / "models" / "loras" / "hidream_o1-lora.safetensors", names, tensors)
+    graph = job("hidream_o1")
+    stock = latent_of(graph)
+    changed = latent_of(ours(with_lora(graph, "hidream_o1", 0.8), cfg=2))
+    assert relative_error(stock, changed) > DIFFERENT
+    again = copy.deepcopy(graph)
+    again["save"]["inputs"]["filename_prefix"] = "again"
+    assert relative_error(latent_of(ours(again, cfg=2)), stock) <= TOLERANCE
+
+
+def test_frames_that_are_made_one_after_the_other(comfyui: ComfyUI) -> None:
+    """Causal Wan's own sampler calls its blocks, which only the workers have."""
+    graph = job("causal_wan")
+    sides = {side: graph["sampler"]["inputs"][side] for side in TOKENS}
+    graph |= {
+        "frames": node("SamplerARVideo", num_frame_per_block=1),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
+        "noise": node("RandomNoise", noise_seed=7),
+        "guider": node("CFGGuider", model=["model", 0], **sides, cfg=1.0),
+        "sampler": node(
+            "SamplerCustomAdvanced",
+            noise=["noise", 0],
+            guider=["guider", 0],
+            sampler=["frames", 0],
+            sigmas=["sigmas", 0],
+            latent_image=["latent", 0],
+        ),
+    }
+    comfyui.queue(graph).check()
+    assert "parallel MODEL" in refused(comfyui, ours(graph, devices="cpu:1"))

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .controlnet_costs import ControlCosts
+
 
 class KeptControl:
     """Stands in for a ControlNet of prompts for one step: what it gave the first time through, it gives the second.
@@ -13,8 +15,9 @@ class KeptControl:
     ComfyUI asks a prompt's ControlNet for its output once for each model call, in the same order both times.
     """
 
-    def __init__(self, control: Any) -> None:
+    def __init__(self, control: Any, costs: ControlCosts) -> None:
         self._control = control
+        self._costs = costs
         self._outputs: deque[Any] = deque()
         self._again = False
 
@@ -22,7 +25,8 @@ class KeptControl:
         """What the ControlNet gives for a call: lists of tensors, of which each caller gets copies."""
         if self._again:
             return self._outputs.popleft()
-        given = self._control.get_control(*args)
+        with self._costs.made():
+            given = self._control.get_control(*args)
         self._outputs.append(given)
         return given and {kind: list(tensors) for kind, tensors in given.items()}
 
@@ -32,14 +36,17 @@ class KeptControl:
 
 
 def with_kept_controls(
-    conds: Sequence[Sequence[Mapping[str, Any]] | None],
+    conds: Sequence[Sequence[Mapping[str, Any]] | None], costs: ControlCosts
 ) -> tuple[list[list[dict[str, Any]] | None], list[KeptControl]]:
     """The prompts of all sides with such in the place of their ControlNets; prompts that share one share its stand-in."""
     kept: dict[int, KeptControl] = {}
 
     def changed(entry: Mapping[str, Any]) -> dict[str, Any]:
         control = entry.get("control")
-        return {**entry, "control": None if control is None else kept.setdefault(id(control), KeptControl(control))}
+        return {
+            **entry,
+            "control": None if control is None else kept.setdefault(id(control), KeptControl(control, costs)),
+        }
 
     sides = [None if side is None else [changed(entry) for entry in side] for side in conds]
     return sides, list(kept.values())

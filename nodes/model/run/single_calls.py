@@ -9,8 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from ....parallel_backend.host.runs.finite import check_sampled
+from ....parallel_backend.plan import ResolvedPlan
+from ...progress import Run
 from ..conditioning import NotSupported
 from ..dtypes import dtype_name
+from ..features.controlnet_costs import ControlCosts
 from ..sampler_run import SamplerRun
 from ..step_by_step import StepByStep
 from .planned import Planned
@@ -47,8 +50,21 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps:
     if planned.plan.pipefusion > 1:
         log.info("Parallel: %s", STAGES_IN_TURN)
         steps.run.warnings.append(f"{STAGES_IN_TURN}.")
-    options = StepByStep(planned.plan, planned.working).model_options(run.extra_args["model_options"])
+    by_step = StepByStep(planned.plan, planned.working)
+    options = by_step.model_options(run.extra_args["model_options"])
     samples = loop({**run.extra_args, "model_options": options}, steps.show)
+    _tell_costs(by_step.costs, planned.plan, steps.run)
     dtype = run.guider.inner_model.get_dtype_inference()
     check_sampled(samples.cpu(), "After the last step", run.sigmas, dtype_name(dtype))
     return samples
+
+
+def _tell_costs(costs: ControlCosts, plan: ResolvedPlan, run: Run) -> None:
+    """Say what ControlNets cost, and on the node where that is more than their plan saves."""
+    if not costs.forwards:
+        return
+    sending = costs.sending(run.ran)
+    log.info("Parallel: %s", costs.in_words(run.steps, sending))
+    warning = costs.warning(run.steps, sending, plan, run.planned)
+    if warning is not None:
+        run.warnings.append(warning)

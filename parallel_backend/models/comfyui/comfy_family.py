@@ -25,12 +25,14 @@ from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
 from ..spread.declaration import Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
+from .computed import CPU, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes, reference_tokens
 from .model import ComfyModel
 from .quantised_layers import pieces_of, quantise_layers
 
+META = torch.device("meta")
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
 
@@ -297,9 +299,21 @@ def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
 
     described.unet_config["dtype"] = dtype
     described.custom_operations = Operations
-    base = described.get_model(dict(tensors), "", device=torch.device("meta"))
+    try:
+        base = described.get_model(dict(tensors), "", device=META)
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta tensor" not in str(error):
+            raise
+        base = made_elsewhere(lambda: described.get_model(dict(tensors), "", device=CPU))
     load_buffers(base.diffusion_model, tensors)
     return base
+
+
+def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
+    """Have modules that keep what type their weights have keep this one: some compute in it, such as Z-Image's in pixels."""
+    for part in module.modules():
+        if vars(part).get("dtype") is UNCONVERTED:
+            vars(part)["dtype"] = dtype
 
 
 def load_buffers(module: nn.Module, tensors: Container[str]) -> None:

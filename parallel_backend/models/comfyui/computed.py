@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,18 @@ class _WithoutWeights(TorchFunctionMode):
         if func is torch.empty:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
+
+
+def made_elsewhere(make: Callable[[], Any]) -> Any:
+    """ComfyUI's BaseModel on the meta device, of a class that looks at values while it is made, as ACE-Step 1.5's does."""
+    with _WithoutWeights():
+        base = make()
+    for part in base.diffusion_model.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = buffer.to("meta")
+    return base
 
 
 def missing_buffers(module: nn.Module) -> list[str]:

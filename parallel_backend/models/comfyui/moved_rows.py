@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class _Rows:
         which = torch.searchsorted(self._starts, row, right=True) - 1
         begins = [0, *((row.diff() != 1) | (which.diff() != 0)).nonzero().flatten().add(1).tolist(), len(row)]
         runs: list[Run] = []
-        for begin, end in zip(begins, begins[1:], strict=False):
+        for begin, end in pairwise(begins):
             number = int(which[begin])
             start = int(row[begin] - self._starts[number])
             stop = start + end - begin

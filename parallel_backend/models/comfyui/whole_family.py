@@ -32,6 +32,9 @@ LOOKED_INTO = ("output_blocks.11.1.transformer_blocks.0.norm1.bias", "conditione
 """How tensors begin whose values ComfyUI's classes need when they are made: what Stable Diffusion 2 predicts, and the embedders
 of Stable Audio, which are outside of its diffusion model."""
 
+SEQUENCES = frozenset({"TripoSplat"})
+"""Classes whose latents are `[batch, tokens, channels]`."""
+
 WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 """Of UNets what a prompt's text and its pooled text are called in ComfyUI's configuration."""
 
@@ -157,12 +160,15 @@ class WholeFamily:
         self, config: WholeConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
     ) -> None:
         """Refuse a latent of another kind, and of UNets texts of another width, with the numbers."""
-        shape = list(latent.shape)
-        if latent.ndim != config.latent_dims + 2 or shape[1] != config.latent_channels or min(shape) < 1:
-            sizes = {1: "length", 2: "height, width", 3: "frames, height, width"}[config.latent_dims]
+        shape, channels = list(latent.shape), config.latent_channels
+        sizes = {1: "length", 2: "height, width", 3: "frames, height, width"}[config.latent_dims]
+        dims, place, takes = config.latent_dims + 2, 1, f"{channels}, {sizes}"
+        if config.kind in SEQUENCES:
+            dims, place, takes = 3, 2, f"tokens, {channels}"
+        if latent.ndim != dims or shape[place] != channels or min(shape) < 1:
             raise Refused(
-                f"the latent has the shape {shape} and {config.kind} takes [batch, {config.latent_channels}, {sizes}], none of "
-                "them 0: use the empty latent or the VAE that belongs to this model."
+                f"the latent has the shape {shape} and {config.kind} takes [batch, {takes}], none of them 0: use the empty "
+                "latent or the VAE that belongs to this model."
             )
         for name, key in WIDTHS.items():
             tensor, width = conditioning.get(name), config.described.unet_config.get(key)
@@ -225,4 +231,5 @@ def plan_shape(kind: str, parameters: int, channels: int) -> ModelShape:
 
 
 def _whole(name: str, parameter: Tensor) -> Piece:
-    return Piece(name, 0, parameter.shape[0], tuple(parameter.shape[1:]))
+    rows = parameter.shape[0] if parameter.ndim else 1
+    return Piece(name, 0, rows, tuple(parameter.shape[1:]))

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...diffusion import ModelSpec
 from ...models import FAMILIES
+from ...models.comfyui.comfy_family import keep_type
 from ...models.comfyui.fast_fp8 import multiply_in_fp8
 from ...models.comfyui.features.lora import merging_dtype, rounded
 from ...models.comfyui.model import ComfyModel
@@ -64,6 +65,7 @@ class StagePart:
         self.model: Model = family.build(config, stage)
         self.rows_meet = functools.partial(family.rows_meet, config)
         self.module = self.model.module
+        keep_type(self.module, dtype)
         compute = STORAGE_DTYPES[spec.compute]
         compute_in(self.module, compute)
         exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -637,6 +638,42 @@ class PackObjects:
         return tuple(make() for make in OBJECTS.values())
 
 
+class PackCountedControl:
+    """Has a ControlNet say in the log each time that its network runs."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"control_net": ("CONTROL_NET",)}}
+
+    RETURN_TYPES = ("CONTROL_NET",)
+    FUNCTION = "count"
+
+    def count(self, control_net: Any) -> tuple[Any]:
+        network = control_net.control_model
+
+        def said(*_: Any) -> None:
+            logging.info("Pack: the network of a ControlNet runs")
+
+        network.register_forward_pre_hook(said)
+        return (control_net,)
+
+
+class PackVision:
+    """Gives what a CLIP vision model says of a picture, its embedding of a width."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"width": ("INT",)}}
+
+    RETURN_TYPES = ("CLIP_VISION_OUTPUT",)
+    FUNCTION = "give"
+
+    def give(self, width: int) -> tuple[Any]:
+        output = vision()
+        output.image_embeds = drawn(1, width)
+        return (output,)
+
+
 class PackNetwork:
     """Gives a network for Qwen-Image of so many blocks, of which ComfyUI's loader takes real ones to have sixty."""
 
@@ -788,6 +825,8 @@ NODE_CLASS_MAPPINGS = {
     "PackObjects": PackObjects,
     "PackEncoders": PackEncoders,
     "PackPrompt": PackPrompt,
+    "PackVision": PackVision,
+    "PackCountedControl": PackCountedControl,
 }
 
 gc.freeze()  # ComfyUI looks through all objects after every ten seconds of work, and a million of them are modules'

@@ -17,7 +17,7 @@ def randomise(module: Any, seed: int) -> Any:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             drawn = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1:
+            if parameter.ndim <= 1:
                 is_scale = "norm" in name and name.endswith("weight")
                 parameter.copy_(1 + 0.2 * drawn if is_scale else 0.1 * drawn)
             else:
