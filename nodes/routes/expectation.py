@@ -66,9 +66,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A line for the loader, empty where nothing can be said; `refused` says that it is why the plan cannot run."""
+    """A line for the tab, empty where nothing can be said, and a shorter one for the loader.
+
+    `refused` says that the first is why the plan cannot run.
+    """
 
     said: str
+    sign: str = ""
     refused: bool = False
 
 
@@ -86,14 +90,14 @@ def _answer(asked: Asked) -> Answer:
     try:
         fields = {name: value for name, value in asked.plan.items() if name != "preset"}
         wish = with_preset(asked.plan.get("preset", AUTOMATIC), msgspec.convert(fields, ParallelPlan))
-        return Answer("") if wish.devices.strip().startswith(REMOTE) else Answer(_said(asked, wish))
+        return Answer("") if wish.devices.strip().startswith(REMOTE) else _expected(asked, wish)
     except PlanRefused as refusal:
         return Answer(str(refusal), refused=True)
     except (Refused, msgspec.ValidationError, FileNotFoundError):  # a graph that is being made
         return Answer("")
 
 
-def _said(asked: Asked, wish: ParallelPlan) -> str:
+def _expected(asked: Asked, wish: ParallelPlan) -> Answer:
     """Raises PlanRefused where the run would be, and Refused where the file is none that the loader takes."""
     if asked.kind == LoadParallelCheckpoint.__name__:
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, asked.file)
@@ -101,7 +105,7 @@ def _said(asked: Asked, wish: ParallelPlan) -> str:
     elif loader := LOADERS.get(asked.kind):
         patcher = load_model(backend(), loader.FAMILY, path_of(asked.file), asked.weight_dtype, wish, loader.KINDS)
     else:
-        return ""
+        return Answer("")
     model, remote = patcher.model, patcher.model.diffusion_model.remote
     latent = _latent(asked, model.latent_format)
     shape = remote.shape
@@ -126,7 +130,8 @@ def _said(asked: Asked, wish: ParallelPlan) -> str:
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))
     running = [tuple(rank.device for rank in group.ranks) for group in groups]
-    return in_words(expected, starts=expected.devices not in running)
+    line = in_words(expected)
+    return Answer(line if expected.devices in running else f"{line}; the first run starts workers", sign=line)
 
 
 def _latent(asked: Asked, form: Any) -> tuple[int, ...]:

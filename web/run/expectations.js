@@ -15,7 +15,7 @@ const REFUSED = { fgColor: "#1a1300", bgColor: "#f5b301" };
 const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
 const LOADER = /^LoadParallel(?!VAE)/;
 
-/** @typedef {{ said: string, refused: boolean }} Answer */
+/** @typedef {{ said: string, sign: string, refused: boolean }} Answer */
 
 /** An expectation, in ComfyUI's language, and the title of the loader that it is of. */
 /** @typedef {{ title: string, said: string }} Expectation */
@@ -83,7 +83,7 @@ export class Expectations {
       const path = pathOf(this.#app, id);
       const loader = path.at(-1);
       if (!answer?.said || !loader) continue;
-      const line = answer.refused ? `⚠ ${this.#words.say("error.PlanRefused")}` : this.#words.told(answer.said);
+      const line = answer.refused ? `⚠ ${this.#words.say("error.PlanRefused")}` : this.#words.told(answer.sign);
       for (const node of path) this.#signs.show(node, KIND, line, answer.refused ? REFUSED : {});
       this.latest.push({ title: loader.title, said: this.#words.told(answer.said) });
     }

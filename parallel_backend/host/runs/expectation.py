@@ -66,13 +66,12 @@ def expect(
     return Expected(choice.plan.devices, gain, chosen.breakdown.memory)
 
 
-def in_words(expected: Expected, starts: bool) -> str:
-    """The expectation in a line for the loader; `starts` says whether the run has to start workers."""
+def in_words(expected: Expected) -> str:
+    """The expectation in a line that has room on the loader."""
     count, kind = len(expected.devices), "GPU" if expected.devices[0].startswith("cuda") else "worker"
     need = amount(expected.memory)
     gain = f"{_times(*expected.gain)}, " if expected.gain else ""
-    line = f"{count} {kind}s: {gain}{need} each" if count > 1 else f"1 {kind}: {need}"
-    return f"{line}; the first run starts workers" if starts else line
+    return f"{count} {kind}s: {gain}{need} each" if count > 1 else f"1 {kind}: {need}"
 
 
 def _times(least: float, most: float) -> str:
