@@ -98,7 +98,8 @@ def test_every_product_is_exact_when_warm_up_covers_all_steps(
     assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("workers", [2, *(pytest.param(workers, marks=thorough) for workers in WORKERS[1:])])
+@thorough
+@pytest.mark.parametrize("workers", WORKERS)
 def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Simulated, workers: int) -> None:
     captions = (SPRITES / "red-circle-on-white.safetensors", SPRITES / "empty.safetensors")
     job = Job(SPRITES / "sprites-flux-schnell.safetensors", sigmas(2), height=15, width=16, captions=captions)

@@ -39,9 +39,7 @@ from ...wire.messages import (
 from ..memory.stage_part import STORAGE_DTYPES
 from .apart import refuse_rows_that_meet
 from .rank import Rank
-from .timing_whole import time_forward
-
-RUNS = 3
+from .timing_whole import runs_on, time_forward
 
 
 def measure_machine(rank: Rank, message: MeasureMachine) -> None:
@@ -96,15 +94,15 @@ def _declines_to_split(
 ) -> bool:
     """Whether the rows of a batch cannot be computed apart, as a plan of several ranks would; rank 0 then tells the host.
 
-    A collective.
+    It tries that alone, as it is so of a class wherever it runs. A collective.
     """
     problem = ""
-    if message.plan.world_size > 1:
+    if message.plan.world_size > 1 and rank.group.rank == 0:
         try:
             refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
         except Refused as refusal:
             problem = str(refusal)
-    problem = next(filter(None, rank.group.gather(problem)), "")
+    problem = rank.group.gather(problem)[0]
     if problem and rank.group.rank == 0:
         rank.host.send(Declined(message.request, problem))
     return bool(problem)
@@ -150,7 +148,7 @@ def time_blocks(
 
     forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, BlockAccess(), block_done))
     runs = []
-    for _ in range(RUNS):
+    for _ in range(runs_on(device)):
         forward(inputs, x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
         runs.append(events.take()[-blocks:])
