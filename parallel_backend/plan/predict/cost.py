@@ -416,7 +416,7 @@ class _Estimate:
         return [attention * waves(max(length(run.q) for run in chunk)) / whole for chunk in runs]
 
     def _ulysses(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadRuns]], attentions: Sequence[float]) -> float:
-        """Seconds of one block's all-to-alls (q, k, v there, the output back) that the attention of other chunks does not hide."""
+        """Seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention does not hide."""
         if layout.ulysses == 1:
             return 0.0
         row = self.batch * self.model.head_dim * self.job.element
