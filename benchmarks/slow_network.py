@@ -1,6 +1,6 @@
-"""PipeFusion against Ulysses and Ring where the network is slow: two ranks, each in a network namespace of its own.
+"""PipeFusion, and Ulysses in chunks of heads, against Ulysses and Ring where the network is slow: two ranks, each in a network namespace of its own.
 
-From the repository's root, as root: OMP_NUM_THREADS=1 python -m benchmarks.slow_network
+From the repository's root, as root: OMP_NUM_THREADS=1 COMFYUI_PATH=… python -m benchmarks.slow_network
 The namespaces are joined by a veth pair that `tc` (tbf) holds to a rate in both directions. Each has one worker, started
 as on several machines, and the first has the host too. Prints a Markdown table and writes docs/slow-network.md.
 """
@@ -38,7 +38,7 @@ from tests.programs import encoded_program
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PAGE = Path(__file__).parents[1] / "docs" / "slow-network.md"
-COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.slow_network"
+COMMAND = "OMP_NUM_THREADS=1 COMFYUI_PATH=… python -m benchmarks.slow_network"
 INTERFACE = "shaped0"
 ADDRESS = Address("10.77.0.1", 29600)
 START_SECONDS = 120
@@ -77,6 +77,7 @@ def plans() -> dict[str, ResolvedPlan]:
     """What is compared."""
     return {
         "Ulysses 2": cpu_plan(ulysses=2, blocks=BLOCKS),
+        "Ulysses 2, heads in 2 chunks": cpu_plan(ulysses=2, blocks=BLOCKS, head_chunks=2),
         "Ring 2": cpu_plan(ring=2, blocks=BLOCKS),
         "PipeFusion 2, 2 patches": cpu_plan(pipefusion=2, patches=2, blocks=BLOCKS),
         "PipeFusion 2, 4 patches": cpu_plan(pipefusion=2, patches=4, blocks=BLOCKS),
@@ -166,6 +167,7 @@ class Network:
             "GLOO_SOCKET_IFNAME": INTERFACE,
         }
         worker = [sys.executable, "-m", "parallel_backend.worker", "--listen", str(ADDRESS), "--device", "cpu"]
+        worker += ["--comfyui", os.environ["COMFYUI_PATH"]]
         ranks = [
             subprocess.Popen(["ip", "netns", "exec", space, *worker], env={**os.environ, **together, "RANK": str(rank)})
             for rank, space in enumerate(self.spaces)
@@ -231,16 +233,19 @@ class Job:
         return Run(
             whole=max(report.seconds for report in answer.reports) / self.steps,
             steady=(ends[-1] - ends[0]) / (self.steps - 1),
+            waiting=max(report.waiting for report in answer.reports) / self.steps,
             sent=[sum(report.sent.values()) // self.steps for report in sorted(answer.reports, key=lambda r: r.rank)],
         )
 
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds a step over the whole run and after the first step, and the bytes that each rank sent a step."""
+    """Seconds a step over the whole run, after the first step, and of waiting on the rank that waits longest; bytes that each
+    rank sent a step."""
 
     whole: float
     steady: float
+    waiting: float
     sent: list[int]
 
 
@@ -283,14 +288,16 @@ def page(job: Job, rounds: int, megabits: int, rate: float, series: Mapping[str,
         f"{TEXT} text tokens, {job.steps} steps of euler, the first of them PipeFusion's warm-up. Medians of {rounds} denoises, "
         "the plans taking turns. *Free link*: the same without the limit.",
         "",
-        "| plan | s a step | against Ulysses 2 | after the first step | free link | bytes sent a step, ranks 0 and 1 |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| plan | s a step | against Ulysses 2 | after the first step | waiting, s a step | free link | bytes sent a step, ranks 0 and 1 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, each in series.items():
         whole, steady = median(each.shaped, "whole"), median(each.shaped, "steady")
         sent = ", ".join(f"{count:,}" for count in each.shaped[0].sent)
-        free = median(each.free, "whole")
-        lines.append(f"| {name} | {whole:.2f} | {whole / base:.2f} | {steady:.2f} | {free:.2f} | {sent} |")
+        free, waiting = median(each.free, "whole"), median(each.shaped, "waiting")
+        lines.append(
+            f"| {name} | {whole:.2f} | {whole / base:.2f} | {steady:.2f} | {waiting:.2f} | {free:.2f} | {sent} |"
+        )
     return "\n".join([*lines, "", NOTE, ""])
 
 

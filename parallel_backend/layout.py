@@ -29,6 +29,14 @@ def length(run: slice) -> int:
 
 
 @dataclass(frozen=True)
+class HeadRuns:
+    """Some of a Ulysses rank's heads: of queries, and of the keys and values that they need."""
+
+    q: slice
+    kv: slice
+
+
+@dataclass(frozen=True)
 class SequenceSplit:
     """The tokens of each of ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
 
@@ -82,3 +90,19 @@ class SequenceSplit:
     def kv_counts(self) -> list[int]:
         """How many these are."""
         return list(map(length, self.kv_runs()))
+
+    def head_chunks(self, most: int) -> list[list[HeadRuns]]:
+        """The heads of all Ulysses ranks in at most so many chunks, each of which has some of every rank's.
+
+        Chunks are cut between heads of keys and values, so that what shares one stays together. There are as many as the rank
+        with the fewest allows, the same on all ranks.
+        """
+        count = max(1, min(most, *self.kv_counts()))
+        parts = [cut(kv, count) for kv in self.kv_counts()]
+        return [[self._heads(rank, parts[rank][chunk]) for rank in range(self.ulysses)] for chunk in range(count)]
+
+    def _heads(self, rank: int, part: slice) -> HeadRuns:
+        """Of a rank's heads of keys and values those of a part, and its heads of queries that need them."""
+        q, kv = self.head_runs()[rank], self.kv_runs()[rank]
+        part = slice(kv.start + part.start, kv.start + part.stop)
+        return HeadRuns(slice(max(q.start, part.start * self.group), min(q.stop, part.stop * self.group)), part)

@@ -35,6 +35,7 @@ def cpu_plan(
     weights: str = "replicated",
     memory_limit: float = 0.0,
     shares: tuple[int, ...] = (),
+    head_chunks: int = 1,
 ) -> ResolvedPlan:
     """A plan that can run, with as many CPU workers as its degrees need."""
     ends = [blocks * stage // pipefusion for stage in range(pipefusion + 1)]
@@ -52,4 +53,5 @@ def cpu_plan(
         attention="auto",
         memory_limit=memory_limit,
         shares=shares or (1,) * (ring * ulysses),
+        head_chunks=head_chunks,
     )

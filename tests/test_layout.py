@@ -1,6 +1,7 @@
 """Which tokens each rank and patch holds."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -98,3 +99,20 @@ def in_order(placements: Sequence[Placement], ranks: Sequence[int]) -> Tensor:
         for stream, placement in enumerate(placements)
     ]
     return torch.cat(held)
+
+
+@given(degrees, st.integers(1, 12), st.integers(1, 6), st.integers(1, 5))
+def test_chunks_of_heads_are_a_ranks_heads_cut_between_groups(
+    ulysses: int, kv_heads: int, group: int, most: int
+) -> None:
+    heads = kv_heads * group
+    split = SequenceSplit((1,) * ulysses, heads, 1, ulysses, (1,) * ulysses, kv_heads)
+    chunks = split.head_chunks(most)
+    assert len(chunks) == max(1, min(most, *split.kv_counts()))
+    for rank, own in enumerate(zip(*chunks, strict=True)):
+        for name, whole in (("q", split.head_runs()[rank]), ("kv", split.kv_runs()[rank])):
+            runs = [getattr(runs, name) for runs in own]
+            assert (runs[0].start, runs[-1].stop) == (whole.start, whole.stop)
+            assert all(one.stop == following.start for one, following in pairwise(runs))
+        for runs in own:
+            assert {head // group for head in range(heads)[runs.q]} in ({*range(kv_heads)[runs.kv]}, set())

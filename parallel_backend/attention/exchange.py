@@ -8,60 +8,92 @@ other are the sequence, and the pieces for all ranks are the result: nothing is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from ..layout import SequenceSplit, length
+from ..layout import HeadRuns, SequenceSplit, length
 from ..mesh import Mesh
+
+QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class HeadExchange:
-    """The exchange for the tokens of one split."""
+    """The exchange for the tokens of one split, and for a chunk of every rank's heads.
 
-    def __init__(self, mesh: Mesh, split: SequenceSplit) -> None:
+    Args:
+        runs: the chunk, by Ulysses rank.
+        behind: whether this rank computes meanwhile; else it waits at once.
+    """
+
+    def __init__(self, mesh: Mesh, split: SequenceSplit, runs: Sequence[HeadRuns], behind: bool) -> None:
         self._axis = mesh.ulysses
-        self._heads = split.head_counts()
         self._tokens = split.ulysses_tokens(mesh.ring.rank)
-        self._even = len(set(self._heads)) == 1
-        self._apart = self._even and sum(split.kv_counts()) * split.group == split.heads
-        self._runs = list(zip(split.head_runs(), split.kv_runs(), split.kv_runs(), strict=True))
+        self._runs = [(run.q, run.kv, run.kv) for run in runs]
+        self._widths = [[length(run) for run in own] for own in self._runs]
+        self._apart = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group == split.heads
+        self._behind = behind
 
-    def to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From `[batch, local tokens, heads, head_dim]` to `[batch, the ring rank's tokens, local heads, head_dim]`."""
+    def to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], QKV]:
+        """From `[batch, local tokens, all heads, head_dim]` to `[batch, the ring rank's tokens, the chunk's, head_dim]`.
+
+        What returns waits for it.
+        """
         axis = self._axis
         if axis.size == 1:
-            return q, k, v
+            (run, kv, _) = self._runs[0]
+            return lambda: (q[:, :, run], k[:, :, kv], v[:, :, kv])
         batch, local, _, head_dim = q.shape
-        row = batch * head_dim
-        heads = [[length(run) for run in runs] for runs in self._runs]
-        mine = heads[axis.rank]
-        send_sizes = [row * local * sum(theirs) for theirs in heads]
+        row, mine = batch * head_dim, self._widths[axis.rank]
+        send_sizes = [row * local * sum(theirs) for theirs in self._widths]
         send = q.new_empty(sum(send_sizes))
         if self._apart:
             places = send.view(axis.size, local, batch, sum(mine), head_dim).split(mine, dim=3)
-            for part, place in zip((q, k, v), places, strict=True):
-                place.copy_(part.unflatten(2, (axis.size, place.shape[3])).permute(2, 1, 0, 3, 4))
+            for part, run, place in zip((q, k, v), self._runs[0], places, strict=True):
+                place.copy_(part.unflatten(2, (axis.size, -1))[:, :, :, run].permute(2, 1, 0, 3, 4))
         else:
-            for piece, runs, theirs in zip(send.split(send_sizes), self._runs, heads, strict=True):
+            for piece, runs, theirs in zip(send.split(send_sizes), self._runs, self._widths, strict=True):
                 places = piece.view(local, batch, sum(theirs), head_dim).split(theirs, dim=2)
                 for part, run, place in zip((q, k, v), runs, places, strict=True):
                     place.copy_(part[:, :, run].transpose(0, 1))
-        received = axis.all_to_all(send, send_sizes, [row * n * sum(mine) for n in self._tokens])
-        every = received.view(sum(self._tokens), batch, sum(mine), head_dim).transpose(0, 1)
-        q, k, v = every.split(mine, dim=2)
-        return q, k, v
+        wait = self._begin(send, send_sizes, [row * n * sum(mine) for n in self._tokens])
 
-    def to_tokens(self, out: Tensor) -> Tensor:
-        """`[batch, the ring rank's tokens, local heads, head_dim]` to `[batch, local tokens, heads, head_dim]`."""
+        def arrived() -> QKV:
+            every = wait().view(sum(self._tokens), batch, sum(mine), head_dim).transpose(0, 1)
+            q, k, v = every.split(mine, dim=2)
+            return q, k, v
+
+        return arrived
+
+    def to_tokens(self, out: Tensor) -> Callable[[], list[Tensor]]:
+        """`[batch, the ring rank's tokens, the chunk's heads, head_dim]` to `[batch, local tokens, …]` of each rank's heads.
+
+        What returns waits for it.
+        """
         axis = self._axis
         if axis.size == 1:
-            return out
+            return lambda: [out]
         batch, _, mine, head_dim = out.shape
         row, local = batch * head_dim, self._tokens[axis.rank]
-        sizes = [row * local * h for h in self._heads]
-        received = axis.all_to_all(out.transpose(0, 1).reshape(-1), [row * n * mine for n in self._tokens], sizes)
-        if self._even:
-            by_rank = received.view(axis.size, local, batch, mine, head_dim)
-            return by_rank.permute(2, 1, 0, 3, 4).reshape(batch, local, axis.size * mine, head_dim)
-        pieces = zip(received.split(sizes), self._heads, strict=True)
-        return torch.cat([piece.view(local, batch, h, head_dim) for piece, h in pieces], dim=2).transpose(0, 1)
+        heads = [theirs for theirs, *_ in self._widths]
+        sizes = [row * local * theirs for theirs in heads]
+        wait = self._begin(out.transpose(0, 1).reshape(-1), [row * n * mine for n in self._tokens], sizes)
+
+        def arrived() -> list[Tensor]:
+            pieces = zip(wait().split(sizes), heads, strict=True)
+            return [piece.view(local, batch, theirs, head_dim).transpose(0, 1) for piece, theirs in pieces]
+
+        return arrived
+
+    def _begin(self, send: Tensor, send_sizes: list[int], receive_sizes: list[int]) -> Callable[[], Tensor]:
+        if self._behind:
+            return self._axis.begin_all_to_all(send, send_sizes, receive_sizes)
+        received = self._axis.all_to_all(send, send_sizes, receive_sizes)
+        return lambda: received
+
+
+def joined(chunks: Sequence[Sequence[Tensor]]) -> Tensor:
+    """All heads in their order, of what each chunk's `to_tokens` gave."""
+    pieces = [piece for of_rank in zip(*chunks, strict=True) for piece in of_rank]
+    return torch.cat(pieces, dim=2) if len(pieces) > 1 else pieces[0]

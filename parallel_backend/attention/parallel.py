@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..layout import SequenceSplit
+from ..layout import HeadRuns, SequenceSplit
 from ..mesh import Mesh
 from ..transfers import sent_to
-from .exchange import HeadExchange
+from .exchange import HeadExchange, joined
 from .packages import Attend
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
@@ -77,17 +77,17 @@ class KVCache:
         return whole
 
 
-def repeated_heads(attend: Attend, split: SequenceSplit, ulysses_rank: int) -> Attend:
-    """A kernel for a Ulysses rank's own heads, made of one that takes as many heads of k and v as of q.
+def repeated_heads(attend: Attend, group: int, own: HeadRuns) -> Attend:
+    """A kernel for some heads of a Ulysses rank, made of one that takes as many heads of k and v as of q.
 
-    Heads of keys and values that several heads of queries share are so repeated last, behind exchange, ring and cache.
+    Heads of keys and values that `group` heads of queries share are so repeated last, behind exchange, ring and cache.
     """
-    if split.group == 1:
+    if group == 1:
         return attend
-    skipped = split.head_runs()[ulysses_rank].start % split.group  # of its first group: they are the rank's before
+    skipped = own.q.start % group  # of its first group: they are the rank's before
 
     def attend_groups(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (x.repeat_interleave(split.group, dim=2)[:, :, skipped : skipped + q.shape[2]] for x in (k, v))
+        k, v = (x.repeat_interleave(group, dim=2)[:, :, skipped : skipped + q.shape[2]] for x in (k, v))
         return attend(q, k, v)
 
     return attend_groups
@@ -96,28 +96,45 @@ def repeated_heads(attend: Attend, split: SequenceSplit, ulysses_rank: int) -> A
 class WholeAttention:
     """Every token attends to every token of this call.
 
+    Heads are exchanged and computed in chunks: while one is computed the next one's tokens arrive and the last one's result
+    leaves. What is computed of each head stays the same.
+
     Args:
-        cache: if given, filled with the keys and values seen.
+        chunks: at most so many; every rank has some heads in each.
     """
 
-    def __init__(self, mesh: Mesh, split: SequenceSplit, attend: Attend, cache: KVCache | None) -> None:
+    def __init__(self, mesh: Mesh, split: SequenceSplit, attend: Attend, chunks: int = 1) -> None:
         self._ring = mesh.ring
-        self._exchange = HeadExchange(mesh, split)
         self._tokens = split.ring_tokens()
-        self._attend = repeated_heads(attend, split, mesh.ulysses.rank)
-        self._cache = cache
+        runs = split.head_chunks(chunks)
+        self._exchanges = [HeadExchange(mesh, split, chunk, behind=len(runs) > 1) for chunk in runs]
+        self._attends = [repeated_heads(attend, split.group, chunk[mesh.ulysses.rank]) for chunk in runs]
 
-    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the local tokens."""
-        q, k, v = self._exchange.to_heads(q, k, v)
-        if self._ring.size == 1 and self._cache is None:
-            out = self._attend(q, k, v)[0] if q.numel() else q
-        else:
-            kv = torch.stack((k, v))
-            if self._cache is not None:
-                self._cache.fill(block, kv)
-            out = around_the_ring(self._ring, self._tokens, self._attend, q, kv)
-        return self._exchange.to_tokens(out)
+    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Attention of the local tokens.
+
+        Args:
+            cache: if given, filled with the keys and values seen; it takes all heads, so there is one chunk.
+        """
+        assert cache is None or len(self._exchanges) == 1
+        leaving = []
+        arriving = self._exchanges[0].to_heads(q, k, v)
+        for chunk, (exchange, attend) in enumerate(zip(self._exchanges, self._attends, strict=True)):
+            operands = arriving()
+            if chunk + 1 < len(self._exchanges):  # the next one is in flight while this one is computed
+                arriving = self._exchanges[chunk + 1].to_heads(q, k, v)
+            leaving.append(exchange.to_tokens(self._computed(block, attend, *operands, cache)))
+        return joined([arrived() for arrived in leaving])
+
+    def _computed(
+        self, block: Hashable, attend: Attend, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None
+    ) -> Tensor:
+        if self._ring.size == 1 and cache is None:
+            return attend(q, k, v)[0] if q.numel() else q
+        kv = torch.stack((k, v))
+        if cache is not None:
+            cache.fill(block, kv)
+        return around_the_ring(self._ring, self._tokens, attend, q, kv)
 
 
 def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q: Tensor, kv: Tensor) -> Tensor:
@@ -145,19 +162,19 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
 class PatchAttention:
     """One patch's tokens, of which `split` is, attend to the newest keys that the stage holds; theirs go there first."""
 
-    def __init__(self, mesh: Mesh, split: SequenceSplit, patch: int, attend: Attend, cache: KVCache) -> None:
+    def __init__(self, mesh: Mesh, split: SequenceSplit, patch: int, attend: Attend) -> None:
         self._ring = mesh.ring
-        self._exchange = HeadExchange(mesh, split)
+        (runs,) = split.head_chunks(1)
+        self._exchange = HeadExchange(mesh, split, runs, behind=False)
         self._tokens = split.ring_tokens()
         self._patch = patch
-        self._attend = repeated_heads(attend, split, mesh.ulysses.rank)
-        self._cache = cache
+        self._attend = repeated_heads(attend, split.group, runs[mesh.ulysses.rank])
 
-    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache) -> Tensor:
         """Attention of the local tokens of the patch."""
-        q, k, v = self._exchange.to_heads(q, k, v)
-        kv = self._cache.update(block, self._patch, k, v)
-        return self._exchange.to_tokens(self._over_the_ring(q, kv))
+        q, k, v = self._exchange.to_heads(q, k, v)()
+        kv = cache.update(block, self._patch, k, v)
+        return joined([self._exchange.to_tokens(self._over_the_ring(q, kv))()])
 
     def _over_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
         ring = self._ring

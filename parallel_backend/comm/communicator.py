@@ -106,13 +106,20 @@ class Communicator:
 
         What returns waits for what is received and returns it on the device. Either side may be empty; all members call.
         """
-        outgoing = self._outgoing(send)
-        received = self._buffer(receive_size, send.dtype)
         sizes = [0] * self.size, [0] * self.size
-        sizes[0][(self.rank + 1) % self.size] = outgoing.numel()
+        sizes[0][(self.rank + 1) % self.size] = send.numel()
         sizes[1][(self.rank - 1) % self.size] = receive_size
-        self._count(outgoing.numel(), send.dtype)
-        work = dist.all_to_all_single(received, outgoing, sizes[1], sizes[0], group=self._group, async_op=True)
+        return self.begin_all_to_all(send, *sizes)
+
+    def begin_all_to_all(
+        self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]
+    ) -> Callable[[], Tensor]:
+        """Start what `all_to_all` does; what returns waits for it and returns the pieces. All members call."""
+        outgoing = self._outgoing(send)
+        received = self._buffer(sum(receive_sizes), send.dtype)
+        self._count(sum(send_sizes) - send_sizes[self.rank], send.dtype)
+        sizes = list(receive_sizes), list(send_sizes)
+        work = dist.all_to_all_single(received, outgoing, *sizes, group=self._group, async_op=True)
 
         def wait() -> Tensor:
             with self._meter.wait(self.name):

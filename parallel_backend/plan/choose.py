@@ -13,7 +13,8 @@ import msgspec
 from ..errors import PlanRefused
 from .advice import gigabytes
 from .plan import ResolvedPlan, share_a_gpu
-from .predict.cost import Cost, Job, cost
+from .predict.chunks import in_chunks
+from .predict.cost import Cost, Job
 from .predict.profiles import ModelShape, Profile
 
 ALIKE = 0.9
@@ -47,10 +48,11 @@ def rank(
     job: Job,
     profile: Profile,
 ) -> list[Ranked]:
-    """The candidates by predicted seconds a step; those that need more than a rank may take come last."""
+    """The candidates by predicted seconds a step, each with its heads in the best chunks; those that need more than a rank may
+    take come last."""
     ranked = []
-    for plan in candidates:
-        breakdown = cost(plan, model, job, profile)
+    for candidate in candidates:
+        plan, breakdown = in_chunks(candidate, model, job, profile)
         ranked.append(Ranked(plan, breakdown.seconds, breakdown))
     return sorted(ranked, key=lambda entry: (not entry.breakdown.fits, entry.seconds))
 
@@ -104,6 +106,7 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
         stages=(sum(plan.stages),),
         shares=(1,),
         batch_shares=(),
+        head_chunks=1,
         weights="streamed" if plan.weights == "streamed" else "replicated",
     )
 
@@ -120,6 +123,8 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
             notes.append(f"weights {entry.plan.weights}")
         if is_approximate(entry.plan):
             notes.append(f"{entry.plan.patches} patches: changes the picture")
+        if entry.plan.head_chunks > 1:
+            notes.append(f"heads in {entry.plan.head_chunks} chunks")
         parts = (f"{1e3 * getattr(entry.breakdown, part):.1f}" for part in PARTS)
         mark = "*" if entry.plan == chosen else ""
         memory = f"{entry.breakdown.memory / 1e9:.1f}"

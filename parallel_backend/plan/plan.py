@@ -57,7 +57,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `stages` holds the number of blocks of each PipeFusion stage, and nothing where work is cut in space; `memory_limit` is
     in gigabytes a device, 0 for none. Tokens are cut over the ring x ulysses sequence ranks in proportion to `shares`, the
-    batch over the data ranks in proportion to `batch_shares`, evenly where that is empty.
+    batch over the data ranks in proportion to `batch_shares`, evenly where that is empty. Ulysses exchanges the heads in
+    `head_chunks`, or as many as they allow, each behind the attention of another.
     """
 
     devices: tuple[str, ...]
@@ -74,6 +75,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit: float
     shares: tuple[int, ...]
     batch_shares: tuple[int, ...] = ()
+    head_chunks: int = 1
 
     def parts(self, batch: int) -> list[slice]:
         """The rows of a batch that each data rank computes; none is left without one where there are enough."""
@@ -140,6 +142,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             text += f", tokens {' : '.join(map(str, self.shares))} by speed and memory"
         if len(set(self.batch_shares)) > 1:
             text += f", the batch {' : '.join(map(str, self.batch_shares))} by speed"
+        if self.head_chunks > 1:
+            text += f", heads exchanged in {self.head_chunks} chunks"
         if approximate_attention:
             text += f", attention {self.attention} (approximate)"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")

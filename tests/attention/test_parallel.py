@@ -30,7 +30,14 @@ def torch_attention(inputs: Tensor, group: int = 1) -> Tensor:
 
 
 def attend_over_ranks(
-    inputs: Tensor, text: int, ring: int, ulysses: int, patches: int = 1, shares: tuple[int, ...] = (), group: int = 1
+    inputs: Tensor,
+    text: int,
+    ring: int,
+    ulysses: int,
+    patches: int = 1,
+    shares: tuple[int, ...] = (),
+    group: int = 1,
+    head_chunks: int = 1,
 ) -> Tensor:
     """The whole result, each rank's tokens put back where they belong.
 
@@ -57,11 +64,11 @@ def attend_over_ranks(
         mesh = build_mesh(plan, CPU, Meter())
         around = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
         cache = KVCache(slots_of(streams, around, patches)) if patches > 1 else None
-        whole = WholeAttention(mesh, split(streams), attend, cache)(0, *local(streams, rank))
+        whole = WholeAttention(mesh, split(streams), attend, head_chunks)(0, *local(streams, rank), cache)
         if cache is None:
             return [whole]
         parts = [
-            PatchAttention(mesh, split(chunk), patch, attend, cache)(0, *local(chunk, rank))
+            PatchAttention(mesh, split(chunk), patch, attend)(0, *local(chunk, rank), cache)
             for patch, chunk in enumerate(chunks)
         ]
         return [whole, *parts]
@@ -115,6 +122,30 @@ def test_ranks_with_unequal_shares(ring: int, ulysses: int, shares: tuple[int, .
     inputs = qkv(7 + 45, heads=5)
     found = attend_over_ranks(inputs, 7, ring, ulysses, patches, shares)
     torch.testing.assert_close(found.double(), torch_attention(inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "heads", "group", "shares"),
+    [
+        (1, 2, 8, 1, ()),  # two, three and four heads of a rank at a time
+        (1, 4, 30, 1, ()),
+        (2, 2, 5, 1, ()),
+        (1, 2, 10, 1, (100, 41)),
+        (1, 2, 24, 6, ()),  # a rank has two groups
+        (1, 3, 24, 6, ()),  # and here one, or parts of two
+        (1, 4, 3, 1, ()),  # a rank has no head
+    ],
+)
+def test_heads_in_chunks_give_the_same_bits(
+    ring: int, ulysses: int, heads: int, group: int, shares: tuple[int, ...]
+) -> None:
+    inputs = qkv(7 + 45, heads, batch=2)
+    expected = attend_over_ranks(inputs, 7, ring, ulysses, 1, shares, group)
+    torch.testing.assert_close(expected.double(), torch_attention(inputs, group), rtol=1e-5, atol=1e-5)
+    for head_chunks in (2, 3):
+        found = attend_over_ranks(inputs, 7, ring, ulysses, 1, shares, group, head_chunks)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        assert ring > 1 or torch.equal(found, expected)  # merging vectorises otherwise where other heads are beside it
 
 
 @thorough

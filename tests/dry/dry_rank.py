@@ -137,6 +137,7 @@ def dry_run(
     patches: int = 0,
     whole: bool = True,
     weights: str = "replicated",
+    head_chunks: int = 1,
     stored: str = "",
     room: int = 0,
     **degrees: int,
@@ -145,12 +146,13 @@ def dry_run(
 
     Args:
         name: of JOBS.
+        head_chunks: in which Ulysses exchanges them.
         whole: every block, or the first two of each kind, which shows the same kernels a block and as many outside.
         stored: a type of GGUF's, in which the blocks' matrices are.
         room: bytes that are spare for expanded ones.
     """
     job = JOBS[name]
-    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights)
+    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights, head_chunks)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
     expanded = 0
     if stored:

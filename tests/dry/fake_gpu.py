@@ -62,10 +62,12 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Counts:
-    """What was asked of the device: `peak` are the most bytes of tensors alive at once, weights left out."""
+    """What was asked of the device: `order` its kernels and collectives by name, as they came; `peak` the most bytes of tensors
+    alive at once, weights left out."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
+    order: list[str] = field(default_factory=list)
     peak: int = 0
 
 
@@ -194,6 +196,7 @@ class FakeGpu(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d":
             self.counts.collectives[name] += 1
+            self.counts.order.append(name)
             return
         if name in WAITS or (name in ("index", "index_put_", "index_put") and _by_mask_or_host(args)):
             self.note_wait(name)
@@ -201,6 +204,7 @@ class FakeGpu(TorchDispatchMode):
             self._look_at_copy(name, args, kwargs)
         if not func.is_view and func not in NO_KERNEL and kwargs.get("device") != torch.device("meta"):
             self.counts.kernels[name] += 1
+            self.counts.order.append(name)
 
     def _look_at_copy(self, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         if name == "copy_":

@@ -104,7 +104,9 @@ class LoneRank:
             self.answer, self.uncompiled = host, tuple(message.uncompiled)
 
 
-def plan_of(blocks: int, patches: int, degrees: Mapping[str, int], weights: str = "replicated") -> ResolvedPlan:
+def plan_of(
+    blocks: int, patches: int, degrees: Mapping[str, int], weights: str = "replicated", head_chunks: int = 1
+) -> ResolvedPlan:
     """On as many GPUs as the degrees need."""
     every: dict[str, Any] = dict.fromkeys(AXES, 1) | dict(degrees)
     cut = every["pipefusion"]
@@ -118,6 +120,7 @@ def plan_of(blocks: int, patches: int, degrees: Mapping[str, int], weights: str 
         attention="auto",
         memory_limit=0.0,
         shares=(1,) * (every["ring"] * every["ulysses"]),
+        head_chunks=head_chunks,
         **every,
     )
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.dry_run import CASES
 from benchmarks.plan_predictions import BY_DIFFUSERS
-from parallel_backend.plan.predict.operations import OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
+from parallel_backend.plan.predict.operations import CHUNK, OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
 from tests.comfyuis import is_listed, tell_new
 from tests.selection import thorough
 
@@ -38,6 +38,12 @@ LIMITS = {
         1_076_354_560,
     ),
     "FLUX.1-dev, ulysses 4": (207, {"DoubleStreamBlock": 46, "SingleStreamBlock": 18}, 9, 85_327_872),
+    "FLUX.1-dev, ulysses 4, heads in 3 chunks": (
+        239,
+        {"DoubleStreamBlock": 54, "SingleStreamBlock": 26},
+        25,
+        85_327_872,
+    ),
     "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 13, 170_262_528),
     "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 13, 71_237_632),
     "FLUX.1-dev, pipefusion 4, first stage": (407, {"DoubleStreamBlock": 47}, 9, 28_311_553),
@@ -49,6 +55,7 @@ LIMITS = {
     "FLUX.2-dev, ulysses 8": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 100_007_936),
     "Wan 2.2 14B, one rank": (116, {"WanAttentionBlock": 31}, 0, 0),
     "Wan 2.2 14B, ulysses 2": (126, {"WanAttentionBlock": 34}, 5, 1_553_126_400),
+    "Wan 2.2 14B, ulysses 2, heads in 4 chunks": (150, {"WanAttentionBlock": 46}, 17, 1_553_126_400),
     "Wan 2.2 14B, ring 2 x ulysses 2": (146, {"WanAttentionBlock": 44}, 7, 1_555_545_600),
     "Wan 2.2 14B, cfg 2 x ulysses 4": (131, {"WanAttentionBlock": 34}, 6, 1_187_827_200),
     "Wan 2.2 14B, pipefusion 2, first stage": (142, {"WanAttentionBlock": 33}, 4, 774_144_001),
@@ -97,6 +104,7 @@ DECODES = {
 LATER = (
     "FLUX.1-dev, ulysses 4",
     "FLUX.1-dev, ring 4",
+    "Wan 2.2 14B, ulysses 2, heads in 4 chunks",
     "FLUX.1-dev, pipefusion 4, second stage",
     "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage",
     "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage",
@@ -184,11 +192,11 @@ def test_nothing_in_the_loop_waits_for_the_device(case: str, short: dict[str, di
 
 
 @each(case for case in LIMITS if "ulysses" in case or "ring" in case)
-def test_an_attention_is_two_all_to_alls_and_its_hops_and_the_output_is_gathered_once(
+def test_a_chunk_of_an_attention_is_two_all_to_alls_and_its_hops_and_the_output_is_gathered_once(
     case: str, short: dict[str, dict[str, Any]]
 ) -> None:
     model, degrees = CASES[case]
-    block = ATTENTION * ("ulysses" in degrees) + HOP * (degrees.get("ring", 1) - 1)
+    block = ATTENTION * degrees.get("head_chunks", 1) * ("ulysses" in degrees) + HOP * (degrees.get("ring", 1) - 1)
     block += degrees.get("weights") == "sharded"  # the gather of a block
     guidance = 1 if "cfg" in case else 0
     assert short[case]["collectives"] == block * short[case]["blocks_run"] + OUTPUTS.get(model, 1) + guidance
@@ -210,7 +218,9 @@ def test_plans_go_by_what_an_attention_over_ranks_starts(case: str, short: dict[
     """
     model, degrees = CASES[case]
     ring = degrees.get("ring", 1)
-    added = (ULYSSES - ATTENTION) * ("ulysses" in degrees) + PATCHED * ("pipefusion" in degrees)
+    chunks = degrees.get("head_chunks", 1)
+    added = (ULYSSES - ATTENTION + (chunks - 1) * (CHUNK - ATTENTION)) * ("ulysses" in degrees)
+    added += PATCHED * ("pipefusion" in degrees)
     added += (RING + (ring - 1) * (RING_HOP - HOP)) * (ring > 1)
     more = 0 if model == "FLUX.1-dev" else 1
     fewer = PATCHED if more and "pipefusion" in degrees else more

@@ -161,6 +161,48 @@ def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None
     assert fast.gather < 0.1 * fast.seconds < slow.gather
 
 
+def test_heads_in_chunks_hide_the_exchange_that_attention_is_long_enough_for() -> None:
+    free = replace(profile("h100"), levels=(Level(8, 1e11, 0.0),))
+    free = replace(free, device=replace(free.device, launch=0.0, wave=1))
+    job = Job(image_tokens=100_000, text_tokens=0)  # whose attention takes longer
+    whole = plan(ulysses=4)
+    for chunks in (2, 3):
+        alone, cut = (
+            cost(each, FLUX, job, free) for each in (whole, msgspec.structs.replace(whole, head_chunks=chunks))
+        )
+        assert cut.ulysses == pytest.approx(alone.ulysses / chunks)
+        assert cut.device == pytest.approx(alone.device)
+    slow = replace(free, levels=(Level(8, 1e6, 0.0),))  # whose links take longer
+    alone, cut = (cost(each, FLUX, job, slow) for each in (whole, msgspec.structs.replace(whole, head_chunks=2)))
+    own = replace(slow, device=replace(slow.device, matmul=1e30, bandwidth=1e30))
+    assert alone.ulysses - cut.ulysses == pytest.approx(cost(whole, FLUX, job, own).device)
+
+
+def test_chunks_are_chosen_where_they_pay() -> None:
+    def chosen(found: ResolvedPlan, machine: Profile, job: Job = JOB) -> ResolvedPlan:
+        (entry,) = rank([found], FLUX, job, machine)
+        assert entry.breakdown == cost(entry.plan, FLUX, job, machine)
+        return entry.plan
+
+    video, slow = Job(image_tokens=50_000, text_tokens=512), profile("l40")
+    assert chosen(plan(ulysses=4), slow, video).head_chunks == 4
+    assert "heads exchanged in 4 chunks" in chosen(plan(ulysses=4), slow, video).describe()
+    assert chosen(plan(ulysses=4), profile("h100")).head_chunks == 1  # few heads of a picture do not fill it
+    two_heads = replace(FLUX, kv_heads=2)
+    (entry,) = rank([plan(ulysses=2)], two_heads, video, slow)
+    assert entry.plan.head_chunks == 1  # a rank has one group
+    for kept in (plan(ring=2, ulysses=2), plan(ring=4), plan(ulysses=2, pipefusion=2), plan()):
+        assert chosen(kept, slow, video) == kept
+
+
+def test_a_kernel_with_few_heads_takes_as_long_as_one_that_fills_the_device() -> None:
+    machine = profile("h100")
+    whole = plan(ulysses=8)  # three heads of 4608 queries: not quite what it works on at once
+    found = [cost(msgspec.structs.replace(whole, head_chunks=chunks), FLUX, JOB, machine) for chunks in (1, 3)]
+    attention = 4 * 4608**2 * 3 * FLUX.head_dim / machine.device.attention * FLUX.blocks
+    assert found[1].device - found[0].device == pytest.approx(2 * attention)
+
+
 def test_cfg_over_ranks_halves_the_batch_for_one_exchange() -> None:
     machine = profile("h100")
     both = cost(plan(), FLUX, replace(JOB, two_sided=True), machine)

@@ -16,6 +16,7 @@ from ...attention.parallel import KVCache, PatchAttention, WholeAttention, repli
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
+from ...plan import ResolvedPlan
 from .call import Call
 from .declaration import Attention, Local, Merged, Spread
 from .placement import Placement, slots_of
@@ -163,14 +164,15 @@ class Attentions:
     """Answers a model's calls of attention during one forward.
 
     Args:
-        choice: the plan's attention kernel.
+        plan: says which kernels compute, and in how many chunks heads are exchanged.
         caches: kept from call to call where the picture is cut into patches.
     """
 
-    def __init__(self, call: Call, mesh: Mesh, choice: str, caches: Caches | None) -> None:
+    def __init__(self, call: Call, mesh: Mesh, plan: ResolvedPlan, caches: Caches | None) -> None:
         self._call = call
         self._mesh = mesh
-        self._choice = choice
+        self._choice = choice = plan.attention
+        self._head_chunks = plan.head_chunks
         self._caches = caches
         self._alone = caches is None and attends_alone(mesh, 1, choice)
         self.block: BlockCall | None = None
@@ -269,25 +271,25 @@ class Attentions:
                 f"knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
-        split = self._split(placements, q.shape[2], k.shape[2])
-        attend = self.kernel(q, given.exact)
-        key = block.number, block.turn, block.done - 1
-        patch = self._call.layout.patch
-        if patch is None:
-            cache = None if self._caches is None else self._caches.new(key, self._slots(placements))
-            out = WholeAttention(self._mesh, split, attend, cache)(key, q, k, v)
-        else:
-            assert self._caches is not None
-            out = PatchAttention(self._mesh, split, patch, attend, self._caches.by_attention[key])(key, q, k, v)
-        return _with_idle(out, shown, counts)
+        attend, layout = self.kernel(q, given.exact), self._call.layout
+        key, kind = (block.number, block.turn, block.done - 1), (attend, q.shape[2], k.shape[2], *placements)
 
-    def _split(self, placements: Sequence[Placement], heads: int, kv_heads: int) -> SequenceSplit:
-        def find() -> SequenceSplit:
+        def split() -> SequenceSplit:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
             sizes = self._mesh.ring.size, self._mesh.ulysses.size
-            return SequenceSplit(tokens, heads, *sizes, self._call.layout.shares, kv_heads)
+            return SequenceSplit(tokens, q.shape[2], *sizes, layout.shares, k.shape[2])
 
-        return self._call.layout.once(("split", heads, kv_heads, *placements), find)
+        if layout.patch is None:
+            cache = None if self._caches is None else self._caches.new(key, self._slots(placements))
+            chunks = self._head_chunks if cache is None else 1
+            whole = layout.once(("whole", chunks, *kind), lambda: WholeAttention(self._mesh, split(), attend, chunks))
+            out = whole(key, q, k, v, cache)
+        else:
+            assert self._caches is not None
+            patch = layout.patch
+            of_patch = layout.once(("patch", *kind), lambda: PatchAttention(self._mesh, split(), patch, attend))
+            out = of_patch(key, q, k, v, self._caches.by_attention[key])
+        return _with_idle(out, shown, counts)
 
     def kernel(self, q: Tensor, exact: bool = False) -> Attend:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.

@@ -79,7 +79,7 @@ class SpreadForward:
             caches = self._caches[key]
         if latent is None:  # the other stages know its shape only; what they would compute of it by mistake is NaN
             latent = torch.full(tuple(inputs.shape), torch.nan, dtype=inputs.dtype, device=inputs.device)
-        attentions = Attentions(call, self._mesh, self._plan.attention, caches)
+        attentions = Attentions(call, self._mesh, self._plan, caches)
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
         self._blocks.running = Forward(

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...layout import SequenceSplit, cut, length
+from ...layout import HeadRuns, SequenceSplit, cut, length
 from ..plan import Place, ResolvedPlan
 from .profiles import Level, ModelShape, Profile
 
@@ -378,11 +378,13 @@ class _Estimate:
         matmul = 2 * tokens * model.token_weights / device.matmul
         scores = 4 * rows * keys * model.head_dim
         crossed = 0 if model.joint_text else 4 * tokens * job.text_tokens * model.hidden
-        attention = scores / device.attention
+        runs = layout.head_chunks(self.plan.head_chunks)
+        attentions = self._by_chunk(layout, runs, scores / device.attention)
+        attention = sum(attentions)
         traffic = soft.passes * tokens * model.hidden * job.element
         merges = rows * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
         memory = (traffic + merges) / device.bandwidth
-        ulysses = model.attentions * self._ulysses(layout)
+        ulysses = model.attentions * self._ulysses(layout, runs, attentions)
         ring = model.attentions * self._ring(layout, attention, patched)
         expanded = model.weights(self.stage_starts[stage], blocks) / blocks * job.expansion / device.bandwidth
         own = matmul + model.attentions * attention + crossed / device.attention + memory + expanded
@@ -401,24 +403,42 @@ class _Estimate:
     def _added_operations(self, patched: bool) -> int:
         """Of one attention, by the plan."""
         soft, plan = self.profile.software, self.plan
-        found = soft.ulysses * (plan.ulysses > 1) + soft.patched * patched
+        found = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
         return found + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
 
-    def _ulysses(self, layout: SequenceSplit) -> float:
-        """Seconds of one block's all-to-alls (4 tensors: q, k, v there, the output back)."""
+    def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadRuns]], attention: float) -> list[float]:
+        """Seconds of each chunk of heads, of an attention that takes so long at once: few heads do not fill a device."""
+
+        def waves(heads: int) -> int:
+            return math.ceil(self.batch * max(layout.ring_tokens()) * heads / self.profile.device.wave)
+
+        whole = max(1, waves(max(layout.head_counts())))
+        return [attention * waves(max(length(run.q) for run in chunk)) / whole for chunk in runs]
+
+    def _ulysses(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadRuns]], attentions: Sequence[float]) -> float:
+        """Seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention does not hide."""
         if layout.ulysses == 1:
             return 0.0
-        heads, kv = layout.head_counts(), layout.kv_counts()
         row = self.batch * self.model.head_dim * self.job.element
 
-        def flows() -> Iterator[Flow]:
+        def flows(chunk: Sequence[HeadRuns], back: bool) -> Iterator[Flow]:
+            heads, kv = [length(run.q) for run in chunk], [length(run.kv) for run in chunk]
             for rank, place in self._coordinates():
                 tokens, one = layout.ulysses_tokens(place.ring), place.ulysses
                 for other in range(layout.ulysses):
-                    size = row * (tokens[one] * (heads[other] + 2 * kv[other]) + tokens[other] * heads[one])
-                    yield rank, self.plan.rank_at(place._replace(ulysses=other)), size
+                    size = tokens[other] * heads[one] if back else tokens[one] * (heads[other] + 2 * kv[other])
+                    yield rank, self.plan.rank_at(place._replace(ulysses=other)), row * size
 
-        return transfer_seconds(flows(), self.profile.levels, self.profile.software.all_to_alls)
+        levels = self.profile.levels
+        if len(runs) == 1:
+            both = (flow for back in (False, True) for flow in flows(runs[0], back))
+            return transfer_seconds(both, levels, self.profile.software.all_to_alls)
+        there, back = ([transfer_seconds(flows(chunk, way), levels) for chunk in runs] for way in (False, True))
+        exposed = there[0] + back[-1]
+        for arriving, leaving, attention in zip((*there[1:], 0.0), (0.0, *back[:-1]), attentions, strict=True):
+            moved = arriving + leaving
+            exposed += moved - self.profile.overlap * min(moved, attention)
+        return exposed
 
     def _ring(self, layout: SequenceSplit, attention: float, patched: bool) -> float:
         """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""

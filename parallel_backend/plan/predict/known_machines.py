@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...errors import Refused
-from .operations import PATCHED, RING, RING_HOP, ULYSSES
+from .operations import CHUNK, PATCHED, RING, RING_HOP, ULYSSES
 from .profiles import Device, Level, Profile, Software
 
 GIGA = 1e9
@@ -23,6 +23,7 @@ MICRO = 1e-6
 # blocks take 0.8 of what diffusers' do for 0.38 of the operations (docs/dry-run.md); what Ring adds, 0.7 an operation.
 EAGER = Software(
     ulysses=ULYSSES,
+    chunk=CHUNK,
     ring=RING,
     ring_hop=RING_HOP,
     patched=PATCHED,
@@ -45,7 +46,9 @@ FUSING = {"inductor": COMPILED}
 
 # xDiT's, around diffusers' modules, to which the fitted host time belongs: its attention read off its source, four
 # operations an all-to-all. Its merge of partial attentions is TorchScript and counts as one.
-XDIT_EAGER = replace(EAGER, ulysses=16, ring=11, ring_hop=9, patched=0, all_to_alls=4, launch=1.0, added_launch=1.0)
+XDIT_EAGER = replace(
+    EAGER, ulysses=16, chunk=0, ring=11, ring_hop=9, patched=0, all_to_alls=4, launch=1.0, added_launch=1.0
+)
 
 XDIT_COMPILED = replace(XDIT_EAGER, passes=FUSED_PASSES, merge_bytes=30, launch=FUSED_LAUNCH, added_launch=FUSED_LAUNCH)
 

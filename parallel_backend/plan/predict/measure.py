@@ -17,7 +17,7 @@ from torch import Tensor
 from ...comm.device_events import DeviceEvents
 from ...transfers import pinned
 from .known_machines import PCIE_OVERLAP, software
-from .profiles import Device, Level, Profile
+from .profiles import WAVE, Device, Level, Profile
 
 BUDGET = 0.2
 """Seconds spent on one measurement, at most (one run may take longer)."""
@@ -202,6 +202,7 @@ def measured_profile(
             KERNEL_BYTES if gpus else 0.0,
             machine.connection,
             machine.host_bandwidth,
+            WAVE if gpus else 1,
         ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,

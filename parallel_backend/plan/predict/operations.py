@@ -21,6 +21,9 @@ MIDDLING = 36
 ULYSSES = 5
 """What Ulysses adds to an attention: three kernels and two all-to-alls."""
 
+CHUNK = 6
+"""What each further chunk of heads adds to that: three kernels, attention's own, and two all-to-alls."""
+
 RING = 3
 RING_HOP = 8
 """What Ring adds to an attention, and each of its hops: seven kernels and a transfer."""

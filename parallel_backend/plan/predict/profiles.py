@@ -138,6 +138,10 @@ CONTEXT_BYTES = 0.8e9
 """Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
 
 
+WAVE = 128 * 132
+"""Queries that an attention kernel works on at once: 128 on each of an H100's multiprocessors; others have 82 to 170 of them."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator: effective rates, not peaks.
@@ -145,7 +149,8 @@ class Device:
     `matmul` and `attention` in FLOP/s (bf16), `bandwidth` in bytes/s, `memory` in bytes, `launch` in seconds of host
     time for each operation started from diffusers' modules, `context` in bytes that a worker needs besides the model,
     `connection` in bytes for each pair of GPUs of a communicator, where `context` does not have them, `host_bandwidth` in
-    bytes/s from pinned host memory while all of the machine's copy.
+    bytes/s from pinned host memory while all of the machine's copy, `wave` the queries of all heads that its attention
+    kernel works on at once: fewer take as long.
     """
 
     matmul: float
@@ -156,6 +161,7 @@ class Device:
     context: float = CONTEXT_BYTES
     connection: float = 0.0
     host_bandwidth: float = 20e9
+    wave: int = WAVE
 
 
 @dataclass(frozen=True)
@@ -177,13 +183,15 @@ class Software:
     """How many operations, and how much memory traffic besides matmul and attention, an implementation has.
 
     `ulysses`, `ring`, `ring_hop` and `patched` are operations that start work and that an attention has more of: under
-    Ulysses, under Ring and in each of its hops, and where patches find the keys of others kept. `all_to_alls` is how many a
+    Ulysses and in each further chunk of its heads, under Ring and in each of its hops, and where patches find the keys of
+    others kept; `chunk` is 0 where heads are never exchanged in chunks. `all_to_alls` is how many a
     block's attention makes. `passes` are readings or writings of all features of a token in one block; `merge_bytes` is the
     traffic of merging one element of a partial attention. `hop` is seconds of device idle time in each ring hop. `launch` is
     the host time of a block's operation, as a part of the device's, `added_launch` that of those which an attention has more of.
     """
 
     ulysses: int
+    chunk: int
     ring: int
     ring_hop: int
     patched: int

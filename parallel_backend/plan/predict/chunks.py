@@ -1,0 +1,36 @@
+"""In how many chunks Ulysses exchanges the heads, each behind the attention of another."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...layout import SequenceSplit
+from ..plan import ResolvedPlan
+from .cost import Cost, Job, cost
+from .profiles import ModelShape, Profile
+
+MOST = 4
+"""Chunks; with so many three quarters of the exchange hide, and each has a start of its own."""
+
+PAYS = 0.99
+"""Part of a step's time below which a prediction is believed."""
+
+
+def in_chunks(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> tuple[ResolvedPlan, Cost]:
+    """The plan with as many chunks as it is predicted to be fastest with, and its cost.
+
+    One, where it is little faster with more, and under Ring, whose hops hide behind the same attention and would each come
+    once a chunk; patches find all heads of their keys kept together.
+    """
+    whole = msgspec.structs.replace(plan, head_chunks=1)
+    alone = cost(whole, model, job, profile)
+    if model.whole or plan.ulysses == 1 or plan.ring > 1 or plan.patches > 1 or not profile.software.chunk:
+        return whole, alone
+    split = SequenceSplit.of((0,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
+    fastest = whole, alone
+    for chunks in range(2, min(MOST, *split.kv_counts()) + 1):
+        cut = msgspec.structs.replace(plan, head_chunks=chunks)
+        found = cost(cut, model, job, profile)
+        if found.seconds < min(fastest[1].seconds, PAYS * alone.seconds):
+            fastest = cut, found
+    return fastest

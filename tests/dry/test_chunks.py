@@ -1,0 +1,65 @@
+"""In which order a rank asks for an attention whose heads are exchanged in chunks: what is computed has company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from parallel_backend.attention.kernels import choose_kernel
+from parallel_backend.attention.parallel import WholeAttention
+from parallel_backend.comm.meter import Meter
+from parallel_backend.layout import SequenceSplit
+from parallel_backend.mesh import build_mesh
+
+from .fake_gpu import DEVICE, FakeGpu
+from .lone_rank import plan_of
+
+RANKS, TOKENS, HEAD_DIM = 4, 7, 128
+ATTENTION = "_scaled_dot_product_cudnn_attention"
+PACKED = ["copy_"] * 3
+SENT = "alltoall_base_"
+
+
+class Noted(Meter):
+    """Notes among the kernels when the device's stream is told to wait for what is received."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__(device=DEVICE)
+        self._gpu = gpu
+
+    @contextmanager
+    def wait(self, kind: str) -> Iterator[None]:
+        with super().wait(kind):
+            self._gpu.counts.order.append("wait")
+            yield
+
+
+def order(heads: int, chunks: int) -> list[str]:
+    """What is asked for, as it comes."""
+    gpu = FakeGpu()
+    with gpu.running(0, RANKS):
+        mesh = build_mesh(plan_of(4, 1, {"ulysses": RANKS}), DEVICE, Noted(gpu))
+        q = torch.empty(1, TOKENS, heads, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
+        attend = choose_kernel("sdpa", DEVICE, q.dtype, HEAD_DIM, {}).attend
+        split = SequenceSplit((TOKENS,) * RANKS, heads, 1, RANKS, (1,) * RANKS, heads)
+        attention = WholeAttention(mesh, split, attend, chunks)
+        gpu.begin()
+        attention(0, q, q, q)
+        return gpu.counts.order
+
+
+def test_while_a_chunk_is_computed_the_next_arrives_and_the_last_leaves() -> None:
+    there = [*PACKED, SENT]
+    first, others, last = [*there, "wait", *there], ["wait", *there], ["wait"]
+    computed = [ATTENTION, SENT]
+    assert order(12, 3) == [*first, *computed, *others, *computed, *last, *computed, *["wait"] * 3, "cat"]
+
+
+@pytest.mark.parametrize(("heads", "chunks"), [(4, 3), (12, 1), (7, 4)])
+def test_without_a_second_chunk_on_every_rank_all_goes_at_once(heads: int, chunks: int) -> None:
+    """One way, without streams of its own: the wait comes with the collective."""
+    packs = 3 if heads % RANKS == 0 else 3 * RANKS
+    assert order(heads, chunks) == [*["copy_"] * packs, "wait", SENT, ATTENTION, "wait", SENT, "cat"]
