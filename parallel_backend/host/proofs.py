@@ -25,7 +25,7 @@ SECONDS = 60.0
 MEMORY = 2 << 30
 """Bytes that the child and its ranks may take together."""
 
-LOOK = 0.2
+LOOK = 0.5
 """Seconds between two looks at its memory."""
 
 ALONE = {

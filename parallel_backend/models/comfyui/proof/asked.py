@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from ..small.case import chooses
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,7 +17,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: the class in comfy.supported_models.
         case: the small model's name.
         model: the class of the diffusion model that was loaded, with its module; empty for whatever the small one is of.
-        configuration: what ComfyUI detected of the file; None for what its class says of itself.
+        configuration: what of the file's, as ComfyUI detected it, chooses code; None for what its class says of itself.
     """
 
     kind: str
@@ -53,12 +56,6 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def plain(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Of a configuration what can be written down, which are the values that choose code."""
-    return {name: value for name, value in configuration.items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+def chosen(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration what chooses code."""
+    return {name: value for name, value in configuration.items() if chooses(name, value)}

@@ -65,7 +65,10 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
         degrees.append({"pipefusion": RANKS, "patches": 2 if len(case.shapes) < 2 else 1})
     for fields in degrees:
         plan = plan_for(case, **fields)
-        yield ", ".join(f"{axis} {degree}" for axis, degree in fields.items()), Split(plan, _spread(case, plan), expected)
+        yield (
+            ", ".join(f"{axis} {degree}" for axis, degree in fields.items()),
+            Split(plan, _spread(case, plan), expected),
+        )
     if case.declaration.one_at_a_time:
         return
     for axis, pair in (("data", rows_of_a_batch(case)), ("cfg", two_prompts(case))):
