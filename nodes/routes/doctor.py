@@ -13,7 +13,6 @@ from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
 from ..model.verdicts import FOLDER
 from .guard import guarded
 
-
 Report = Callable[[str], None]
 Look = Callable[[Report], list[Finding]]
 

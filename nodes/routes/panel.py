@@ -12,13 +12,13 @@ from aiohttp import web
 from server import PromptServer
 
 from ...parallel_backend.diffusion import ModelSpec
+from ...parallel_backend.doctor import diagnose
 from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
-from ...parallel_backend.doctor import diagnose
 from .doctor import DoctorRoute, DoctorStatus, Look, look_at_models
 from .guard import Handler, guarded
 

@@ -27,7 +27,9 @@ def diagnose_models(
     """
     asked = [Asked(kind, case) for kind in kinds for case in all_cases(kind)]
     made: dict[str, list[tuple[Asked, Watched]]] = {kind: [] for kind in kinds}
-    for each, watched in _proved(folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")):
+    for each, watched in _proved(
+        folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
+    ):
         made[each.kind].append((each, watched))
     return [_finding(kind, answers) for kind, answers in made.items()]
 
@@ -49,7 +51,9 @@ def _finding(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
     errors: Mapping[str, tuple[str, float]] = {
         asked.case: watched.answer.worst for asked, watched in answers if watched.answer.errors
     }
-    wrong = [f"{case}: {error:.1e} off under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE]
+    wrong = [
+        f"{case}: {error:.1e} off under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE
+    ]
     if wrong:
         return Finding(kind, Status.FAILURE, "; ".join([*wrong, cost]), WRONG)
     failed = [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.failure]

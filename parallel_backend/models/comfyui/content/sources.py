@@ -13,7 +13,7 @@ from .files import digest_of
 MODELS = "comfy.ldm."
 """Where ComfyUI's model classes are, and what they are made of."""
 
-AROUND = ("comfy.ldm.modules.attention", "comfy.ops", "comfy.model_base")
+AROUND = ("comfy/ldm/modules/attention.py", "comfy/model_base.py", "comfy/ops.py")
 """What takes part in every model's forward."""
 
 
@@ -25,8 +25,8 @@ def sources_of(model: Any, folder: Path) -> tuple[tuple[str, str], ...]:
         folder: ComfyUI's.
     """
     kinds = {base for module in model.modules() for base in type(module).__mro__}
-    begun = {kind.__module__ for kind in kinds if kind.__module__.startswith(MODELS)} | {*AROUND}
-    paths = {path for name in _reached(begun) if (path := _path(name, folder))}
+    begun = {kind.__module__ for kind in kinds if kind.__module__.startswith(MODELS)}
+    paths = {path for name in _reached(begun) if (path := _path(name, folder))} | {*AROUND}
     return tuple((path, digest_of(folder / path)) for path in sorted(paths))
 
 

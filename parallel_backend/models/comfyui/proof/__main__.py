@@ -11,13 +11,10 @@ import sys
 import threading
 import time
 from importlib import import_module
-from pathlib import Path
 
 import msgspec
 import torch
 
-from ....comfyui_folder import FOLDER
-from ..content.sources import sources_of
 from ..importing import import_comfyui
 from ..small import Builder, small
 from .asked import ASKED, Answer, Asked, class_name
@@ -50,8 +47,7 @@ def _answer(asked: Asked) -> Answer:
         errors = prove(case)
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
         return Answer({}, time.monotonic() - begun, _last_line(error))
-    sources = sources_of(case.model, Path(os.environ[FOLDER]))
-    return Answer(dict(errors), time.monotonic() - begun, sources=sources)
+    return Answer(dict(errors), time.monotonic() - begun)
 
 
 def _last_line(error: Exception) -> str:

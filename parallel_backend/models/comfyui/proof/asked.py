@@ -33,13 +33,11 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         errors: relative L2 by the split's name; empty where it was not made.
         seconds: that it took, without the imports.
         failure: why it was not made.
-        sources: the model's files with their digests.
     """
 
     errors: dict[str, float]
     seconds: float
     failure: str = ""
-    sources: tuple[tuple[str, str], ...] = ()
 
     @property
     def worst(self) -> tuple[str, float]:
