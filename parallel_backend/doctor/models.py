@@ -31,7 +31,7 @@ def diagnose_models(
         folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
     ):
         made[each.kind].append((each, watched))
-    return [_finding(kind, answers) for kind, answers in made.items()]
+    return [finding_of(kind, answers) for kind, answers in made.items()]
 
 
 def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -> Iterator[tuple[Asked, Watched]]:
@@ -45,7 +45,8 @@ def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -
                 begin(left[0].kind)
 
 
-def _finding(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
+def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
+    """What the answers to a class's questions come to."""
     seconds = sum(watched.answer.seconds for _, watched in answers)
     cost = f"{len(answers)} inputs, {seconds:.1f} s, {max(watched.memory for _, watched in answers) // MIB} MiB"
     errors: Mapping[str, tuple[str, float]] = {

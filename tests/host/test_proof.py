@@ -47,7 +47,7 @@ def test_a_changed_class_is_refused_with_the_figure(edit: str, tmp_path: Path) -
         for strict in (True, False):
             run, log = queue_logged(server, spread(plain(), **PLANS[0], strict=strict), timeout=600)
             assert run.error is not None
-            figure = r"which is \d\.\de-0[1-4] off under (ulysses|ring|pipefusion) .+, where 1e-05 is allowed: use Load Diffusion Model"
+            figure = r", which is \d\.\de-0[1-4] off under (ulysses|ring|pipefusion) .+, where 1e-05 is allowed: use "
             assert re.search(figure, run.error.exception_message), run.error.exception_message
             assert "the workers loaded" not in log
         print(edit, run.error.exception_message)

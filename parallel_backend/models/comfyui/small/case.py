@@ -53,7 +53,10 @@ class Builder:
         """
         kind = class_of(path)
         taken = inspect.signature(kind).parameters
-        chosen = {key: value for key, value in self.chosen.items() if key in taken and chooses(key, value)}
+        anything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        chosen = {
+            key: value for key, value in self.chosen.items() if (anything or key in taken) and chooses(key, value)
+        }
         return kind(*sizes, **{**named, **chosen, **self.settings})
 
 
