@@ -29,6 +29,7 @@ from .dtypes import dtype_name
 from .features.lora import AdapterReader
 from .named_options import named_by
 from .patcher import ParallelModelPatcher
+from .proofs import proofs
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel
 from .skeletons import SKELETONS
@@ -106,6 +107,7 @@ def load_model(
     whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
     refuse_both_sides(part.path.name, remote.shape, model.diffusion_model)
+    proofs().begin(config, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
     model.diffusion_model = DiffusionProxy(model, remote, shares)
     patcher = ParallelModelPatcher(

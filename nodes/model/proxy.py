@@ -26,6 +26,7 @@ from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
+from .proofs import proofs
 from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
 from .step_by_step import KEY as STEP_BY_STEP
@@ -105,6 +106,8 @@ class DiffusionProxy(nn.Module):
         call = Conditioning({"x": x, **given.tensors}, given.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
+            names = {name.partition(".")[0] for name in (*given.tensors, *given.values)}
+            proofs().check(self.remote.config, self.skeleton, names)
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
             refuse_stages(plan, adapters.networks)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
-from ...parallel_backend.doctor import Finding, diagnose
+from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
+from ..model.verdicts import FOLDER
 from .guard import guarded
+
+Report = Callable[[str], None]
+Look = Callable[[Report], list[Finding]]
+
+
+def look_at_models(report: Report) -> list[Finding]:
+    """The model classes of this ComfyUI."""
+    return diagnose_models(str(FOLDER), report)
 
 
 class DoctorStatus(msgspec.Struct, frozen=True):
@@ -26,20 +37,20 @@ class DoctorRoute:
         self.answer = guarded(self._answer)
         self._running: asyncio.Task[list[Finding]] | None = None
 
-    def begin(self) -> asyncio.Task[list[Finding]]:
-        """The run that is going on, or a new one."""
+    def begin(self, look: Look = diagnose) -> asyncio.Task[list[Finding]]:
+        """The run that is going on, or a new one; by default of the machine."""
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
+            self._running = asyncio.create_task(self._run(look))
         return self._running
 
-    async def _run(self) -> list[Finding]:
+    async def _run(self, look: Look) -> list[Finding]:
         findings = self.status.findings
 
         def report(what: str) -> None:
             self.status = DoctorStatus(what, findings)
 
         try:
-            findings = await asyncio.to_thread(diagnose, report)
+            findings = await _aside(lambda: look(report))
         finally:
             self.status = DoctorStatus("", findings)
         return findings
@@ -48,3 +59,20 @@ class DoctorRoute:
         """All findings, once the workers have been measured."""
         findings = await asyncio.shield(self.begin())
         return web.Response(body=msgspec.json.encode(findings), content_type="application/json")
+
+
+async def _aside(work: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a thread comes to that ComfyUI does not wait for when it ends, as it would for one of asyncio's."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[list[Finding]] = loop.create_future()
+
+    def run() -> None:
+        try:
+            findings = work()
+        except Exception as error:
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, findings)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done

@@ -12,13 +12,14 @@ from aiohttp import web
 from server import PromptServer
 
 from ...parallel_backend.diffusion import ModelSpec
+from ...parallel_backend.doctor import diagnose
 from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
-from .doctor import DoctorRoute, DoctorStatus
+from .doctor import DoctorRoute, DoctorStatus, Look, look_at_models
 from .guard import Handler, guarded
 
 EVENT = "parallel.status"
@@ -76,6 +77,7 @@ class Panel:
             "stop": guarded(self._stop),
             "measure": guarded(self._measure),
             "doctor": guarded(self._begin_doctor),
+            "models": guarded(self._begin_models),
             "compare": guarded(self._begin_comparison),
         }
 
@@ -103,10 +105,16 @@ class Panel:
         return await self._answer_after(measure, "Measured; the next run chooses its plan anew.")
 
     async def _begin_doctor(self, request: web.Request) -> web.Response:
+        return self._begin(diagnose)
+
+    async def _begin_models(self, request: web.Request) -> web.Response:
+        return self._begin(look_at_models)
+
+    def _begin(self, look: Look) -> web.Response:
         """Answers at once; the findings come with the status."""
         if self._is_busy():
             return _json({"said": "a run is going on, which the doctor would disturb: wait for its end."}, 409)
-        self._doctor.begin()
+        self._doctor.begin(look)
         return _json({"said": ""})
 
     async def _begin_comparison(self, request: web.Request) -> web.Response:

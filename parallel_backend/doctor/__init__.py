@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from .checks import examine
 from .findings import Finding, Status
+from .models import diagnose_models
 from .observations import Observations, look
 
-__all__ = ["Finding", "Observations", "Status", "diagnose", "examine", "look"]
+__all__ = ["Finding", "Observations", "Status", "diagnose", "diagnose_models", "examine", "look"]
 
 
 def diagnose(report: Callable[[str], None] = lambda what: None) -> list[Finding]:

@@ -216,8 +216,13 @@ class Panel {
   #doctor(idle) {
     const { status } = this.#source.state;
     if (!status) return element("div", "");
-    const buttons = element("div", "pp-buttons", this.#action("doctor", "doctor.check", "doctor.tooltip", idle));
-    return element("div", "", buttons, this.#answer("doctor"), doctorView(status.doctor, this.#words));
+    const buttons = element(
+      "div",
+      "pp-buttons",
+      this.#action("doctor", "doctor.check", "doctor.tooltip", idle),
+      this.#action("models", "doctor.models", "doctor.models.tooltip", idle),
+    );
+    return element("div", "", buttons, this.#answer("doctor", "models"), doctorView(status.doctor, this.#words));
   }
 
   /** @type {(...actions: string[]) => HTMLElement | false} */

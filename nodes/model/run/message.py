@@ -49,6 +49,12 @@ def example_of(run: SamplerRun) -> Conditioning:
     return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
 
 
+def conditioning_of(guider: Any) -> frozenset[str]:
+    """The names of all that ComfyUI's class has made of the prompts."""
+    entries = (entry for entries in guider.conds.values() for entry in entries or ())
+    return frozenset(name for entry in entries for name in entry["model_conds"])
+
+
 def _text_length(conds: Mapping[str, Any]) -> int:
     return conds[CROSS_ATTENTION].cond.shape[1] if CROSS_ATTENTION in conds else 0
 

@@ -12,6 +12,7 @@ from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
 from ..features.networks import WHOLE, refuse_stages
+from ..proofs import proofs
 from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
@@ -19,7 +20,7 @@ from ..sampler_run import SamplerRun
 from ..verdicts import NotKnown, verdicts
 from .checks import check_run
 from .loop import message_of, run_in_loop, whole_picture_only
-from .message import example_of
+from .message import conditioning_of, example_of
 from .planned import Planned
 from .sides import two_sided
 from .single_calls import run_by_calls
@@ -68,6 +69,7 @@ def run_in_workers(
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
+        shown.warnings.extend(proofs().check(remote.config, proxy.skeleton, conditioning_of(guider)))
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone

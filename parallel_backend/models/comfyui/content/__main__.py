@@ -7,9 +7,13 @@ import importlib
 import os
 from pathlib import Path
 
+import msgspec
+
 from ....comfyui_folder import FOLDER, comfyui_version
 from ..importing import import_comfyui
+from ..small import SMALL, Builder, small
 from .known import Content
+from .sources import sources_of
 from .tested import write
 from .things import THINGS
 
@@ -29,8 +33,15 @@ def main() -> None:
     import_comfyui({**os.environ, FOLDER: str(folder)})
     for name in sorted({thing.module for thing in THINGS}):
         importlib.import_module(name)
-    table = Content(folder, ()).table(given.version or comfyui_version(str(folder)), "read" if given.read else "tested")
+    found = Content(folder, ()).table(given.version or comfyui_version(str(folder)), "read" if given.read else "tested")
+    table = msgspec.structs.replace(found, files=dict(sorted({**found.files, **_sources(folder)}.items())))
     print(f"{write(table)}: {len(table.things)} things of {len(table.functions)} functions in {len(table.files)} files")
+
+
+def _sources(folder: Path) -> dict[str, str]:
+    """The files that the declared models consist of."""
+    on_meta = Builder(device="meta")
+    return {path: digest for name in SMALL for path, digest in sources_of(small(name, on_meta).model, folder)}
 
 
 if __name__ == "__main__":

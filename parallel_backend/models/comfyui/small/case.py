@@ -32,8 +32,7 @@ LISTS = frozenset({"txt_ids_dims", "x_block_self_attn_layers"})
 class Builder:
     """Makes models of ComfyUI's classes.
 
-    `chosen` is what a file's configuration says: of it are taken what chooses code, switches, names and what is left out (None),
-    and no sizes.
+    `chosen` is what a file's configuration says: of it is taken what chooses code.
     """
 
     dtype: torch.dtype = torch.float32
@@ -54,7 +53,10 @@ class Builder:
         """
         kind = class_of(path)
         taken = inspect.signature(kind).parameters
-        chosen = {key: value for key, value in self.chosen.items() if key in taken and _chooses(key, value)}
+        anything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        chosen = {
+            key: value for key, value in self.chosen.items() if (anything or key in taken) and chooses(key, value)
+        }
         return kind(*sizes, **{**named, **chosen, **self.settings})
 
 
@@ -64,7 +66,8 @@ def class_of(path: str) -> Any:
     return getattr(import_module(f"comfy.ldm.{module}"), name)
 
 
-def _chooses(name: str, value: Any) -> bool:
+def chooses(name: str, value: Any) -> bool:
+    """Whether an entry of a model's configuration chooses code: a switch, a name or what is left out, and no size."""
     return value is None or isinstance(value, bool | str) or name in LISTS
 
 

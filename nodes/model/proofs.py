@@ -1,0 +1,166 @@
+"""Whether the class of a model that was loaded gives the same on several devices as on one: known by content, or proved here.
+
+A child of its own proves it on a small model (`parallel_backend/models/comfyui/proof`): the plain call while the loader's graph
+goes on, the graph's own kind of input when it is first sampled, before a weight is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+
+from ...parallel_backend.errors import Refused
+from ...parallel_backend.host.proofs import Prover
+from ...parallel_backend.host.proved import Sources, key_of, verdict_of
+from ...parallel_backend.host.workers.versions import own_comfyui_version
+from ...parallel_backend.models.comfyui.comfy_family import ComfyConfig
+from ...parallel_backend.models.comfyui.content.kept import Verdict, found, keep
+from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
+from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
+from ...parallel_backend.models.comfyui.small.kinds import cases_of
+from ..progress import say
+from .verdicts import FOLDER
+
+LOOK = 0.05
+"""Seconds between two looks at ComfyUI's Cancel."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Proof:
+    """One call of a small model: its verdict once there is one, or why it could not be made."""
+
+    key: str
+    asked: Asked
+    verdict: Verdict | None = None
+    failure: str = ""
+    told: bool = False
+
+
+class Proofs:
+    """The proofs of the ComfyUI in this process.
+
+    Args:
+        folder: ComfyUI's.
+        kept_in: where verdicts are kept; by default the cache folder.
+    """
+
+    def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
+        self._folder, self._kept_in = folder, kept_in
+        self._sources: dict[str, Sources] = {}
+        self._proofs: dict[str, Proof] = {}
+        self._done = threading.Condition()
+
+    def begin(self, config: Any, model: Any) -> None:
+        """Begin to prove the plain call of a model that has been loaded, if it is not known; waits for nothing.
+
+        Args:
+            config: the family's configuration.
+            model: the diffusion model, on the meta device.
+        """
+        self._proofs_of(config, model, ())
+
+    def check(self, config: Any, model: Any, given: Collection[str]) -> list[str]:
+        """Wait until a model is known to be right for what a graph gives it; what is to be said of that, once.
+
+        Args:
+            given: the names of the graph's conditioning.
+
+        Raises:
+            Refused: it is wrong.
+            InterruptProcessingException: ComfyUI's Cancel.
+        """
+        return [sentence for proof in self._proofs_of(config, model, given) for sentence in self._outcome(proof)]
+
+    def _proofs_of(self, config: Any, model: Any, given: Collection[str]) -> list[Proof]:
+        """Those that a graph takes, begun; none for a model whose forward is not spread, or whose class is a tested version's."""
+        if not isinstance(config, ComfyConfig):
+            return []
+        name = class_name(type(model))
+        if name not in self._sources:
+            self._sources[name] = sources_of(model, self._folder)
+        sources, configuration = self._sources[name], config.described.unet_config
+        if same_files(sources, tables()):
+            return []
+        asked = [
+            Asked(config.kind, case, name, chosen(configuration))
+            for case in cases_of(config.kind, configuration, given)
+        ]
+        with self._done:
+            wanted = [self._proofs.get(key) or Proof(key, each) for each in asked for key in [key_of(each, sources)]]
+            new = [proof for proof in wanted if proof.key not in self._proofs]
+            for proof in new:
+                self._proofs[proof.key] = proof
+                proof.verdict = found(proof.key, self._kept_in)
+                proof.told = proof.verdict is not None
+        missing = [proof for proof in new if proof.verdict is None]
+        if missing:
+            threading.Thread(target=self._prove, args=(missing,), daemon=True).start()
+        return wanted
+
+    def _prove(self, proofs: Sequence[Proof]) -> None:
+        """In a thread: have a child prove them one after the other; where it ends early the rest is not made either."""
+        failure = ""
+        waiting = list(proofs)
+        try:
+            for watched in Prover(str(self._folder), [proof.asked for proof in proofs]).answers():
+                proof, answer = waiting.pop(0), watched.answer
+                failure = answer.failure
+                log.info(
+                    "Parallel: %s (%s) on ComfyUI %s: %s, %.1f s, %d MiB",
+                    proof.asked.kind, proof.asked.case, own_comfyui_version(), failure or answer.errors, answer.seconds,
+                    watched.memory >> 20,
+                )  # fmt: skip
+                verdict = None if failure else verdict_of(proof.asked, answer, own_comfyui_version())
+                if verdict is not None:
+                    keep(proof.key, verdict, self._kept_in)
+                self._tell(proof, verdict, failure)
+        except OSError as error:
+            failure = str(error)
+        finally:
+            for proof in waiting:
+                self._tell(proof, None, failure or "its process failed")
+
+    def _tell(self, proof: Proof, verdict: Verdict | None, failure: str) -> None:
+        with self._done:
+            proof.verdict, proof.failure = verdict, failure
+            self._done.notify_all()
+
+    def _outcome(self, proof: Proof) -> Iterator[str]:
+        kind, of = proof.asked.kind, f"ComfyUI {own_comfyui_version()}"
+        with self._done:
+            if proof.verdict is None and not proof.failure:
+                say(f"Checking {kind} on {of}, once")
+            while proof.verdict is None and not proof.failure:
+                comfy.model_management.throw_exception_if_processing_interrupted()
+                self._done.wait(LOOK)
+        if proof.verdict is not None and proof.verdict.fault:
+            raise Refused(
+                f"{kind} of {of} gives another result on several devices than on one, {proof.verdict.fault}: use Load Diffusion "
+                f"Model, or a ComfyUI that was tested ({versions(tables())})."
+            )
+        if proof.told:
+            return
+        proof.told = True
+        if proof.failure:
+            yield (
+                f"Whether {kind} of {of} is right on several devices could not be checked here ({proof.failure}): compare a "
+                "picture with Load Diffusion Model's."
+            )
+        else:
+            yield f"No tested ComfyUI has {kind} like this one: tried here, and equal to the workers'."
+
+
+@functools.cache
+def proofs() -> Proofs:
+    """Those of this ComfyUI process."""
+    return Proofs(FOLDER)

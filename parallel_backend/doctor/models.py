@@ -1,0 +1,63 @@
+"""The doctor's look at ComfyUI's model classes: each that is declared, proved on small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ..host.proofs import Prover, Watched
+from ..models.comfyui.proof.asked import Asked
+from ..models.comfyui.proof.prove import TOLERANCE
+from ..models.comfyui.small.kinds import KINDS, all_cases
+from .findings import Finding, Status
+
+MIB = 1 << 20
+
+WRONG = "A graph with such a model is refused: use Load Diffusion Model, or a ComfyUI that was tested."
+NOT_MADE = "Compare a picture with Load Diffusion Model's."
+
+
+def diagnose_models(
+    folder: str, report: Callable[[str], None] = lambda what: None, kinds: Sequence[str] = tuple(KINDS)
+) -> list[Finding]:
+    """A finding for each class, from children that import the ComfyUI of a folder; it takes a few seconds each.
+
+    Args:
+        report: told which class is proved, in words.
+        kinds: the classes; by default all that are declared.
+    """
+    asked = [Asked(kind, case) for kind in kinds for case in all_cases(kind)]
+    made: dict[str, list[tuple[Asked, Watched]]] = {kind: [] for kind in kinds}
+    for each, watched in _proved(
+        folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
+    ):
+        made[each.kind].append((each, watched))
+    return [finding_of(kind, answers) for kind, answers in made.items()]
+
+
+def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -> Iterator[tuple[Asked, Watched]]:
+    """Each question with its answer; a child that ended before its last one is followed by another."""
+    left = [*asked]
+    while left:
+        begin(left[0].kind)
+        for watched in Prover(folder, left).answers():
+            yield left.pop(0), watched
+            if left:
+                begin(left[0].kind)
+
+
+def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
+    """What the answers to a class's questions come to."""
+    seconds = sum(watched.answer.seconds for _, watched in answers)
+    cost = f"{len(answers)} inputs, {seconds:.1f} s, {max(watched.memory for _, watched in answers) // MIB} MiB"
+    errors: Mapping[str, tuple[str, float]] = {
+        asked.case: watched.answer.worst for asked, watched in answers if watched.answer.errors
+    }
+    wrong = [
+        f"{case}: {error:.1e} off under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE
+    ]
+    if wrong:
+        return Finding(kind, Status.FAILURE, "; ".join([*wrong, cost]), WRONG)
+    failed = [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.failure]
+    if failed:
+        return Finding(kind, Status.WARNING, "; ".join([*failed, cost]), NOT_MADE)
+    return Finding(kind, Status.OK, f"{cost}, at most {max(error for _, error in errors.values()):.1e} off")

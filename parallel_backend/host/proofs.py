@@ -1,0 +1,128 @@
+"""Starting the child that proves small models of ComfyUI's classes, and watching over it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import psutil
+
+from ..comfyui_folder import ARGUMENTS, FOLDER
+from ..models.comfyui.proof.asked import ANSWER, Answer, Asked
+from .workers.launcher import worker_environment
+
+SECONDS = 60.0
+"""What the imports and each proof may take at most."""
+
+MEMORY = 2 << 30
+"""Bytes that the child and its ranks may take together."""
+
+LOOK = 0.5
+"""Seconds between two looks at its memory."""
+
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    ARGUMENTS: json.dumps(["--cpu"]),
+}
+"""What the child's environment has of its own: one thread, no GPU, ComfyUI's own settings."""
+
+COMMAND = "parallel_backend.models.comfyui.proof"
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """An answer, and the most memory that was in use until it came, in bytes."""
+
+    answer: Answer
+    memory: int
+
+
+class Prover:
+    """One child, which answers one question after the other.
+
+    Args:
+        folder: ComfyUI's.
+        asked: what it is to prove.
+        seconds, memory: its limits.
+    """
+
+    def __init__(self, folder: str, asked: Sequence[Asked], seconds: float = SECONDS, memory: int = MEMORY) -> None:
+        self._seconds, self._memory = seconds, memory
+        self._left = len(asked)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", COMMAND, msgspec.json.encode(asked).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=worker_environment() | ALONE | {FOLDER: folder},
+            start_new_session=True,
+        )
+
+    def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
+        """Its answers as they come; where it ends before, one more that says why. It has ended when they have.
+
+        Args:
+            stopped: asked again and again whether to end it, without another answer.
+        """
+        try:
+            yield from self._answers(stopped)
+        finally:
+            self.end()
+
+    def _answers(self, stopped: Callable[[], bool]) -> Iterator[Watched]:
+        read, begun, most = b"", time.monotonic(), 0
+        while self._left:
+            if stopped():
+                return
+            most = max(most, self._bytes())
+            if failure := self._over(begun, most):
+                yield Watched(Answer({}, time.monotonic() - begun, failure), most)
+                return
+            assert self._process.stdout is not None
+            if not select.select([self._process.stdout], [], [], LOOK)[0]:
+                continue
+            more = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not more:
+                code = self._process.wait()
+                yield Watched(Answer({}, time.monotonic() - begun, f"its process ended with code {code}"), most)
+                return
+            *lines, read = (read + more).split(b"\n")
+            for line in lines:
+                yield Watched(ANSWER.decode(line), most)
+                self._left, begun, most = self._left - 1, time.monotonic(), 0
+
+    def _over(self, begun: float, memory: int) -> str:
+        if time.monotonic() - begun > self._seconds:
+            return f"it took longer than {self._seconds:.0f} s"
+        if memory > self._memory:
+            return f"it took more than {self._memory / (1 << 30):.0f} GiB of memory"
+        return ""
+
+    def _bytes(self) -> int:
+        """What the child and its ranks hold together; what they share counts once."""
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            child = psutil.Process(self._process.pid)
+            for process in (child, *child.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+        return total
+
+    def end(self) -> None:
+        """End the child and its ranks; nothing happens where they have ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,27 @@
+"""What a proof of a model class comes to: a verdict, kept under the digests of all that it hangs on."""
+
+from __future__ import annotations
+
+import torch
+
+from ..identity import code_digest
+from ..models.comfyui.content.kept import Verdict
+from ..models.comfyui.proof.asked import Answer, Asked
+from ..models.comfyui.proof.prove import TOLERANCE
+
+Sources = tuple[tuple[str, str], ...]
+"""Files with their digests."""
+
+
+def key_of(asked: Asked, sources: Sources) -> str:
+    """What a verdict hangs on."""
+    configuration = sorted((asked.configuration or {}).items())
+    parts = (asked.kind, asked.case, asked.model, configuration, sources, code_digest(), torch.__version__)
+    return "\n".join(["model class", *map(str, parts)])
+
+
+def verdict_of(asked: Asked, answer: Answer, comfyui: str) -> Verdict:
+    """The verdict that an answer with numbers comes to; the fault names the worst split, with its figure."""
+    split, error = answer.worst
+    fault = "" if error <= TOLERANCE else f"which is {error:.1e} off under {split}, where {TOLERANCE:.0e} is allowed"
+    return Verdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)

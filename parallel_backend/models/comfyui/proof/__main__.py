@@ -1,0 +1,68 @@
+"""`python -m parallel_backend.models.comfyui.proof QUESTIONS`: prove calls of small models, one answer a line.
+
+A process of its own, started by `parallel_backend.host.proofs`: it imports ComfyUI alone, and ends when its input closes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from importlib import import_module
+
+import msgspec
+import torch
+
+from ..importing import import_comfyui
+from ..small import Builder, small
+from .asked import ASKED, Answer, Asked, class_name
+from .prove import prove
+from .ranks import RankFailed
+
+NICE = 5
+
+
+def main() -> None:
+    """Answer each question in turn."""
+    os.nice(NICE)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_asker, daemon=True).start()
+    import_comfyui()
+    answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints none is an answer
+    for asked in ASKED.decode(sys.argv[1]):
+        print(msgspec.json.encode(_answer(asked)).decode(), file=answers, flush=True)
+
+
+def _answer(asked: Asked) -> Answer:
+    begun = time.monotonic()
+    try:
+        configuration = asked.configuration
+        if configuration is None:
+            configuration = dict(getattr(import_module("comfy.supported_models"), asked.kind).unet_config)
+        case = small(asked.case, Builder(chosen=configuration))
+        if asked.model and asked.model != class_name(type(case.model)):
+            return Answer({}, 0.0, f"this pack has no small {asked.model}")
+        errors = prove(case)
+    except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
+        return Answer({}, time.monotonic() - begun, _last_line(error))
+    return Answer(dict(errors), time.monotonic() - begun)
+
+
+def _last_line(error: Exception) -> str:
+    """Of what ranks raised the last line, which is an exception's."""
+    said = str(error).strip().splitlines()
+    if isinstance(error, RankFailed) and said:
+        return said[-1]
+    return f"{type(error).__name__}: {said[0] if said else ''}"
+
+
+def _end_with_the_asker() -> None:
+    """Leave with all ranks when the asker goes, however it goes."""
+    os.read(0, 1)  # not through sys.stdin, whose lock forked ranks would wait for for ever
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Two batch items in one call of a small model, and the call of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..small.case import Case
+
+TEXT = "context"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A call for two batch items, and a call for each."""
+
+    together: Case
+    apart: tuple[Case, Case]
+
+
+def rows_of_a_batch(case: Case) -> Pair:
+    """Two latents under one prompt."""
+    first = _first(case)
+    return _pair(first, replace(first, x=-0.5 * first.x.flip(-1)))
+
+
+def two_prompts(case: Case) -> Pair:
+    """One latent under two prompts."""
+    first = _first(case)
+    other = -0.5 * first.arguments[TEXT].flip(-1)
+    return _pair(first, replace(first, arguments={**first.arguments, TEXT: other}))
+
+
+def _first(case: Case) -> Case:
+    """The call for a batch's first item."""
+    batch = case.x.shape[0]
+
+    def one(value: Any) -> Any:
+        return value[:1] if isinstance(value, Tensor) and value.shape[:1] == (batch,) else value
+
+    given = {name: _each(one, value) for name, value in case.arguments.items()}
+    shapes = tuple((1, *shape[1:]) for shape in case.shapes)
+    return replace(case, x=case.x[:1], timestep=_each(one, case.timestep), arguments=given, shapes=shapes)
+
+
+def _pair(first: Case, second: Case) -> Pair:
+    def two(one: Any, other: Any) -> Any:
+        if isinstance(one, Tensor):
+            return torch.cat([one, other]) if one.shape[:1] == (1,) else one
+        if isinstance(one, list | tuple):
+            return type(one)(two(*each) for each in zip(one, other, strict=True))
+        return one
+
+    given = {name: two(value, second.arguments[name]) for name, value in first.arguments.items()}
+    shapes = tuple((2, *shape[1:]) for shape in first.shapes)
+    time = two(first.timestep, second.timestep)
+    together = replace(first, x=two(first.x, second.x), timestep=time, arguments=given, shapes=shapes)
+    return Pair(together, (first, second))
+
+
+def _each(function: Any, value: Any) -> Any:
+    """A function of each tensor of a batch; what lies in a dict is for all items alike, as ComfyUI has it."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return type(value)(_each(function, each) for each in value)  # type: ignore[call-arg]
+    return function(value)

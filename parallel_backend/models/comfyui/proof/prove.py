@@ -1,0 +1,96 @@
+"""The proof of one call of a small model: plainly, and spread over three ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....plan import ResolvedPlan
+from ..small.case import Case
+from .pairs import Pair, rows_of_a_batch, two_prompts
+from .rank import Rank, error_of, plan_for
+from .ranks import run_in_turn
+
+RANKS = 3
+TOLERANCE = 1e-5
+"""Relative L2 in fp32, of the whole call and of each patch from a cache that holds the same call, so that nothing is stale."""
+
+OnRank = Callable[[int], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A way to spread a call: its plan, what each rank computes, and what the model gives plainly.
+
+    With `rows` each rank answers for its own row of what is expected.
+    """
+
+    plan: ResolvedPlan
+    on_rank: OnRank
+    expected: Tensor
+    rows: bool = False
+
+    def error(self, answers: list[list[Tensor]]) -> float:
+        """The largest relative error."""
+        found = [
+            error_of(out, self.expected[rank : rank + 1] if self.rows else self.expected)
+            for rank, outs in enumerate(answers)
+            for out in outs
+        ]
+        if not found:
+            raise RuntimeError("no rank has a result")
+        return max(found)
+
+
+@torch.no_grad()
+def prove(case: Case) -> Mapping[str, float]:
+    """The largest relative error under each split, by the split's name in a plan.
+
+    Raises:
+        RankFailed: a rank could not compute its part.
+    """
+    splits = dict(_splits(case))
+    answers = run_in_turn([(split.plan.world_size, split.on_rank) for split in splits.values()])
+    return {name: split.error(outs) for (name, split), outs in zip(splits.items(), answers, strict=True)}
+
+
+def _splits(case: Case) -> Iterator[tuple[str, Split]]:
+    expected = case.stock()
+    degrees = [{"ulysses": 2}, {"ring": RANKS}]
+    if not case.declaration.whole_picture:
+        # a video that is packed with its sound passes the stages whole
+        degrees.append({"pipefusion": RANKS, "patches": 2 if len(case.shapes) < 2 else 1})
+    for fields in degrees:
+        plan = plan_for(case, **fields)
+        yield (
+            ", ".join(f"{axis} {degree}" for axis, degree in fields.items()),
+            Split(plan, _spread(case, plan), expected),
+        )
+    if case.declaration.one_at_a_time:
+        return
+    for axis, pair in (("data", rows_of_a_batch(case)), ("cfg", two_prompts(case))):
+        try:
+            together = pair.together.stock()
+        except (RuntimeError, ValueError):  # ComfyUI's own class takes no batch of such a call
+            continue
+        plan = plan_for(case, **{axis: 2})
+        yield f"{axis} 2", Split(plan, _apart(pair, plan), together, rows=True)
+
+
+def _spread(case: Case, plan: ResolvedPlan) -> OnRank:
+    def on_rank(_: int) -> list[Tensor]:
+        rank = Rank(case, plan)
+        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
+
+    return on_rank
+
+
+def _apart(pair: Pair, plan: ResolvedPlan) -> OnRank:
+    def on_rank(rank: int) -> list[Tensor]:
+        out = Rank(pair.apart[rank], plan).run()
+        return [] if out is None else [out]
+
+    return on_rank

@@ -1,0 +1,46 @@
+"""The doctor's lines of model classes: what they come to, in words that the page knows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from parallel_backend.doctor.findings import Status
+from parallel_backend.doctor.models import finding_of
+from parallel_backend.host.proofs import Watched
+from parallel_backend.models.comfyui.proof.asked import Answer, Asked
+from tests.test_sentences import known
+
+ASKED = Asked("WAN21_T2V", "wan, text"), Asked("WAN21_T2V", "wan, references behind")
+RIGHT = Answer({"ulysses 2": 2e-7, "ring 3": 3e-7}, 1.5)
+WRONG = Answer({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.5)
+NONE = Answer({}, 60.0, "it took longer than 60 s")
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "text"),
+    [
+        ((RIGHT, RIGHT), Status.OK, "2 inputs, 3.0 s, 300 MiB, at most 3.0e-07 off"),
+        ((RIGHT, WRONG), Status.FAILURE, "wan, references behind: 2.3e-02 off under ring 3; 2 inputs, 3.0 s, 300 MiB"),
+        ((WRONG, NONE), Status.FAILURE, "wan, text: 2.3e-02 off under ring 3; 2 inputs, 61.5 s, 300 MiB"),
+        ((NONE, RIGHT), Status.WARNING, "wan, text: it took longer than 60 s; 2 inputs, 61.5 s, 300 MiB"),
+    ],
+)
+def test_a_class_has_a_line(answers: tuple[Answer, Answer], status: Status, text: str) -> None:
+    made = [
+        (asked, Watched(answer, size << 20)) for asked, answer, size in zip(ASKED, answers, (300, 200), strict=True)
+    ]
+    finding = finding_of("WAN21_T2V", made)
+    assert (finding.name, finding.status, finding.text) == ("WAN21_T2V", status, text)
+    assert bool(finding.remedy) == (status is not Status.OK)
+    assert all(known(each, "sentences") for each in (finding.text, finding.remedy) if each)
+
+
+def test_a_folder_that_is_no_comfyui_is_said() -> None:
+    command = [sys.executable, "-m", "parallel_backend.doctor", "--models", "--comfyui", os.devnull]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 2
+    assert "/dev/null is not ComfyUI's folder: name it with --comfyui" in ended.stderr

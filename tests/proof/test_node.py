@@ -1,0 +1,146 @@
+"""When a class is proved, what is kept of it, and what a node says: with the real child."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.content.kept import Verdict, all_kept
+from parallel_backend.models.comfyui.content.sources import sources_of
+from parallel_backend.models.comfyui.proof.asked import Answer, Asked
+from parallel_backend.weights.files.checkpoint import read_header
+from tests.nodes_module import ForGood, nodes_module
+from tests.programs import recording  # imports ComfyUI
+from tests.tiny_comfy import save_tiny
+
+import comfy.model_management  # isort: skip
+
+assert recording
+proofs = nodes_module("model.proofs", ForGood())
+spawned = proofs.Prover
+FOLDER = Path(os.environ["COMFYUI_PATH"])
+EQUAL = "No tested ComfyUI has WAN21_T2V like this one: tried here, and equal to the workers'."
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A Wan's configuration, and its diffusion model on the meta device."""
+    _, config = ComfyFamily().inspect(read_header(str(save_tiny(tmp_path_factory.mktemp("wan"), "wan"))))
+    return config, config.base(torch.float32).diffusion_model
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[Asked]]:
+    """What children are asked, which are real and have time enough beside other tests."""
+    asked: list[list[Asked]] = []
+
+    def start(folder: str, questions: Any) -> Any:
+        asked.append([*questions])
+        return spawned(folder, questions, seconds=600.0)
+
+    monkeypatch.setattr(proofs, "Prover", start)
+    return asked
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no version had been tested."""
+    monkeypatch.setattr(proofs, "same_files", lambda files, tables: False)
+
+
+@pytest.fixture
+def not_cancelled() -> Iterator[None]:
+    yield
+    comfy.model_management.interrupt_current_processing(False)
+
+
+def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+    mine = proofs.Proofs(FOLDER, tmp_path)
+    mine.begin(*loaded)
+    began = time.monotonic()
+    assert mine.check(*loaded, {"context"}) == []
+    assert time.monotonic() - began < 0.5
+    assert started == [] and all_kept(tmp_path) == ()
+
+
+@pytest.mark.usefixtures("unknown")
+def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+    mine = proofs.Proofs(FOLDER, tmp_path)
+    began = time.monotonic()
+    mine.begin(*loaded)
+    assert time.monotonic() - began < 2, "loading waits for nothing"
+    assert mine.check(*loaded, {"c_crossattn"}) == [EQUAL]
+    assert mine.check(*loaded, {"c_crossattn"}) == []
+    ((asked,),) = started
+    assert (asked.kind, asked.case, asked.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
+    (verdict,) = all_kept(tmp_path)
+    assert (verdict.kind, verdict.functions, verdict.fault) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"c_crossattn"}) == []
+    assert len(started) == 1, "the next start of ComfyUI goes by what is kept"
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"time_dim_concat"}) == [EQUAL]
+    assert [asked.case for asked in started[1]] == ["wan, references behind"], "only what is new of a graph"
+
+
+@pytest.mark.usefixtures("unknown")
+def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: Any, tmp_path: Path) -> None:
+    config, model = loaded
+    asked = Asked(config.kind, "wan, text", proofs.class_name(type(model)), proofs.chosen(config.described.unet_config))
+    verdict = proofs.verdict_of(asked, Answer({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.0), "0.46.0")
+    proofs.keep(proofs.key_of(asked, sources_of(model, FOLDER)), verdict, tmp_path)
+    mine = proofs.Proofs(FOLDER, tmp_path)
+    mine.begin(*loaded)
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            mine.check(*loaded, ())
+    assert started == []
+    assert str(refused.value).startswith("WAN21_T2V of ComfyUI ")
+    assert (
+        "gives another result on several devices than on one, which is 2.3e-02 off under ring 3, where 1e-05 is allowed: use "
+        "Load Diffusion Model, or a ComfyUI that was tested (0.30.0, " in str(refused.value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "split"), [({"ring 3": float("nan")}, "ring 3"), ({"cfg 2": 2e-5, "data 2": 1e-6}, "cfg 2")]
+)
+def test_a_number_over_the_limit_or_none_is_a_fault(errors: dict[str, float], split: str) -> None:
+    verdict: Verdict = proofs.verdict_of(Asked("Flux", "flux"), Answer(errors, 1.0), "")
+    assert f"under {split}," in verdict.fault
+    assert not proofs.verdict_of(Asked("Flux", "flux"), Answer({"ring 3": 1e-5}, 1.0), "").fault
+
+
+@pytest.mark.usefixtures("unknown")
+def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
+    loaded: Any, started: list[list[Asked]], tmp_path: Path
+) -> None:
+    config, model = loaded
+    mine = proofs.Proofs(FOLDER, tmp_path)
+    mine._sources[proofs.class_name(type(model))] = (("comfy/ldm/wan/model.py", "other"),)
+    mine._folder = tmp_path / "no ComfyUI"
+    (said,) = mine.check(config, model, ())
+    assert "could not be checked here (its process ended with code 1): compare a picture with" in said
+    assert mine.check(config, model, ()) == []
+    assert len(started) == 1 and all_kept(tmp_path) == ()
+
+
+@pytest.mark.usefixtures("unknown", "not_cancelled", "started")
+def test_cancel_ends_the_waiting(loaded: Any, tmp_path: Path) -> None:
+    mine = proofs.Proofs(FOLDER, tmp_path)
+    mine.begin(*loaded)
+    comfy.model_management.interrupt_current_processing(True)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        mine.check(*loaded, ())
+    assert mine.check(*loaded, ()) == [EQUAL], "the proof itself went on"
+
+
+def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[Asked]]) -> None:
+    assert proofs.Proofs(FOLDER).check(object(), object(), ()) == []
+    assert started == []

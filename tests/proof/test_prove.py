@@ -1,0 +1,138 @@
+"""A model's class is proved on a small model: the plain call, Ulysses, Ring, patches, rows and prompts apart."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from parallel_backend.models.comfyui.content.sources import AROUND, sources_of
+from parallel_backend.models.comfyui.content.tested import same_files, tables
+from parallel_backend.models.comfyui.proof.prove import TOLERANCE, prove
+from parallel_backend.models.comfyui.small import SMALL, Builder, small
+from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases, cases_of
+from parallel_backend.models.declared import DECLARATIONS
+from tests.comfy_oracle import comfy_on_path
+from tests.selection import thorough
+
+comfy_on_path()
+
+import comfy.ldm.flux.layers as flux  # noqa: E402
+import comfy.ldm.wan.model as wan  # noqa: E402
+
+FOLDER = Path(os.environ["COMFYUI_PATH"])
+SPLITS = {"ulysses 2", "ring 3", "pipefusion 3, patches 2", "data 2", "cfg 2"}
+
+
+def test_every_declared_class_has_its_small_models() -> None:
+    assert KINDS.keys() == DECLARATIONS.keys()
+    assert {case for kind in KINDS for case in all_cases(kind)} <= SMALL.keys()
+    assert all(cases_of(kind, {}) for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_model_has_the_declaration_of_its_class(kind: str) -> None:
+    for case in all_cases(kind):
+        assert small(case, Builder(device="meta")).declaration is DECLARATIONS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_of_a_class_are_known_in_a_tested_comfyui(kind: str) -> None:
+    """So nothing runs there; with any of them changed it is not known."""
+    model = small(all_cases(kind)[0], Builder(device="meta")).model
+    sources = sources_of(model, FOLDER)
+    own = f"{type(model).__module__.replace('.', '/')}.py"
+    assert {own, *AROUND} <= {path for path, _ in sources}
+    assert same_files(sources, tables())
+    for index, (path, _) in enumerate(sources):
+        assert not same_files([*sources[:index], (path, "0" * 12), *sources[index + 1 :]], tables())
+
+
+def test_inputs_go_by_what_the_graph_gives_and_the_file_is() -> None:
+    assert cases_of("Flux", {}) == ("flux",)
+    assert cases_of("Flux", {}, {"context", "ref_latents"}) == ("flux", "flux, references")
+    assert cases_of("WAN22_T2V", {}) == ("wan, text", "wan 2.2, a timestep a frame")
+    assert cases_of("LTXAV", {"caption_proj_before_connector": True}) == ("ltx-2.3",)
+    assert cases_of("LTXAV", {}) == ("ltx-2",)
+
+
+def test_what_chooses_code_comes_from_the_file_and_no_sizes() -> None:
+    file = {
+        "guidance_embed": False,
+        "hidden_size": 3072,
+        "txt_ids_dims": [1, 2],
+        "vec_in_dim": None,
+        "image_model": "flux",
+    }
+    model = small("flux", Builder(device="meta", chosen=file)).model
+    assert model.params.guidance_embed is False and model.params.txt_ids_dims == [1, 2]
+    assert model.params.hidden_size == 96 and not hasattr(model, "vector_in")
+
+
+@pytest.mark.parametrize(
+    "case", ["wan, text", *(pytest.param(case, marks=thorough) for case in ("flux", "ltx-2", "sd 3"))]
+)
+def test_comfyuis_own_classes_are_right(case: str) -> None:
+    errors = prove(small(case))
+    assert SPLITS - {"pipefusion 3, patches 2"} <= errors.keys()
+    assert max(errors.values()) <= TOLERANCE, errors
+
+
+def less_the_mean(of: Any) -> Any:
+    """What mixes the tokens of a stream, behind a class's own method: alike wherever all of them are."""
+
+    @functools.wraps(of)
+    def edited(*args: Any, **given: Any) -> Any:
+        out = of(*args, **given)
+        return out - 0.1 * out.mean(dim=1, keepdim=True) if isinstance(out, Tensor) else out
+
+    edited.__signature__ = inspect.signature(of)  # type: ignore[attr-defined]
+    return edited
+
+
+def less_the_batchs_mean(of: Any) -> Any:
+    """What mixes the items of a batch."""
+
+    @functools.wraps(of)
+    def edited(*args: Any, **given: Any) -> Any:
+        out = of(*args, **given)
+        return out - 0.1 * out.mean(dim=0, keepdim=True)
+
+    return edited
+
+
+EDITS: dict[str, tuple[str, Any, str, Callable[[Any], Any], set[str]]] = {
+    "a block": ("wan, text", wan.WanAttentionBlock, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
+    "its attention call": ("wan, text", wan.WanSelfAttention, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
+    "its head": ("wan, text", wan.Head, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
+    "items of a batch": ("wan, text", wan.WanModel, "forward", less_the_batchs_mean, {"data 2", "cfg 2"}),
+    "FLUX's last layer": ("flux", flux.LastLayer, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
+    "FLUX's blocks": ("flux", flux.SingleStreamBlock, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
+}
+QUICK = ("a block", "items of a batch")
+
+
+@pytest.mark.parametrize("edit", [pytest.param(edit, marks=[thorough] * (edit not in QUICK)) for edit in EDITS])
+def test_a_class_that_is_edited_is_found_wrong(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, kind, name, change, splits = EDITS[edit]
+    monkeypatch.setattr(kind, name, change(getattr(kind, name)))
+    errors = prove(small(case))
+    assert {split for split, error in errors.items() if error > 1e-4} >= splits, errors
+
+
+def test_a_class_that_is_written_otherwise_and_does_the_same_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(of: Any) -> Any:
+        @functools.wraps(of)
+        def edited(*args: Any, **given: Any) -> Any:
+            return of(*args, **given) * 2.0 / 2.0
+
+        return edited
+
+    monkeypatch.setattr(wan.WanAttentionBlock, "forward", twice(wan.WanAttentionBlock.forward))
+    assert max(prove(small("wan, text")).values()) <= TOLERANCE
