@@ -57,7 +57,7 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
 def _proved(
     subject: Subject, found: Declaration, name: str, remarks: str, plans: Mapping[str, Mapping[str, int]], limit: float
 ) -> Derived:
-    source = source_of(name, found, remarks)
+    source = source_of(name, found, f"{remarks}; proved under {', '.join(plans)}.")
     declaration = read(name, source)
     return Derived(source, declaration, prove(subject, declaration, _calls(subject, declaration), plans, limit))
 

@@ -20,6 +20,9 @@ from .tokens import Tokens, find_tokens, moved
 from .values import tensors_in
 from .writing import Chosen, constant
 
+SIZES = (((2, 4, 6), 7), ((3, 6, 8), 10), ((4, 7, 3), 5))
+"""Frames, and units of height and width, and tokens of text: no two lengths of these are alike."""
+
 MOST = 16
 """So many declarations that fit are proved at most."""
 
@@ -40,7 +43,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         Refused: none does, and why.
     """
     unit = _unit(subject)
-    sizes = [_sizes(subject.sizes, unit, factors, text) for factors, text in (((2, 4, 6), 7), ((3, 5, 4), 10), ((2, 7, 3), 5))]
+    sizes = [_sizes(subject.sizes, unit, factors, text) for factors, text in SIZES]
     calls = [subject.call(each) for each in sizes]
     parts = _parts(subject.model, calls[0])
     first = _first_sites(subject.model, calls[0], parts)

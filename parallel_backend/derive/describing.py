@@ -160,10 +160,7 @@ class _Description:
         first = tokens[0]
         if len(tokens) < len(seen) or {(each.dim, each.grid, each.step) for each in tokens} != {(first.dim, first.grid, first.step)}:
             raise Refused(f"where {self._path} has the picture's tokens in {name} changes with the latent's size.")
-        rules = [*_starts([(each.length, each.count, each.start) for each in tokens])]
-        if not rules:
-            raise Refused(f"where the picture's tokens begin in {name} of {self._path} follows no rule that is known.")
-        for rule in rules:
+        for rule in _starts([(each.length, each.count, each.start) for each in tokens]):
             more: dict[str, Any] = {} if rule is None else {"start": rule}
             yield d.Pictured(grid=first.grid, dim=first.dim, **more)
 
@@ -194,9 +191,9 @@ class _Description:
         if not count:
             return [*self._number(name, streams)]
         kinds = [[*self._kind(name, number, streams)] for number in range(count)]
-        rows = {row for each in kinds for kind in each if isinstance(kind, d.Same) for row in kind.rows}
-        if rows and all(any(isinstance(kind, d.Same) for kind in each) for each in kinds):
-            return [d.Same(tuple(sorted(rows))) if rows != {1} else d.Same()]
+        vectors = [each[0] for each in kinds if isinstance(each[0], d.Same)]
+        if len(vectors) == count:
+            return [d.Same(tuple(sorted({row for each in vectors for row in each.rows})))]
         return [kind for kind in kinds[0] if all(kind in each for each in kinds)]
 
     def _number(self, name: str, streams: Sequence[str]) -> Iterator[d.Argument]:
@@ -226,16 +223,16 @@ class _Description:
             return
         for dim in range(max(1, tensor.ndim - 1)):
             if tensor.shape[dim] > 1:
-                followed = self._probe.follow(name, number, (dim,))
-                yield from (
-                    kind for kind in self._along(followed, dim, tensor, streams) if self._fits(kind, name, number)
-                )
+                kind = self._along(self._probe.follow(name, number, (dim,)), dim, tensor, streams)
+                if kind is not None and self._fits(kind, name, number):
+                    yield kind
+                    return
         if self._fits(d.Same(), name, number) and (rows := _rows(tensor, self._site.batch)):
             yield d.Same((rows,))
         yield d.Attended()
 
-    def _along(self, followed: Followed, dim: int, tensor: Tensor, streams: Sequence[str]) -> Iterator[d.Argument]:
-        """The streams whose tokens a dimension goes with: in queries, or else in what is returned."""
+    def _along(self, followed: Followed, dim: int, tensor: Tensor, streams: Sequence[str]) -> d.Argument | None:
+        """What says whose tokens a dimension goes with: those of queries, or else of what is returned."""
         places = [(laid, codes) for (_, laid), codes in zip(self._calls, followed.q, strict=True) if {*laid} <= {*streams}]
         for name, codes in zip(self._returns(streams), followed.returned, strict=False):
             places.append(((name,), codes))
@@ -243,11 +240,10 @@ class _Description:
             runs = [*zip(laid, codes.split([self._lengths[name] for name in laid]), strict=True)]
             with_it = [(name, run) for name, run in runs if bool((run != NOTHING).any())]
             if with_it and _is_run(torch.cat([run for _, run in with_it]), tensor.shape[dim]):
-                yield d.Along(tuple(name for name, _ in with_it), dim)
-                return
+                return d.Along(tuple(name for name, _ in with_it), dim)
             if len(with_it) == 1 and dim == 1 and self._by_frame(*with_it[0], tensor.shape[1]):
-                yield d.ByFrame(with_it[0][0], tensor.ndim)
-                return
+                return d.ByFrame(with_it[0][0], tensor.ndim)
+        return None
 
     def _by_frame(self, name: str, codes: Tensor, rows: int) -> bool:
         each = self._lengths[name] // rows
@@ -329,3 +325,4 @@ def _starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[Callable[[int, int
             yield Written(f"lambda length, picture: length - -(-picture // {multiple}) * {multiple}")
     if len({start for *_, start in seen}) == 1:
         yield Written(f"lambda length, picture: {seen[0][2]}")
+    yield None  # where they come as they were laid before, no rule is asked
