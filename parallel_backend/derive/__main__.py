@@ -24,7 +24,9 @@ MINUTES = 10.0
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = argparse.ArgumentParser(
-        prog="python -m parallel_backend.derive", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m parallel_backend.derive",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     line.add_argument("file", type=Path, help="a .safetensors or .gguf file, or a diffusers folder")
     line.add_argument("--comfyui", default=os.environ.get(FOLDER, ""), help=f"ComfyUI's folder (default: ${FOLDER})")

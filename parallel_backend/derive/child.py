@@ -38,8 +38,12 @@ def _first(path: Path, limit: float) -> tuple[str, Derived]:
     refused: Refused | None = None
     for kind, subject in subject_of(path, limit):
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
-        given = ", ".join(sorted(name for name, value in subject.call(subject.sizes).arguments.items() if value is not None))
-        remarks = f"{kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {given}"
+        given = ", ".join(
+            sorted(name for name, value in subject.call(subject.sizes).arguments.items() if value is not None)
+        )
+        remarks = (
+            f"{kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {given}"
+        )
         try:
             return kind, derive(subject, name, remarks)
         except Refused as error:

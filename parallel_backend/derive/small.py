@@ -72,7 +72,10 @@ def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
                 tried = tried or f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
             found += 1
-            yield kind, Subject(model, lambda size, made=made, text=text, pooled=pooled: made.of(size, text, pooled), sizes)  # type: ignore[misc]
+            yield (
+                kind,
+                Subject(model, lambda size, made=made, text=text, pooled=pooled: made.of(size, text, pooled), sizes),
+            )  # type: ignore[misc]
             break
     if not found:
         raise Refused(
@@ -130,7 +133,9 @@ class _Calls:
         if pooled:
             prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
         found = self._base.extra_conds(noise=latent, latent_image=latent, device=latent.device, **prompt)
-        given = {name: each.process_cond(batch_size=1, device=latent.device, area=None).cond for name, each in found.items()}
+        given = {
+            name: each.process_cond(batch_size=1, device=latent.device, area=None).cond for name, each in found.items()
+        }
         time = self._base.model_sampling.sigma_max.reshape(1) * 0.6
 
         def called(module: nn.Module, args: Any, kwargs: Any) -> None:

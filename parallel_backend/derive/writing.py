@@ -56,9 +56,8 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
     """A module of `models/declared/`; `remarks` are its docstring."""
     body = written(found, "")
     words = sorted(word for word in vars(declaration) if f"{word}(" in body)
-    return "\n".join(
-        [f'"""{remarks}"""', "", "from __future__ import annotations", "", f"{VOCABULARY}{', '.join(words)}", "", f"{name} = {body}", ""]
-    )
+    imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(words)}"
+    return f'"""{remarks}"""\n\n{imports}\n\n{name} = {body}\n'
 
 
 def read(name: str, source: str) -> Declaration:
@@ -88,7 +87,9 @@ def written(value: Any, indent: str) -> str:
             return f"{type(value).__name__}()"
         return _listed(f"{type(value).__name__}(", given, ")", indent)
     if isinstance(value, Mapping):
-        return _listed("{", [f"{written(key, deeper)}: {written(each, deeper)}" for key, each in value.items()], "}", indent)
+        return _listed(
+            "{", [f"{written(key, deeper)}: {written(each, deeper)}" for key, each in value.items()], "}", indent
+        )
     if isinstance(value, tuple):
         items = [written(each, deeper) for each in value]
         return _listed("(", items, ",)" if len(items) == 1 else ")", indent)
