@@ -13,6 +13,7 @@ from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .proof import IN_PATCHES, WHOLE, Proof, prove
+from .undescribed import Undescribed
 from .writing import read, source_of
 
 LIMIT = 120.0
@@ -40,7 +41,11 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
     """
     failed: Proof | None = None
     whole: Derived | None = None
-    for found in candidates(subject):
+    try:
+        fitting = [*candidates(subject)]
+    except Undescribed as reason:
+        raise _refused(type(subject.model).__name__, str(reason)) from None
+    for found in fitting:
         derived = _proved(subject, found, name, remarks, {**WHOLE, **IN_PATCHES}, limit)
         if derived.proof.holds:
             return derived
@@ -51,13 +56,19 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
     if whole is not None:
         return whole
     assert failed is not None
-    raise Refused(f"no declaration that fits what the model does was proved: {failed.told()}.")
+    raise _refused(type(subject.model).__name__, f"what fits it was not proved: {failed.told()}")
+
+
+def _refused(kind: str, reason: str) -> Refused:
+    return Refused(
+        f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/adding-a-model.md), or run it whole."
+    )
 
 
 def _proved(
     subject: Subject, found: Declaration, name: str, remarks: str, plans: Mapping[str, Mapping[str, int]], limit: float
 ) -> Derived:
-    source = source_of(name, found, remarks)
+    source = source_of(name, found, f"{remarks}; proved under {', '.join(plans)}.")
     declaration = read(name, source)
     return Derived(source, declaration, prove(subject, declaration, _calls(subject, declaration), plans, limit))
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Refused
 from .calls import noise_like
 from .looking import Attention, Run
 from .tokens import codes, decoded
+from .undescribed import Undescribed
 from .values import tensors_in
 
 Change = Callable[[str, int, Tensor], Tensor]
@@ -36,7 +36,7 @@ class Probe:
         attentions: its own.
 
     Raises:
-        Refused: it gives something else each time, or what is no number.
+        Undescribed: it gives something else each time, or what is no number.
     """
 
     def __init__(self, run: Run) -> None:
@@ -45,9 +45,9 @@ class Probe:
         self._base = _observed(returned, self.attentions)
         again = self._changed(lambda name, number, tensor: tensor)
         if any(bool(each.any()) for each in again):
-            raise Refused(f"{run.path} gives something else each time, which cannot be told from what it is given.")
+            raise Undescribed(f"{run.path} gives something else each time, as if it drew random numbers")
         if not all(bool(torch.isfinite(each).all()) for each in self._base):
-            raise Refused(f"{run.path} gives what is no number with random weights, so nothing can be told of it.")
+            raise Undescribed(f"{run.path} gives what is no number with random weights")
 
     def tensors(self, name: str) -> list[Tensor]:
         """In an argument."""
@@ -82,9 +82,11 @@ class Probe:
         """bool for each place of what is observed."""
         returned, attentions = self.run.again(change)
         found = _observed(returned, attentions)
-        alike = len(found) == len(self._base) and all(a.shape == b.shape for a, b in zip(found, self._base, strict=True))
+        alike = len(found) == len(self._base) and all(
+            a.shape == b.shape for a, b in zip(found, self._base, strict=True)
+        )
         if not alike:
-            raise Refused(f"{self.run.path} calls attention by the values that it is given, which cannot be spread.")
+            raise Undescribed(f"what {self.run.path} computes hangs on the values that it is given")
         return [_places(a != b) for a, b in zip(found, self._base, strict=True)]
 
     def _apart(self, found: Sequence[Tensor]) -> Followed:

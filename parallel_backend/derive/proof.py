@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ..models.spread.run import SpreadForward
 from ..plan import ResolvedPlan
 from ..weights.stores.block_access import BlockAccess
 from .calls import ModelCall, Subject
-from .ranks import run_in_turn
+from .ranks import run_ranks
 
 TOLERANCE = 1e-5
 """The largest relative error (L2) of a forward that is right."""
@@ -83,8 +84,9 @@ def prove(
             for error in _errors(subject, declaration, call, plan, whole)
         ]
 
-    works = [(plan.world_size, lambda plan=plan: work(plan)) for plan in resolved.values()]  # type: ignore[misc]
-    results = dict(zip(resolved, run_in_turn(works, limit), strict=True))
+    results = {
+        name: run_ranks(plan.world_size, functools.partial(work, plan), limit) for name, plan in resolved.items()
+    }
     errors = {
         name: max((error for ranks in found for error in ranks), default=math.inf)
         for name, found in results.items()

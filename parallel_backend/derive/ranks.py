@@ -7,61 +7,67 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+PATIENCE = 2.0
+"""Seconds for the others to fail, once a rank has."""
+
+ENDED = "its process ended"
+
 Work = Callable[[], Any]
 """What a rank does; the result is one that JSON can say."""
 
 
-def run_in_turn(works: Sequence[tuple[int, Work]], limit: float) -> list[list[Any] | str]:
-    """For each number of ranks and what they do, their results, or why there are none; the ranks are forked for each anew.
+def run_ranks(ranks: int, work: Work, limit: float) -> list[Any] | str:
+    """What each of so many ranks gives, in their order, or why there is nothing.
 
     Args:
-        limit: seconds for one of them.
+        limit: seconds until they are ended.
     """
-    return [_run(ranks, work, limit) for ranks, work in works]
-
-
-def _run(ranks: int, work: Work, limit: float) -> list[Any] | str:
     fork = multiprocessing.get_context("fork")
-    pipes, processes = [], []
-    end = time.monotonic() + limit
+    answers: dict[int, tuple[Any, str]] = {}
     with tempfile.TemporaryDirectory() as directory:
+        pipes: dict[Any, int] = {}
+        processes = []
         for rank in range(ranks):
             ours, theirs = fork.Pipe(duplex=False)
             process = fork.Process(target=_rank, args=(rank, ranks, work, Path(directory), limit, theirs), daemon=True)
             process.start()
             theirs.close()
-            pipes.append(ours)
+            pipes[ours] = rank
             processes.append(process)
-        try:
-            answers = [_answer(pipe, end) for pipe in pipes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-    failed = [error for _, error in answers if error]
-    return min(failed, key=_late) if failed else [result for result, _ in answers]
+        end = time.monotonic() + limit
+        while pipes and (ready := wait(list(pipes), max(0.0, end - time.monotonic()))):
+            for pipe in ready:
+                answers[pipes.pop(pipe)] = answer = _answer(pipe)
+                if answer[1]:
+                    end = min(end, time.monotonic() + PATIENCE)
+        for process in processes:
+            process.kill()
+            process.join()
+    failed = [error for _, error in answers.values() if error]
+    if failed:
+        return min(failed, key=_follows_another)
+    return [answers[rank][0] for rank in range(ranks)] if len(answers) == ranks else f"no end within {limit:.0f} s"
 
 
-def _late(error: str) -> bool:
-    """Whether a failure may be that of a rank which waited for one that failed."""
-    return "onnection" in error or "imed out" in error or "no answer" in error
+def _follows_another(error: str) -> bool:
+    """Whether a failure is that of a rank which lost another one."""
+    return "onnection" in error or ENDED in error
 
 
-def _answer(pipe: Connection, end: float) -> tuple[Any, str]:
-    if not pipe.poll(max(0.0, end - time.monotonic())):
-        return None, "no answer in time"
+def _answer(pipe: Any) -> tuple[Any, str]:
     try:
-        return json.loads(pipe.recv_bytes())
+        result, error = json.loads(pipe.recv_bytes())
     except EOFError:
-        return None, "its process ended"
+        return None, ENDED
+    return result, error
 
 
 def _rank(rank: int, ranks: int, work: Work, directory: Path, limit: float, pipe: Connection) -> None:

@@ -125,4 +125,3 @@ def decoded(changed: Sequence[Tensor]) -> Tensor:
     number[~(having ^ without).all(dim=0)] = SEVERAL
     number[~(having | without).any(dim=0)] = NOTHING
     return number
-

@@ -74,4 +74,6 @@ def called(module: nn.Module, values: Mapping[str, Any]) -> Any:
     kinds = {parameter.kind for parameter in inspect.signature(module.forward).parameters.values()}
     unnamed = inspect.Parameter.VAR_POSITIONAL in kinds
     args = [value for name, value in values.items() if unnamed and name.startswith(UNNAMED)]
-    return module.forward(*args, **{name: value for name, value in values.items() if not unnamed or not name.startswith(UNNAMED)})
+    return module.forward(
+        *args, **{name: value for name, value in values.items() if not unnamed or not name.startswith(UNNAMED)}
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
@@ -55,9 +56,8 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
     """A module of `models/declared/`; `remarks` are its docstring."""
     body = written(found, "")
     words = sorted(word for word in vars(declaration) if f"{word}(" in body)
-    return "\n".join(
-        [f'"""{remarks}"""', "", "from __future__ import annotations", "", f"{VOCABULARY}{', '.join(words)}", "", f"{name} = {body}", ""]
-    )
+    imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(words)}"
+    return f'"""{remarks}"""\n\n{imports}\n\n{name} = {body}\n'
 
 
 def read(name: str, source: str) -> Declaration:
@@ -76,7 +76,7 @@ def written(value: Any, indent: str) -> str:
         return value.source
     if isinstance(value, Chosen):
         having, without = (written(each, deeper) for each in (value.having, value.without))
-        return f"lambda block: {having} if {value.mark!r} in dict(block.named_modules()) else {without}"
+        return f"lambda block: {having} if {_quoted(value.mark)} in dict(block.named_modules()) else {without}"
     if is_dataclass(value) and not isinstance(value, type):
         given = [
             f"{each.name}={written(getattr(value, each.name), deeper)}"
@@ -87,11 +87,17 @@ def written(value: Any, indent: str) -> str:
             return f"{type(value).__name__}()"
         return _listed(f"{type(value).__name__}(", given, ")", indent)
     if isinstance(value, Mapping):
-        return _listed("{", [f"{key!r}: {written(each, deeper)}" for key, each in value.items()], "}", indent)
+        return _listed(
+            "{", [f"{written(key, deeper)}: {written(each, deeper)}" for key, each in value.items()], "}", indent
+        )
     if isinstance(value, tuple):
         items = [written(each, deeper) for each in value]
         return _listed("(", items, ",)" if len(items) == 1 else ")", indent)
-    return repr(value)
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 def _listed(opening: str, items: list[str], closing: str, indent: str) -> str:

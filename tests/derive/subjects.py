@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +23,16 @@ def subject_of(case: Case) -> Subject:
             return ModelCall(case.x, case.timestep, case.arguments, case.options)
         latent = draw(*case.x.shape[:2], *sizes.picture, seed=1)
         arguments = {name: _resized(name, value, own, sizes) for name, value in case.arguments.items()}
-        return ModelCall(latent, case.timestep, arguments, case.options)
+        return ModelCall(latent, _times(case.timestep, own, sizes), arguments, case.options)
 
     return Subject(case.model, call, own)
+
+
+def _times(times: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
+    """One for each frame where there are so many."""
+    if times.ndim == 2 and times.shape[1] == own.picture[0]:
+        return torch.linspace(0.1, 0.8, sizes.picture[0]).expand(times.shape[0], -1)
+    return times
 
 
 def _resized(name: str, value: Any, own: Sizes, sizes: Sizes) -> Any:

@@ -1,0 +1,73 @@
+"""`python -m parallel_backend.derive FILE --comfyui DIR`: print the declaration of a file's model class, found and proved.
+
+The file's weights are not read: ComfyUI's own code makes its class small, with random weights, on the CPU, in a process of its
+own. Where nothing was proved, nothing is printed but why, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..comfyui_folder import ARGUMENTS, FOLDER
+from ..plan.__main__ import memory
+
+MEMORY = 8 * 2.0**30
+MINUTES = 10.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = argparse.ArgumentParser(
+        prog="python -m parallel_backend.derive",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    line.add_argument("file", type=Path, help="a .safetensors or .gguf file, or a diffusers folder")
+    line.add_argument("--comfyui", default=os.environ.get(FOLDER, ""), help=f"ComfyUI's folder (default: ${FOLDER})")
+    line.add_argument("--memory", type=memory, default=MEMORY, help="for the small model's weights (default: 8GiB)")
+    line.add_argument("--minutes", type=float, default=MINUTES, help=f"after which it is ended (default: {MINUTES:g})")
+    return line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Have a process of its own derive and print; 1 where it proved nothing."""
+    given = parser().parse_args(arguments)
+    variables = {**os.environ, FOLDER: os.path.abspath(given.comfyui), ARGUMENTS: '["--cpu"]'}
+    command = [sys.executable, "-m", f"{__package__}.child", str(given.file), str(given.memory)]
+    with subprocess.Popen(command, env=variables, start_new_session=True) as child:
+        try:
+            code = child.wait(given.minutes * 60)
+        except subprocess.TimeoutExpired:
+            print(
+                f"{given.file.name} was not derived within {given.minutes:g} minutes: give it more (--minutes), or write its "
+                "declaration by hand (docs/adding-a-model.md).",
+                file=sys.stderr,
+            )
+            code = 1
+        finally:
+            _end(child)
+    if code not in (0, 1):
+        print(
+            f"{given.file.name} was not derived, because the process that tried ended with {code}: see above, or give it less "
+            "memory (--memory).",
+            file=sys.stderr,
+        )
+    return 1 if code else 0
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """With the ranks that it has forked."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

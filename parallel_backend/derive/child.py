@@ -1,0 +1,56 @@
+"""The process that derives, for the command: `python -m parallel_backend.derive.child FILE BYTES`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from ..comfyui_folder import FOLDER, comfyui_version
+from ..errors import Refused
+from ..models.comfyui.importing import import_comfyui
+from .derive import Derived, derive
+from .small import subject_of
+
+
+def main(path: Path, limit: float) -> int:
+    """Print a declaration, and on the other stream what was proved; or why there is none, and return 1."""
+    try:
+        import_comfyui()
+        logging.getLogger().setLevel(logging.WARNING)
+        torch.set_num_threads(1)  # ranks are forked from this process
+        kind, derived = _first(path, limit)
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(derived.source, end="")
+    plans = "every plan" if not derived.declaration.whole_picture else "every plan without PipeFusion"
+    print(f"{kind} was derived and proved for {plans}: {derived.proof.told()}.", file=sys.stderr)
+    return 0
+
+
+def _first(path: Path, limit: float) -> tuple[str, Derived]:
+    """Of the calls that the model takes the first for which a declaration is proved."""
+    refused: Refused | None = None
+    for kind, subject in subject_of(path, limit):
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
+        given = ", ".join(
+            sorted(name for name, value in subject.call(subject.sizes).arguments.items() if value is not None)
+        )
+        remarks = (
+            f"{kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {given}"
+        )
+        try:
+            return kind, derive(subject, name, remarks)
+        except Refused as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))

@@ -1,0 +1,116 @@
+"""Groups of blocks, and heads, that fit what was seen of each of their members."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
+
+from ..models.spread import declaration as d
+from .describing import Description
+from .kinds import argument_kinds
+from .sites import Sites
+from .undescribed import Undescribed
+from .writing import Chosen
+
+Attentions = tuple[d.Attention, ...] | Chosen
+
+
+def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
+    """Blocks, in the order in which they run, by the list that they are of, or by themselves.
+
+    Raises:
+        Undescribed: they do not run list by list.
+    """
+    groups: dict[str, list[str]] = {}
+    order: list[str] = []
+    for path in blocks:
+        parent = path.rpartition(".")[0]
+        group = parent if parent and isinstance(model.get_submodule(parent), nn.ModuleList) else path
+        groups.setdefault(group, []).append(path)
+        if order[-1:] != [group]:
+            order.append(group)
+    if len(order) > len(groups):
+        raise Undescribed(f"its blocks of {' and '.join(groups)} take turns")
+    for group, members in groups.items():
+        listed = [f"{group}.{name}" for name, _ in model.get_submodule(group).named_children()]
+        if members != [group] and members != listed:
+            raise Undescribed(f"its blocks of {group} do not all run, one after the other")
+    return groups
+
+
+def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.Group]:
+    """What fits all blocks of a list, the likeliest first.
+
+    Raises:
+        Undescribed: nothing does.
+    """
+    first = members[0]
+    streams = {name: [*first.kinds(name)] for name in first.streams}
+    for other in members[1:]:
+        if {name: [*other.kinds(name)] for name in other.streams} != streams or other.attends_in != first.attends_in:
+            raise Undescribed(f"its blocks of {path} have different streams")
+    arguments: dict[str, list[d.Argument]] = {}
+    for each in members:
+        for name, value in each.sites[0].run.values.items():
+            if name not in streams and value is not None:
+                kinds = argument_kinds(each, name)
+                arguments[name] = [kind for kind in arguments.get(name, kinds) if kind in kinds]
+                if not arguments[name]:
+                    raise Undescribed(
+                        f"what its blocks of {path} are given as {name} goes with nothing that has a name"
+                    )
+    returns = max((each.returns for each in members), key=lambda names: len({*names}))
+    if any(len(each.returns) != len(returns) for each in members):
+        raise Undescribed(f"its blocks of {path} return different numbers of values")
+    attentions = _attentions(model, path, members)
+    for kinds in itertools.product(*streams.values()):
+        for chosen in itertools.product(*arguments.values()):
+            yield d.Group(
+                path,
+                streams=dict(zip(streams, kinds, strict=True)),
+                arguments=dict(zip(arguments, chosen, strict=True)),
+                attentions=attentions,
+                returns=returns,
+                attends_in=first.attends_in,
+            )
+
+
+def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Group]:
+    """What turns the last tokens into the output token by token, up to the first that does not."""
+    for path in paths:
+        if not seen[0][path].tokens:
+            continue
+        try:
+            head = Description([each[path] for each in seen])
+            if len(head.streams) != 1 or len(head.returns) != 1 or head.attentions:
+                return
+            names = [
+                name
+                for name, value in head.sites[0].run.values.items()
+                if value is not None and name not in head.streams
+            ]
+            yield d.Group(
+                path,
+                streams={name: next(head.kinds(name)) for name in head.streams},
+                arguments={name: argument_kinds(head, name)[0] for name in names},
+                returns=head.returns,
+            )
+        except Undescribed:
+            return
+
+
+def _attentions(model: nn.Module, path: str, members: Sequence[Description]) -> Attentions:
+    """The blocks' own; where these differ, told apart by a submodule that only some have."""
+    kinds = [*dict.fromkeys(tuple(each.attentions) for each in members)]
+    if len(kinds) == 1:
+        return kinds[0]
+    inside = [{name for name, _ in model.get_submodule(each.path).named_modules()} for each in members]
+    for one, other in itertools.permutations(kinds[:2]):
+        own = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) == one]
+        others = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) != one]
+        marks = set.intersection(*own) - set.union(*others)
+        if marks and len(kinds) == 2:
+            return Chosen(min(marks, key=lambda name: (len(name), name)), one, other)
+    raise Undescribed(f"its blocks of {path} call attention in ways that their modules do not tell apart")

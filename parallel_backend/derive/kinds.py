@@ -1,0 +1,133 @@
+"""With which tokens a block's other arguments go, by probing it: kinds that fit, the likeliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.spread import declaration as d
+from .describing import Description
+from .probing import Followed
+from .rules import is_repeated, is_run, rows
+from .tokens import NOTHING
+from .undescribed import Undescribed
+from .values import tensors_in
+
+
+def argument_kinds(block: Description, name: str) -> list[d.Argument]:
+    """What fits all tensors in an argument that is no stream, at all sizes.
+
+    Raises:
+        Undescribed: nothing does.
+    """
+    count = len(block.probe.tensors(name))
+    if any(len(tensors_in(site.run.values.get(name))) != count for site in block.sites):
+        raise Undescribed(f"how many tensors {block.path} is given as {name} changes with the latent's size")
+    if runs := [*_runs(block, name)]:
+        return [*runs]
+    if not count:
+        return [*_of_number(block, name)]
+    kinds = [[*_of_tensor(block, name, number)] for number in range(count)]
+    vectors = [each[0] for each in kinds if isinstance(each[0], d.Same)]
+    if len(vectors) == count:
+        return [d.Same(tuple(sorted({row for each in vectors for row in each.rows})))]
+    return [kind for kind in kinds[0] if all(kind in each for each in kinds)]
+
+
+def _runs(block: Description, name: str) -> Iterator[d.Argument]:
+    """Of runs of tokens, each with its first and its end, the streams that these may lie in."""
+    for stream in block.streams:
+        ends = [block.length(stream, site) for site in block.sites]
+        values = [site.run.values.get(name) for site in block.sites]
+        if all(_are_runs(value, end) for value, end in zip(values, ends, strict=True)):
+            yield d.Segments(stream)
+
+
+def _are_runs(value: Any, end: int) -> bool:
+    def is_edge(edge: Any) -> bool:
+        return edge is None or (isinstance(edge, int) and not isinstance(edge, bool) and 0 <= edge <= end)
+
+    listed = isinstance(value, (list, tuple)) and bool(value)
+    return listed and all(
+        isinstance(run, (list, tuple)) and len(run) > 1 and all(map(is_edge, run[:2])) for run in value
+    )
+
+
+def _of_number(block: Description, name: str) -> Iterator[d.Argument]:
+    """Of what has no tensor in it: a place that goes with the size, or the same for all."""
+    values = [site.run.values.get(name) for site in block.sites]
+    if all(isinstance(value, int) for value in values) and len({*values}) > 1:
+        for stream in block.streams:
+            lengths = [block.length(stream, site) for site in block.sites]
+            tokens = [site.tokens.get((stream, 0)) for site in block.sites]
+            edges = [(each.start, each.start + each.count) if each else () for each in tokens]
+            if values == lengths and stream not in block.pictured:
+                yield d.TextLength(stream)
+            if values == lengths or all(value in edge for value, edge in zip(values, edges, strict=True)):
+                yield d.Boundary(stream)
+    yield d.Same()
+
+
+def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argument]:
+    tensor = block.probe.tensors(name)[number]
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        yield from _hidden(block, name)
+        return
+    reached = block.probe.reached(name, number)
+    if not _touches((*reached.q, *reached.returned)):
+        yield from [d.Attended()] if _touches((*reached.k, *reached.v)) else _hidden(block, name)
+        return
+    shapes = [tensors_in(site.run.values[name])[number].shape for site in block.sites]
+    for dim in range(max(1, tensor.ndim - 1)):
+        kind = _along(block, block.probe.follow(name, number, (dim,)), dim, tensor) if tensor.shape[dim] > 1 else None
+        if isinstance(kind, d.ByFrame) or (isinstance(kind, d.Along) and _has_a_place_for_each(block, kind, shapes)):
+            yield kind
+            return
+    count = rows(tensor, block.sites[0].batch)
+    if count and len({*shapes}) == 1:
+        yield d.Same((count,))
+    yield d.Attended()
+
+
+def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> d.Argument | None:
+    """What says whose tokens a dimension goes with: those of queries, or else of what is returned."""
+    laid = [each for each in zip(block.queries, followed.q, strict=True) if {*each[0]} <= {*block.streams}]
+    laid += [((name,), places) for name, places in zip(block.returns, followed.returned, strict=False)]
+    for names, places in laid:
+        if sum(map(block.length, names)) != places.numel():
+            continue
+        runs = zip(names, places.split([*map(block.length, names)]), strict=True)
+        going = [(name, run) for name, run in runs if _touches((run,))]
+        if going and is_run(torch.cat([run for _, run in going]), tensor.shape[dim]):
+            return d.Along(tuple(name for name, _ in going), dim)
+        if len(going) == 1 and dim == 1 and is_repeated(going[0][1], tensor.shape[1]):
+            return d.ByFrame(going[0][0], tensor.ndim)
+    return None
+
+
+def _has_a_place_for_each(block: Description, kind: d.Along, shapes: Sequence[Sequence[int]]) -> bool:
+    lengths = [sum(block.length(stream, site) for stream in kind.streams) for site in block.sites]
+    return [shape[kind.dim] for shape in shapes] == lengths
+
+
+def _hidden(block: Description, name: str) -> Iterator[d.Argument]:
+    """Of what no token shows: a mask of text, or what goes with keys that every rank has."""
+    sizes = [tensors_in(site.run.values[name])[0].shape[-1] for site in block.sites]
+    for stream in (each for each in block.streams if each not in block.pictured):
+        lengths = [block.length(stream, site) for site in block.sites]
+        if sizes == lengths:
+            yield d.TextMask(stream)
+        for other in block.streams:
+            more = [length + block.length(other, site) for length, site in zip(lengths, block.sites, strict=True)]
+            if other != stream and sizes == more:
+                laid = next((names for names in block.queries if {stream, other} <= {*names}), (other, stream))
+                before = laid.index(other) < laid.index(stream)
+                yield d.TextMask(stream, before=(other,)) if before else d.TextMask(stream, behind=(other,))
+    yield d.Attended()
+
+
+def _touches(followed: Sequence[Tensor]) -> bool:
+    return any(bool((places != NOTHING).any()) for places in followed)

@@ -1,0 +1,66 @@
+"""Rules that fit what was seen at several sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .writing import Written
+
+MULTIPLES = [2**power for power in range(1, 10)]
+"""To which models may pad the picture's tokens."""
+
+
+def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[Callable[[int, int], int] | None]:
+    """For where a run of tokens begins, from (length, picture, start); None for the vocabulary's own, at 0.
+
+    Where tokens come as another block left them no rule is asked, so the last one fits whatever was seen.
+    """
+    if all(start == length - picture for length, picture, start in seen) and any(start for *_, start in seen):
+        yield Written("lambda length, picture: length - picture")
+        return
+    if any(start for *_, start in seen):
+        for multiple in MULTIPLES:
+            if all(start == length - -(-picture // multiple) * multiple for length, picture, start in seen):
+                yield Written(f"lambda length, picture: length - -(-picture // {multiple}) * {multiple}")
+        if len({start for *_, start in seen}) == 1:
+            yield Written(f"lambda length, picture: {seen[0][2]}")
+    yield None
+
+
+def rows(tensor: Tensor, batch: int) -> int:
+    """How many vectors for each of a batch a tensor has; 0 where it has not the same number for each."""
+    if tensor.ndim < 2:
+        return 1
+    between = math.prod(tensor.shape[1:-1])
+    if tensor.shape[0] in (1, batch):
+        return between
+    return tensor.shape[0] // batch if between == 1 and tensor.shape[0] % batch == 0 else 0
+
+
+def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """The heads of keys and values `[batch, heads, ...]` where heads of queries share them; 0 where each has its own."""
+    heads = k.shape[1]
+    for count in range(1, heads):
+        if heads % count == 0 and all(_repeats(x, count) for x in (k, v)):
+            return count
+    return 0 if heads == q.shape[1] else heads
+
+
+def is_run(places: Tensor, length: int) -> bool:
+    """Whether so many places follow the indices one by one."""
+    return places.numel() == length and torch.equal(places, torch.arange(length))
+
+
+def is_repeated(places: Tensor, count: int) -> bool:
+    """Whether places follow so many indices one by one, equally many each."""
+    each = places.numel() // count
+    return each * count == places.numel() and torch.equal(places, torch.arange(count).repeat_interleave(each))
+
+
+def _repeats(x: Tensor, count: int) -> bool:
+    apart = x.unflatten(1, (count, -1))
+    return torch.equal(apart, apart[:, :, :1].expand_as(apart))

@@ -1,0 +1,131 @@
+"""What the parts of a model are given at several sizes, and where the picture's tokens are in that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from .calls import ModelCall, noise_like
+from .describing import Place, Site
+from .looking import Run, look
+from .tokens import Tokens, find_tokens, moved
+from .undescribed import Undescribed
+from .values import tensors_in
+
+Sites = Mapping[str, Site]
+"""By the part's path."""
+
+Placed = tuple[str, Place]
+"""A part's path, and a tensor that it is given."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The modules that are looked at: blocks, in which attention is called, and what is called behind the last one."""
+
+    blocks: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.blocks + self.behind
+
+
+def find_parts(model: nn.Module, call: ModelCall) -> Parts:
+    """In the order in which they are called.
+
+    Raises:
+        Undescribed: attention is called outside of all modules.
+    """
+    seen = look(model, call)
+    if not all(each.within for each in seen.attentions):
+        raise Undescribed("the model calls attention outside of its blocks")
+    lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    attending = {_block(each.within, lists) for each in seen.attentions}
+    blocks = dict.fromkeys(path for within in seen.entered for path in within if path in attending)
+    last = max((number for number, within in enumerate(seen.entered) if {*within} & attending), default=-1)
+    around = {parent for path in attending for parent in _parents(path)}
+    behind = (next((path for path in within if path not in around), "") for within in seen.entered[last + 1 :])
+    return Parts(tuple(blocks), tuple(dict.fromkeys(filter(None, behind))))
+
+
+def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
+    """Each row, column and frame of the latent is disturbed once, and the text."""
+    base = _runs(model, call, parts)
+    changes = [
+        [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1)), parts)) for at in range(size)]
+        for axis, size in enumerate(call.latent.shape[2:])
+    ]
+    tokens = {
+        place: find_tokens([torch.stack([each[place] for each in axis]) for axis in changes]) for place in changes[0][0]
+    }
+    text = call.arguments.get("context")
+    reached: frozenset[Placed] = frozenset()
+    if isinstance(text, Tensor):
+        other = replace(call, arguments={**call.arguments, "context": text + noise_like(text)})
+        changed = _changes(base, _runs(model, other, parts))
+        reached = frozenset(place for place, each in changed.items() if bool(each.any()))
+    return _sites(base, tokens, reached, call)
+
+
+def look_again(model: nn.Module, call: ModelCall, parts: Parts, known: Sites) -> Sites:
+    """At another size: the whole latent is disturbed once."""
+    base = _runs(model, call, parts)
+    changed = _changes(base, _runs(model, call.disturbed(0, slice(None)), parts))
+    tokens = {
+        (path, place): moved(found, changed[path, place], call.latent.shape[2:])
+        for path, site in known.items()
+        for place, found in site.tokens.items()
+    }
+    return _sites(base, tokens, frozenset(), call)
+
+
+def _sites(
+    base: Mapping[str, Run], tokens: Mapping[Placed, Tokens | None], reached: frozenset[Placed], call: ModelCall
+) -> Sites:
+    return {
+        path: Site(
+            run,
+            {place: found for (each, place), found in tokens.items() if each == path and found},
+            frozenset(place for each, place in reached if each == path),
+            call.latent.shape[0],
+        )
+        for path, run in base.items()
+    }
+
+
+def _runs(model: nn.Module, call: ModelCall, parts: Parts) -> dict[str, Run]:
+    """The first call of each part."""
+    runs: dict[str, Run] = {}
+    for run in look(model, call, parts.every).runs:
+        runs.setdefault(run.path, run)
+    if len(runs) < len(parts.every):
+        raise Undescribed("the model calls other modules for another latent")
+    return runs
+
+
+def _changes(base: Mapping[str, Run], runs: Mapping[str, Run]) -> dict[Placed, Tensor]:
+    """Where what a part is given is another."""
+    changed = {}
+    for path, run in base.items():
+        for name, value in run.values.items():
+            were, are = tensors_in(value), tensors_in(runs[path].values.get(name))
+            if [each.shape for each in were] != [each.shape for each in are]:
+                raise Undescribed(f"what {path} is given as {name} has another shape for other values of the latent")
+            for number, (was, now) in enumerate(zip(were, are, strict=True)):
+                changed[path, (name, number)] = was != now
+    return changed
+
+
+def _block(within: Sequence[str], lists: set[str]) -> str:
+    """The outermost member of a list, or, in none, the outermost module."""
+    return next((path for path in within if path.rpartition(".")[0] in lists), within[0])
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition(".")[0]:
+        yield path

@@ -1,0 +1,164 @@
+"""The small model of a file: ComfyUI's own class with the file's configuration, two of each kind of block, and its calls."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Refused
+from ..models.comfyui.detection import DAMAGE, detect, unmakable
+from ..weights.files.checkpoint import read_header
+from .calls import ModelCall, Sizes, Subject
+
+KEPT = 2
+"""Members of a list that are kept of each kind."""
+
+TEXT = 7
+"""Tokens of the text."""
+
+MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
+"""In the names of what says how wide the text is."""
+
+FAILS = (*DAMAGE, AttributeError, NotImplementedError)
+"""What a forward fails with on what it does not take."""
+
+
+def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
+    """The class of a file by name, and its small model with what it may be called with: a video, then a single frame.
+
+    Args:
+        limit: bytes that its weights may have, in fp32.
+
+    Raises:
+        Refused: it is no model that ComfyUI knows, or is too large, or no call of it was found.
+    """
+    import comfy.ops
+
+    part, _, described = detect(read_header(path))
+    described.unet_config["dtype"] = torch.float32
+    described.manual_cast_dtype = None
+    described.custom_operations = comfy.ops.disable_weight_init  # memory that nothing is written to is not taken
+    tensors = part.meta_tensors()
+    try:
+        base = described.get_model(dict(tensors), "", device=torch.device("cpu"))
+    except DAMAGE as error:
+        raise unmakable(part, error) from None
+    kind, model = type(described).__name__, base.diffusion_model
+    keep_some(model)
+    size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
+    if size > limit:
+        raise Refused(
+            f"{kind} is too large to derive: with {KEPT} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
+            f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
+        )
+    randomise(model, tensors)
+    channels, dims = base.latent_format.latent_channels, base.latent_format.latent_dimensions
+    widths = _widths(described, model)
+    tried = ""
+    found = 0
+    for frames in ((3,), (1,)) if dims == 3 else ((),):
+        sizes = Sizes((*frames, 8, 12), TEXT)
+        made = _Calls(base, channels)
+        for text, pooled in itertools.product(widths, [*widths, 0]):
+            try:
+                made.of(sizes, text, pooled).of(model)
+            except FAILS as error:
+                tried = tried or f"{type(error).__name__}: {error}".partition("\n")[0]
+                continue
+            found += 1
+            yield (
+                kind,
+                Subject(model, lambda size, made=made, text=text, pooled=pooled: made.of(size, text, pooled), sizes),
+            )  # type: ignore[misc]
+            break
+    if not found:
+        raise Refused(
+            f"{kind} cannot be derived, because its forward fails on every small call that was made up for it ({tried}): write "
+            "its declaration by hand (docs/adding-a-model.md)."
+        )
+
+
+def keep_some(model: nn.Module) -> None:
+    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights."""
+    for path, module in list(model.named_modules()):
+        if not isinstance(module, nn.ModuleList) or len(module) <= KEPT:
+            continue
+        seen: dict[Any, int] = {}
+        kept = []
+        for member in module:
+            kind = type(member), tuple((name, tensor.shape) for name, tensor in member.state_dict().items())
+            seen[kind] = seen.get(kind, 0) + 1
+            if seen[kind] <= KEPT:
+                kept.append(member)
+        model.set_submodule(path, nn.ModuleList(kept))
+
+
+def randomise(model: nn.Module, filed: Mapping[str, Tensor]) -> None:
+    """Fill all weights, and buffers that files have values for, so that activations stay near 1 and every part matters."""
+    generator = torch.Generator().manual_seed(0)
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in filed and buffer.is_floating_point())
+    with torch.no_grad():
+        for name, tensor in itertools.chain(model.named_parameters(), buffers):
+            tensor.normal_(generator=generator)
+            if tensor.ndim == 1:
+                scale = "norm" in name and name.endswith("weight")
+                tensor.mul_(0.2 if scale else 0.1).add_(1.0 if scale else 0.0)
+            elif tensor.ndim:
+                tensor.div_(math.sqrt(tensor[0].numel()))
+    model.eval().requires_grad_(False)
+
+
+class _Called(Exception):
+    """The model was called, with this."""
+
+
+class _Calls:
+    """Calls as ComfyUI's own class makes them of noise and a prompt."""
+
+    def __init__(self, base: Any, channels: int) -> None:
+        self._base = base
+        self._channels = channels
+
+    def of(self, sizes: Sizes, text: int, pooled: int) -> ModelCall:
+        """With text and pooled text of so many features, the latter if any."""
+        generator = torch.Generator().manual_seed(1)
+        latent = torch.randn(1, self._channels, *sizes.picture, generator=generator)
+        prompt: dict[str, Any] = {"cross_attn": torch.randn(1, sizes.text, text, generator=generator)}
+        if pooled:
+            prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
+        found = self._base.extra_conds(noise=latent, latent_image=latent, device=latent.device, **prompt)
+        given = {
+            name: each.process_cond(batch_size=1, device=latent.device, area=None).cond for name, each in found.items()
+        }
+        time = self._base.model_sampling.sigma_max.reshape(1) * 0.6
+
+        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+            raise _Called(args, kwargs)
+
+        handle = self._base.diffusion_model.register_forward_pre_hook(called, with_kwargs=True)
+        try:
+            self._base.apply_model(latent, time, **given)
+        except _Called as call:
+            (x, timestep), arguments = call.args
+        finally:
+            handle.remove()
+        options = arguments.pop("transformer_options")
+        return ModelCall(x, timestep, arguments, options)
+
+
+def _widths(described: Any, model: nn.Module) -> list[int]:
+    """Those that text may have, the likeliest first: what the configuration calls so, then what layers take."""
+    named = [
+        value
+        for name, value in described.unet_config.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value > 3 and any(mark in name for mark in MARKS)
+    ]
+    layers = {name: module.weight.shape[1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    marked = [width for name, width in layers.items() if any(mark in name for mark in MARKS)]
+    return [*dict.fromkeys((*named, *marked, *layers.values()))]
