@@ -1,4 +1,6 @@
-"""PipeFusion, and Ulysses in chunks of heads, against Ulysses and Ring where the network is slow: two ranks, each in a network namespace of its own.
+"""PipeFusion, and Ulysses in chunks of heads, against Ulysses and Ring where the network is slow.
+
+Two ranks, each in a network namespace of its own.
 
 From the repository's root, as root: OMP_NUM_THREADS=1 COMFYUI_PATH=… python -m benchmarks.slow_network
 The namespaces are joined by a veth pair that `tc` (tbf) holds to a rate in both directions. Each has one worker, started
@@ -288,7 +290,8 @@ def page(job: Job, rounds: int, megabits: int, rate: float, series: Mapping[str,
         f"{TEXT} text tokens, {job.steps} steps of euler, the first of them PipeFusion's warm-up. Medians of {rounds} denoises, "
         "the plans taking turns. *Free link*: the same without the limit.",
         "",
-        "| plan | s a step | against Ulysses 2 | after the first step | waiting, s a step | free link | bytes sent a step, ranks 0 and 1 |",
+        "| plan | s a step | against Ulysses 2 | after the first step | waiting, s a step | free link "
+        "| bytes sent a step, ranks 0 and 1 |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, each in series.items():

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tests.models.test_spread import CASES, TOLERANCE
-from tests.models.tiny_classes import Case
+from parallel_backend.models.comfyui.small import SMALL, Case, small
+from tests.models.test_spread import TOLERANCE
 from tests.selection import thorough
 from tests.tiny_models import draw
 
@@ -90,7 +90,7 @@ def declared(two: Case) -> str:
 
 
 QUICK = (FIRST_FRAME, "ltx-2.3")
-TWO = [name for name in CASES if name not in ALONE and not name.startswith("minimax-h3")]
+TWO = [name for name in SMALL if name not in ALONE and not name.startswith("minimax-h3")]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ TWO = [name for name in CASES if name not in ALONE and not name.startswith("mini
 def test_rows_are_computed_for_themselves(name: str) -> None:
     """LTX-2's have other timesteps by masks alone, and MiniMax-H3 makes one video at a time."""
     alike = {"guidance": torch.tensor([6.0, 6.0])} if name == FIRST_FRAME else {}
-    two = two_of(CASES[name](), times=not name.startswith("ltx-2"), **alike)
+    two = two_of(small(name), times=not name.startswith("ltx-2"), **alike)
     assert not declared(two)
     assert apart(two) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", MEET)
 def test_rows_that_meet_are_declared(name: str) -> None:
-    two = two_of(CASES[name](), **MEET[name])
+    two = two_of(small(name), **MEET[name])
     assert apart(two) > 10 * TOLERANCE
     assert declared(two)
     assert not two.declaration.rows_meet(part(dict(two.arguments), 0))
