@@ -96,7 +96,6 @@ DECODES = {
 
 LATER = (
     "FLUX.1-dev, ulysses 4",
-    "FLUX.1-dev, ring 4",
     "FLUX.1-dev, pipefusion 4, second stage",
     "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage",
     "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage",
