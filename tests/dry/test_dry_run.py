@@ -103,7 +103,6 @@ DECODES = {
 
 LATER = (
     "FLUX.1-dev, ulysses 4",
-    "FLUX.1-dev, ring 4",
     "Wan 2.2 14B, ulysses 2, heads in 4 chunks",
     "FLUX.1-dev, pipefusion 4, second stage",
     "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage",

@@ -8,8 +8,7 @@ import torch
 
 from parallel_backend.models import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.worker.requests.measuring import time_blocks
-from parallel_backend.worker.requests.timing_whole import runs_on
+from parallel_backend.worker.requests.measuring import RUNS, time_blocks
 from tests.comfy_oracle import comfy_on_path
 from tests.plans import cpu_plan
 from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
@@ -40,4 +39,4 @@ def test_a_long_text_gives_signs_of_progress_with_every_block(tmp_path: Path) ->
         seconds, counts = time_blocks(family, config, cpu_plan(), CPU, torch.float32, tensors, {}, mark)
     assert counts == (1, 2)
     assert all(each > 0 for each in seconds)
-    assert marks == runs_on(CPU) * (2 * len(counts) + 1)
+    assert marks == RUNS * (2 * len(counts) + 1)

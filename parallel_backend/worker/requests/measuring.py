@@ -39,7 +39,7 @@ from ...wire.messages import (
 from ..memory.stage_part import STORAGE_DTYPES
 from .apart import refuse_rows_that_meet
 from .rank import Rank
-from .timing_whole import runs_on, time_forward
+from .timing_whole import RUNS, time_forward
 
 
 def measure_machine(rank: Rank, message: MeasureMachine) -> None:
@@ -148,7 +148,7 @@ def time_blocks(
 
     forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, BlockAccess(), block_done))
     runs = []
-    for _ in range(runs_on(device)):
+    for _ in range(RUNS):
         forward(inputs, x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
         runs.append(events.take()[-blocks:])

@@ -18,12 +18,6 @@ from ...weights.layers.quantised import compute_in
 from .made_up import made_up
 
 RUNS = 3
-"""On a GPU, whose kernels are loaded by the first ones, or found by trying."""
-
-
-def runs_on(device: torch.device) -> int:
-    """How often what is timed is run: on a CPU once, where a run is the job's own work over again."""
-    return RUNS if device.type == "cuda" else 1
 
 
 def time_forward(
@@ -63,7 +57,7 @@ def _time(
     x, timestep = given.pop("x"), given.pop("timestep", None)
     inputs = Inputs("time", x.shape, x.dtype, device, timestep, given, values=values)
     events, best = DeviceEvents(device), float("inf")
-    for _ in range(runs_on(device)):
+    for _ in range(RUNS):
         events.mark()
         model.compute(x, inputs)
         events.mark()
