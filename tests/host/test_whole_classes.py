@@ -70,7 +70,7 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
 
 
-@pairwise(name=VIDEOS, split=("cfg 2", "one worker"))
+@pairwise(name=tuple(VIDEOS), split=("cfg 2", "one worker"))
 def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """Its frames attend to each other, so that a rank has all of them."""
     graph = batch_of(name)
@@ -81,7 +81,7 @@ def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: Comf
     assert said.startswith("data 2 is more than the batch of 1")
 
 
-@pairwise(name=PICTURED, split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
+@pairwise(name=tuple(PICTURED), split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
 def test_a_picture_in_the_place_of_a_text(name: str, split: str, noise: float, latent_of: LatentOf) -> None:
     """unCLIP, with two pictures on one side, and so with noise that ComfyUI draws when it merges them."""
     plain = batch_of(name) | {"shown": node("PackVision", width=PICTURED[name])}

@@ -194,7 +194,7 @@ def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
         measured.append(plan.world_size)
         if plan.world_size > 1:
             raise Refused("its rows meet")
-        return BlockTimes(((1.0, 2.0),), (1, 2))
+        return BlockTimes(((1.0, 2.0),), (1, 2), together=True)
 
     def chosen(planner: Planner, asked: Question) -> ResolvedPlan:
         free = lambda plan: (TOTAL,) * plan.world_size  # noqa: E731
@@ -205,5 +205,6 @@ def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
     for _ in range(2):
         assert chosen(planner, whole).devices == ("cuda:0",)
     assert measured == [2, 1]
+    assert planner.rows_meet(whole.spec)
     with pytest.raises(Refused, match="its rows meet"):
         chosen(Planner(), dataclasses.replace(whole, wish=ParallelPlan(devices="0,1")))

@@ -61,9 +61,14 @@ class Planner:
     def __init__(self) -> None:
         self._answers: dict[Question, Chosen] = {}
         self._together: set[ModelSpec] = set()
-        """Models that look at all rows of a batch, so that one device alone can run them."""
         self.latest: Chosen | None = None
         """What the last question was answered with."""
+
+    def rows_meet(self, spec: ModelSpec) -> bool:
+        """Whether a model looks at all rows of a batch, as was found when it was planned for: one device alone can run it, and only
+        with the rows that ComfyUI puts into a call.
+        """
+        return spec in self._together
 
     def forget(self) -> None:
         """Answer every question anew, because the machine is measured anew."""
@@ -104,13 +109,16 @@ class Planner:
             forwards: tuple[ForwardTime, ...] = ()
             if shape.whole:
                 try:
-                    forwards = forward_times(measure_blocks(found[0]))
+                    times = measure_blocks(found[0])
                 except Refused as refusal:  # the rows of a batch cannot be computed apart
                     if _on_one_device(question) is None:
                         raise
                     log.info("Parallel: one device is used, because %s", refusal)
                     self._together.add(question.spec)
                     return self.choose(question, measure_memory, measure_machine, measure_blocks)
+                if times.together:
+                    self._together.add(question.spec)
+                forwards = forward_times(times)
                 found = [share_batch(forwards, plan) for plan in found]
                 others = [plan for plan in others if plan.devices == devices]
             elif len(set(machine.kinds)) > 1:

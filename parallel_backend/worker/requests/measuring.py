@@ -78,8 +78,12 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
     mark = rank.status.mark
+    together = ""
     if isinstance(family, WholeFamily):
-        if _declines_to_split(rank, message, family, config, tensors):
+        together = _rows_that_meet(rank, message, family, config, tensors)
+        if together and message.plan.world_size > 1:
+            if rank.group.rank == 0:
+                rank.host.send(Declined(message.request, together))
             return
         seconds, counts = time_forward(family, config, rank.device, dtype, tensors, message.values, mark)
     else:
@@ -87,27 +91,20 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
-        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts)
+        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(together))
         rank.host.send(BlocksMeasured(message.request, times))
 
 
-def _declines_to_split(
+def _rows_that_meet(
     rank: Rank, message: MeasureBlocks, family: WholeFamily, config: Any, tensors: Mapping[str, Tensor]
-) -> bool:
-    """Whether the rows of a batch cannot be computed apart, as a plan of several ranks would; rank 0 then tells the host.
-
-    A collective.
-    """
+) -> str:
+    """Why the rows of a batch cannot be computed apart; nothing if they can. A collective."""
     problem = ""
-    if message.plan.world_size > 1:
-        try:
-            refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
-        except Refused as refusal:
-            problem = str(refusal)
-    problem = next(filter(None, rank.group.gather(problem)), "")
-    if problem and rank.group.rank == 0:
-        rank.host.send(Declined(message.request, problem))
-    return bool(problem)
+    try:
+        refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
+    except Refused as refusal:
+        problem = str(refusal)
+    return next(filter(None, rank.group.gather(problem)), "")
 
 
 def time_blocks(
