@@ -65,8 +65,9 @@ class Planner:
         """What the last question was answered with."""
 
     def rows_meet(self, spec: ModelSpec) -> bool:
-        """Whether a model looks at all rows of a batch, as was found when it was planned for: one device alone can run it, and only
-        with the rows that ComfyUI puts into a call.
+        """Whether a model looks at all rows of a batch, as was found when it was planned for.
+
+        One device alone can run it, and only with the rows that ComfyUI puts into a call.
         """
         return spec in self._together
 
