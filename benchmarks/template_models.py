@@ -250,3 +250,10 @@ def class_of(file: str) -> str | None:
 def file_of(widgets: Any) -> str:
     """The file that a loader's page names."""
     return str(next(iter(widgets.values()) if isinstance(widgets, dict) else iter(widgets)))
+
+
+REFUSED_NODES: Mapping[str, str] = {
+    "SamplerARVideo": "SamplerARVideo calls the model's blocks, which only workers have",
+    "SDPoseKeypointExtractor": "SDPoseKeypointExtractor takes what is in the model (output_block_patch), which only workers have",
+}
+"""Nodes that a model which runs whole refuses, whose templates are not gone through."""

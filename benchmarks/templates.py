@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.template_graphs import LOADERS, Node, read, template_files
-from benchmarks.template_models import OTHERS, SIZES, class_of, file_of
+from benchmarks.template_models import OTHERS, REFUSED_NODES, SIZES, class_of, file_of
 from parallel_backend.models.declared import DECLARATIONS
 from scripts.comfyui import REPO
 from scripts.tested import comfyui_name
@@ -88,6 +88,12 @@ def by_class(models: Iterable[str], said: Mapping[str, str]) -> tuple[str, str] 
     return None
 
 
+def by_nodes(graph: Mapping[str, Node], settled: tuple[str, str] | None) -> tuple[str, str] | None:
+    """The outcome of a template, of which the classes alone settle one: a node that is refused settles another."""
+    refused = dict.fromkeys(REFUSED_NODES[node.kind] for node in graph.values() if node.kind in REFUSED_NODES)
+    return (REFUSED, "; ".join(refused)) if refused and settled is not None and settled[0] == WHOLE else settled
+
+
 def census(comfyui: Path, files: Sequence[Path]) -> list[Row]:
     """Go over templates; those whose classes do not settle it are run."""
     from benchmarks.template_runs import Host, Trial
@@ -102,7 +108,7 @@ def census(comfyui: Path, files: Sequence[Path]) -> list[Row]:
             if not models:
                 continue
             print(f"{number + 1} of {len(files)}: {path.stem}", file=sys.stderr)
-            settled = by_class(models.values(), said)
+            settled = by_nodes(graph, by_class(models.values(), said))
             assumed: tuple[str, ...] = ()
             if settled is None:
                 ours = {name: model if model in SIZES else None for name, model in models.items()}
@@ -170,10 +176,10 @@ def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     lines.append(f"| **templates** | {len(split)} | {len(rows)} |")
     shares = []
     for count in counts:
-        running = count[RUNS] + count[NOTED]
+        running = count[RUNS] + count[NOTED] + count[WHOLE]
         of = running + count[REFUSED]
         shares.append(f"{running} of {of}, {100 * running / of:.1f} %" if of else "none")
-    lines.append(f"| **of transformers for pictures or video, run** | {' | '.join(shares)} |")
+    lines.append(f"| **of all but detection, segmentation and upscaling, run** | {' | '.join(shares)} |")
     return lines
 
 
@@ -191,13 +197,13 @@ read; `benchmarks/template_models.py`); what text encoders, VAEs, vision models,
 zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward itself, which `tests/models` compares
 with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as they are.
 
-A template of models that run whole (UNets, sound, 3D; [models](models.md)) counts by its class and is not gone through: its
-nodes' patches and its files' tensors are not looked at. One that only has models for detection, segmentation or upscaling counts
-in the last row of outcomes. One more template has a Load Diffusion Model that is bypassed; it is not counted.
+A template of models that run whole (UNets, sound, 3D; [models](models.md)) counts by its class and by the names of its nodes, and
+is not gone through: its files' tensors are not looked at. One that only has models for detection, segmentation or upscaling
+counts in the last row of outcomes. One more template has a Load Diffusion Model that is bypassed; it is not counted.
 
 Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in the
 second column alone). A LoRA whose file has a reference_downscale_factor above 1, which the census does not read, has guides with
-gaps between their tokens, and is refused: with two such files 170 of the 174 run, 97.7 %.
+gaps between their tokens, and is refused: with two such files two templates fewer run.
 """
 
 

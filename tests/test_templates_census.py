@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.template_graphs import LOADERS, Node, read, template_files
-from benchmarks.template_models import CLASSES, OTHERS, SIZES, class_of, file_of
+from benchmarks.template_models import CLASSES, OTHERS, REFUSED_NODES, SIZES, class_of, file_of
 from benchmarks.templates import (
     NEWER,
     NOTED,
@@ -24,6 +24,7 @@ from benchmarks.templates import (
     WHOLE,
     Row,
     by_class,
+    by_nodes,
     line,
     loaded,
     newer,
@@ -89,13 +90,21 @@ def test_a_sampler_of_a_template_with_subgraphs_is_reached(graphs: dict[str, dic
 
 def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> None:
     said = reasons()
-    assert by_class(["Stable_Cascade_C", "QwenImage"], said) == (
+    assert by_class(["Stable_Zero123", "QwenImage"], said) == (
         REFUSED,
-        f"Stable_Cascade_C: {said['Stable_Cascade_C'].removeprefix('no: ')}",
+        f"Stable_Zero123: {said['Stable_Zero123'].removeprefix('no: ')}",
     )
     assert by_class(["QwenImage", "LotusD"], said) is None
     assert by_class(["SDXL", "SAM31"], said) == (WHOLE, "SDXL: whole")
     assert by_class(["SAM31"], said) == (OTHER, "SAM31: segmentation")
+
+
+def test_a_node_that_is_refused_settles_a_template_of_a_class_that_runs_whole(
+    graphs: dict[str, dict[str, Node]],
+) -> None:
+    assert by_nodes(graphs["video_causal_forcing_i2v"], (WHOLE, "")) == (REFUSED, REFUSED_NODES["SamplerARVideo"])
+    assert by_nodes(graphs["sdxl_simple_example"], (WHOLE, "SDXL: whole")) == (WHOLE, "SDXL: whole")
+    assert by_nodes(graphs["flux_schnell"], None) is None
 
 
 def test_the_page_has_each_of_these_templates(graphs: dict[str, dict[str, Node]]) -> None:

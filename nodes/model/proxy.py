@@ -10,10 +10,12 @@ from typing import Any
 
 import comfy.utils
 import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import SHAPES, Conditioning, flatten
+from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
@@ -117,6 +119,11 @@ class DiffusionProxy(nn.Module):
 
     def _check_control(self, control: Control, x: Tensor, given: Mapping[str, Tensor]) -> None:
         """Raise Refused where a ControlNet's output does not fit the model, of which UNets alone take one whole."""
+        if not isinstance(self.skeleton, UNetModel):
+            raise Refused(
+                f"A ControlNet cannot be used with a parallel {self.remote.shape.name} MODEL yet: remove it, or use Load "
+                "Diffusion Model."
+            )
         key = tuple((name, tensor.shape) for name, tensor in {"x": x, **given}.items())
         if key not in self._control_shapes:
             self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, given)

@@ -248,6 +248,10 @@ class Backend:
         self._on_event(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
+    def rows_meet(self, spec: ModelSpec) -> bool:
+        """Whether a model that was planned for computes the rows of a batch together."""
+        return self._planner.rows_meet(spec)
+
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
         """How packages of attention kernels failed for running workers on these devices, by name."""
         return {name: fault for member in self._groups[devices].members for name, fault in member.kernel_faults.items()}

@@ -108,9 +108,8 @@ def family_graph(name: str, latent: dict[str, Any], vae: str, beside: bool) -> G
     return graph
 
 
-def custom_graph() -> Graph:
-    """`base_graph` with SamplerCustomAdvanced."""
-    graph = base_graph()
+def with_custom_sampler(graph: Graph) -> Graph:
+    """The same with SamplerCustomAdvanced."""
     sides = {side: [side, 0] for side in ("positive", "negative")}
     links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
     return graph | {
@@ -132,7 +131,9 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any], bas
     """
     outputs = types_given(info)
     custom = {"GUIDER", "SAMPLER", "SIGMAS"} & set(outputs)
-    graph = copy.deepcopy(base) if base else custom_graph() if custom else base_graph()
+    graph = copy.deepcopy(base) if base else base_graph()
+    if custom:
+        graph = with_custom_sampler(graph)
     inputs: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     value: Any
     for input_name, kind, options, needed in inputs_of(info):

@@ -8,25 +8,37 @@ too, and told with what became of it; one whose inputs its description does not 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Run
 from tests.comfyuis import is_listed, tell_new
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, spread
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.every_node import FILES, SIZES, base_graph, custom_graph, family_graph, graph_with, plays_a_part
+from tests.host.every_node import (
+    FILES,
+    SIZES,
+    base_graph,
+    family_graph,
+    graph_with,
+    inputs_of,
+    plays_a_part,
+    with_custom_sampler,
+)
 from tests.host.graphs import Graph, node, parallel, queue_logged, ways
 from tests.host.more_families import save_with_prompts
+from tests.host.test_comfy_files import save_lora
 from tests.selection import thorough
 from tests.tiny_comfy import TINY
-from tests.tiny_controlnet import save_wan_vae, save_xlabs
+from tests.tiny_controlnet import SDXL, save_of_unet, save_wan_vae, save_xlabs
 from tests.tiny_lora import save_adapter
-from tests.vae.comfy_vaes import save_comfy_vae
+from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
 
 REFUSALS = ("Refused", "PlanRefused")
 """What the errors are called by which this pack says no."""
@@ -55,6 +67,9 @@ INPUTS: dict[str, dict[str, Any]] = {
 """What the description of a node does not tell, or where its defaults say little."""
 
 UNKNOWN = "write down in INPUTS how these nodes are used"
+
+PLAIN = ("KSampler", "SamplerCustomAdvanced")
+"""Graphs without the node that is tried."""
 
 PARTS = 3
 """Of the nodes, by their names in order: the quick run takes the first of each three."""
@@ -190,6 +205,30 @@ def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) 
     return {name: server.wait(prompt, timeout=600) for name, prompt in prompts.items()}
 
 
+def compared(
+    server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str], ours: Callable[[Graph], Graph], figures: Path
+) -> dict[str, str]:
+    """What becomes of each node: graphs with it on a parallel MODEL beside the stock loader's, none of which is different.
+
+    Args:
+        graphs: by the node that each is for; of "KSampler" and "SamplerCustomAdvanced" those without any.
+        unknown: gets those that ComfyUI takes no graph with.
+        ours: makes a graph one with a parallel MODEL.
+        figures: is written.
+    """
+    own = run_all(server, {name: ours(graph) for name, graph in graphs.items()}, unknown)
+    stock = run_all(server, {name: graphs[name] for name, run in own.items() if not refused(name, run)}, unknown)
+    found = []
+    for name in graphs.keys() - unknown.keys() - {*PLAIN}:
+        plain = stock["SamplerCustomAdvanced" if "guider" in graphs[name] else "KSampler"]
+        found.append((*outcome(server, plain, stock.get(name), own[name]), name))
+    lines = [f"{how:15} {name:40} {figure}" for how, figure, name in sorted(found)]
+    figures.write_text("\n".join(lines))
+    print(f"\n{figures}")
+    assert [line for line in lines if line.startswith("different")] == []
+    return {name: how for how, _, name in found}
+
+
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=thorough) for part in range(1, PARTS))])
 def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
     models = comfyui.base_dir / "models"
@@ -206,24 +245,14 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
     }
     infos = dict(list(there.items())[part::PARTS])
     unknown: dict[str, str] = {}
-    graphs = {"KSampler": base_graph(), "SamplerCustomAdvanced": custom_graph()}
+    graphs = {"KSampler": base_graph(), "SamplerCustomAdvanced": with_custom_sampler(base_graph())}
     for name, info in infos.items():
         try:
             graphs[name] = graph_with(name, info, INPUTS.get(name, {}))
         except ValueError as reason:
             unknown[name] = str(reason)
-    own = run_all(comfyui, {name: parallel(graph) for name, graph in graphs.items()}, unknown)
-    stock = run_all(comfyui, {name: graphs[name] for name, run in own.items() if not refused(name, run)}, unknown)
+    was = compared(comfyui, graphs, unknown, parallel, tmp_path / "nodes.txt")
     assert not (is_listed() and unknown), UNKNOWN
-    found = []
-    for name in infos.keys() - unknown.keys():
-        plain = stock["SamplerCustomAdvanced" if "guider" in graphs[name] else "KSampler"]
-        found.append((*outcome(comfyui, plain, stock.get(name), own[name]), name))
-    lines = [f"{how:15} {name:40} {figure}" for how, figure, name in sorted(found)]
-    (tmp_path / "nodes.txt").write_text("\n".join(lines))
-    print(f"\n{tmp_path / 'nodes.txt'}")
-    assert [line for line in lines if line.startswith("different")] == []
-    was = {name: how for how, _, name in found}
     page = on_the_page()
     said = {name: how for how, names in page.items() for name in names} | newer_nodes(ON_FLUX)
     said = {name: "equal" if how in ("in the loop", "one call") else how for name, how in said.items()}
@@ -236,6 +265,42 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
     tell_new(
         "nodes that were not tried", {f"{name} ({why})" for name, why in unknown.items() if name not in newer_nodes()}
     )
+
+
+@thorough
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_node_on_sdxl(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
+    """Which runs whole, under the plan that is chosen: the same latent, or refused by name, or ComfyUI's own fails."""
+    models = comfyui.base_dir / "models"
+    save_with_prompts(comfyui, "sdxl")
+    vae = save_image_vae(models / "vae" / "every-node-sd.safetensors", name="sd").name
+    save_of_unet(models / "controlnet" / "every-node-sdxl.safetensors", SDXL)
+    tensors = load_file(models / "diffusion_models" / "sdxl.safetensors")
+    layer = "diffusion_model.input_blocks.3.1.transformer_blocks.1.attn2.to_v"
+    save_lora(models / "loras" / "every-node-sdxl.safetensors", (layer,), tensors)
+    files = {"lora_name": "every-node-sdxl.safetensors", "control_net_name": "every-node-sdxl.safetensors"}
+    (models / "hypernetworks").mkdir(exist_ok=True)
+    torch.save({"activation_func": "linear"}, models / "hypernetworks" / FILES["hypernetwork_name"])
+    latent = node("EmptyLatentImage", **{key: SIZES[key] for key in ("width", "height", "batch_size")})
+    base = family_graph("sdxl", latent, vae, beside=False)
+    base["control"]["inputs"]["control_net_name"] = files["control_net_name"]
+    graphs, unknown = {"KSampler": base, "SamplerCustomAdvanced": with_custom_sampler(base)}, dict[str, str]()
+    there = {
+        name: info
+        for name, info in sorted(comfyui.get("/object_info").items())
+        if plays_a_part(info)
+        and not info["python_module"].startswith(OTHER_PACKS)
+        and name not in {*ELSEWHERE, *MADE_FOR, *newer_nodes()}
+    }
+    for name, info in list(there.items())[part::PARTS]:
+        own = {input_name: files[input_name] for input_name, *_ in inputs_of(info) if input_name in files}
+        try:
+            graphs[name] = graph_with(name, info, own | INPUTS.get(name, {}), base)
+        except ValueError as reason:
+            unknown[name] = str(reason)
+    was = compared(comfyui, graphs, unknown, lambda graph: spread(graph, strict=False), tmp_path / "nodes.txt")
+    assert not (is_listed() and unknown), UNKNOWN
+    assert Counter(was.values())["equal"] > len(was) / 2
 
 
 def test_the_page_counts_its_lists() -> None:

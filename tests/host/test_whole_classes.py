@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, controlled, insert_after, node
 from tests.host.more_families import save_with_prompts
+from tests.host.test_comfy_quantised import distance, file_name
 from tests.host.test_families import refused
 from tests.host.test_whole import SPLITS
 from tests.selection import pairwise, thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_controlnet import save_t2i_adapter
+from tests.tiny_formats import quantise
 from tests.tiny_models import draw
+from tests.tiny_quantised import save_quantised
 
 CLASSES = ("inpaint", "ip2p", "lotus", "sd20", "sdxl_refiner", "hunyuan3d")
 FRAMES = 5
@@ -66,7 +70,7 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
 
 
-@pairwise(name=VIDEOS, split=("cfg 2", "one worker"))
+@pairwise(name=tuple(VIDEOS), split=("cfg 2", "one worker"))
 def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """Its frames attend to each other, so that a rank has all of them."""
     graph = batch_of(name)
@@ -77,7 +81,7 @@ def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: Comf
     assert said.startswith("data 2 is more than the batch of 1")
 
 
-@pairwise(name=PICTURED, split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
+@pairwise(name=tuple(PICTURED), split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
 def test_a_picture_in_the_place_of_a_text(name: str, split: str, noise: float, latent_of: LatentOf) -> None:
     """unCLIP, with two pictures on one side, and so with noise that ComfyUI draws when it merges them."""
     plain = batch_of(name) | {"shown": node("PackVision", width=PICTURED[name])}
@@ -148,3 +152,26 @@ def test_a_t2i_adapter(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = controlled(plain, strength=0.7)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("form", ["fp8", "nvfp4", "int8_convrot"])
+def test_quantised_weights(form: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """SDXL's, in ComfyUI's formats: its bits on one rank, and no further from fp32 on two."""
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    save_quantised(folder / file_name("sdxl", form), load_file(folder / "sdxl.safetensors"), form)
+    plain, graph = batch_of("sdxl"), batch_of("sdxl")
+    graph["model"]["inputs"]["unet_name"] = file_name("sdxl", form)
+    assert relative_error(latent_of(graph), latent_of(plain)) > DIFFERENT
+    assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
+    distance(latent_of, graph, plain, SPLITS["cfg 2"], form)
+
+
+def test_weights_of_gguf(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Which ComfyUI does not read itself: as the same values in another file."""
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    tensors = load_file(folder / "sdxl.safetensors")
+    quantise(folder / "sdxl-q8.gguf", folder / "sdxl-of-q8.safetensors", Type.Q8_0, tensors)
+    graph, ours = batch_of("sdxl"), batch_of("sdxl")
+    graph["model"]["inputs"]["unet_name"] = "sdxl-of-q8.safetensors"
+    ours["model"]["inputs"]["unet_name"] = "sdxl-q8.gguf"
+    assert relative_error(latent_of(spread(ours, **SPLITS["cfg 2"])), latent_of(graph)) <= TOLERANCE

@@ -20,6 +20,7 @@ SAME: Mapping[str, dict[str, Any]] = {
     "RescaleCFG": {"multiplier": 0.7},
     "ModelSamplingDiscrete": {"sampling": "v_prediction", "zsnr": False},
     "ModelSamplingContinuousEDM": {"sampling": "eps", "sigma_max": 120.0, "sigma_min": 0.002},
+    "ModelSamplingStableCascade": {"shift": 2.0},
     "CFGNorm": {"strength": 0.8},
     "Mahiro": {},
     "TCFG": {},
@@ -43,6 +44,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         "input_block_patch",
     ),
     "SelfAttentionGuidance": ({"scale": 0.5, "blur_sigma": 2.0}, "replaced attention or blocks"),
+    "PackAttention": ({}, "replaced attention or blocks (attn2)"),  # as IPAdapter
     "PerturbedAttentionGuidance": ({"scale": 3.0}, "replaced attention or blocks"),
 }
 """Nodes whose functions change the model from within, and what of the refusal names them."""

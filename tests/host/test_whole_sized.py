@@ -36,7 +36,6 @@ CLASSES = (
     "pixel_dit",
     "pid",
     "hidream_o1",
-    "ace15",
     "cogvideox_inpaint",
     "causal_wan",
     "triposplat",
@@ -55,7 +54,7 @@ BESIDE: Mapping[str, Mapping[str, torch.Tensor]] = {
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The copy, with the models and what they are given."""
     server = sized_copy(tmp_path_factory.mktemp("whole-sizes"))
-    for name in CLASSES:
+    for name in (*CLASSES, "ace15"):
         save_with_prompts(server, name)
         save_latent(server, f"{name}-batch", 3, *TINY[name].latent)
         if name in BESIDE:
@@ -153,6 +152,16 @@ def ours(graph: Graph, **plan: Any) -> Graph:
 def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = job(name)
     assert relative_error(latent_of(ours(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_song_whose_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """ACE-Step 1.5: ComfyUI's class gives the first of a call's rows the timbre of all, also where both sides make one call."""
+    graph = job("ace15")
+    for plan in ({"cfg": 2}, {"data": 2}):
+        assert "computes the rows of a batch together" in refused(comfyui, ours(graph, **plan))
+    sides = graph["sampler"]["inputs"]
+    for alike in (graph, graph | {"sampler": node("KSampler", **sides | {"negative": sides["positive"]})}):
+        assert relative_error(latent_of(ours(alike, devices="cpu:1")), latent_of(alike)) <= TOLERANCE
 
 
 def test_a_text_that_a_model_keeps_is_forgotten(comfyui: ComfyUI, latent_of: LatentOf) -> None:

@@ -13,6 +13,7 @@ import pytest
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host.planning.planner import SLACK, Planner, Question
+from parallel_backend.models.comfyui.whole_family import plan_shape
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.predict.cost import Cost, Job, connections, cost, rows_connections
 from parallel_backend.plan.predict.known_models import known_model
@@ -181,3 +182,29 @@ def test_weights_that_are_expanded_where_they_are_used_cost_their_bytes_in_every
     for way, passes in ((plan, 1), (patched, 4 * (1 - 1 / JOB.steps))):
         whole, more = (on(way, (TOTAL, TOTAL), job=job).device for job in (JOB, expanded))
         assert more - whole == pytest.approx(passes * each)
+
+
+def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
+    """And where the devices are said, the refusal stands."""
+    shape = plan_shape("Whole", 10**9, 4)
+    whole = dataclasses.replace(question(), shape=shape, workload=Workload(1, True, 1), job=Job(64, 8, two_sided=True))
+    measured: list[int] = []
+
+    def times(plan: ResolvedPlan) -> BlockTimes:
+        measured.append(plan.world_size)
+        if plan.world_size > 1:
+            raise Refused("its rows meet")
+        return BlockTimes(((1.0, 2.0),), (1, 2), together=True)
+
+    def chosen(planner: Planner, asked: Question) -> ResolvedPlan:
+        free = lambda plan: (TOTAL,) * plan.world_size  # noqa: E731
+        machine = lambda plan: msgspec.structs.replace(CARD, kinds=CARD.kinds[: plan.world_size])  # noqa: E731
+        return planner.choose(asked, free, machine, times).choice.plan
+
+    planner = Planner()
+    for _ in range(2):
+        assert chosen(planner, whole).devices == ("cuda:0",)
+    assert measured == [2, 1]
+    assert planner.rows_meet(whole.spec)
+    with pytest.raises(Refused, match="its rows meet"):
+        chosen(Planner(), dataclasses.replace(whole, wish=ParallelPlan(devices="0,1")))

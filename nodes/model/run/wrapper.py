@@ -26,6 +26,8 @@ from .sides import two_sided
 from .single_calls import run_by_calls
 from .steps import Steps
 
+ROWS_MEET = "a model that computes the rows of a call together"
+
 RUN_WHOLE = (
     "Z-Image's ControlNet runs whole on every GPU, which more GPUs do not make faster; the model itself is spread."
 )
@@ -75,6 +77,8 @@ def run_in_workers(
         # of a call whose rows change one another no worker can have some alone
         planned_for = replace(job, batch=1, two_sided=False) if checked.together else job
         plan = remote.plan(planned_for, example, dtype, compiler)
+        if message is not None and remote.backend.rows_meet(remote.spec):
+            reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run)
         if message is not None and max(plan.patches, plan.pipefusion) > 1:
             whole = whole_picture_only(message[0], recording)
             if whole is not None:

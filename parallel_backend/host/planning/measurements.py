@@ -85,7 +85,7 @@ class Measurements:
             return message.times
 
         shapes = {name: tuple(tensor.shape) for name, tensor in sorted(example.tensors.items())}
-        key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes}"
+        key = f"{machine_key(plan.devices, plan.attention)}\n{model}\n{compute_dtype} {shapes} rows tried"
         return cached(key, BlockTimes, measure)
 
 

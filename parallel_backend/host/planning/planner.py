@@ -10,11 +10,14 @@ import msgspec
 
 from ...attention.kernels import describe
 from ...diffusion import ModelSpec
+from ...errors import Refused
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ...plan.choose import Choice, best, table
+from ...plan.devices.names import AUTOMATIC_AMONG
 from ...plan.predict.cost import Job, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
 from ...plan.predict.profiles import ForwardTime, Profile
+from ...plan.resolve import is_automatic
 from ...plan.split.stages import cut_by_time
 from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_memory
 
@@ -57,8 +60,16 @@ class Planner:
 
     def __init__(self) -> None:
         self._answers: dict[Question, Chosen] = {}
+        self._together: set[ModelSpec] = set()
         self.latest: Chosen | None = None
         """What the last question was answered with."""
+
+    def rows_meet(self, spec: ModelSpec) -> bool:
+        """Whether a model looks at all rows of a batch, as was found when it was planned for.
+
+        One device alone can run it, and only with the rows that ComfyUI puts into a call.
+        """
+        return spec in self._together
 
     def forget(self) -> None:
         """Answer every question anew, because the machine is measured anew."""
@@ -82,6 +93,8 @@ class Planner:
         Raises:
             Refused: no plan can work; the sentence names one that does, or what to change.
         """
+        if question.spec in self._together:
+            question = _on_one_device(question) or question
         wish, shape, job = question.wish, question.shape, question.job
         found = feasible(wish, question.gpus, shape.limits, question.workload)
         devices = found[0].devices
@@ -96,7 +109,17 @@ class Planner:
             paces: tuple[float, ...] = ()
             forwards: tuple[ForwardTime, ...] = ()
             if shape.whole:
-                forwards = forward_times(measure_blocks(found[0]))
+                try:
+                    times = measure_blocks(found[0])
+                except Refused as refusal:  # the rows of a batch cannot be computed apart
+                    if _on_one_device(question) is None:
+                        raise
+                    log.info("Parallel: one device is used, because %s", refusal)
+                    self._together.add(question.spec)
+                    return self.choose(question, measure_memory, measure_machine, measure_blocks)
+                if times.together:
+                    self._together.add(question.spec)
+                forwards = forward_times(times)
                 found = [share_batch(forwards, plan) for plan in found]
                 others = [plan for plan in others if plan.devices == devices]
             elif len(set(machine.kinds)) > 1:
@@ -135,6 +158,16 @@ class Planner:
                 "Parallel: one device alone is faster for this job: choose devices %s in Parallel Plan.",
                 choice.single.plan.devices[0].removeprefix("cuda:"),
             )
+
+
+def _on_one_device(question: Question) -> Question | None:
+    """The same on the first of several automatic devices, where nothing asks for more."""
+    wish = question.wish
+    devices = feasible(wish, question.gpus, question.shape.limits, question.workload)[0].devices
+    if not is_automatic(wish) or len(devices) < 2 or max(wish.cfg, wish.data) > 1:
+        return None
+    first = AUTOMATIC_AMONG + devices[0].removeprefix("cuda:")
+    return replace(question, wish=msgspec.structs.replace(wish, devices=first))
 
 
 def _fitting(choice: Choice, memory: Sequence[float]) -> set[ResolvedPlan]:

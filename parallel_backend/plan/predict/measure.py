@@ -62,10 +62,14 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one block of each kind on each rank, `[rank][kind]`, and how many blocks of each kind a model has."""
+    """Seconds of one block of each kind on each rank, `[rank][kind]`, and how many blocks of each kind a model has.
+
+    `together` says of a model that runs whole that it computes the rows of a batch together.
+    """
 
     seconds: tuple[tuple[float, ...], ...]
     counts: tuple[int, ...]
+    together: bool = False
 
 
 Kept = TypeVar("Kept", Machine, BlockTimes)

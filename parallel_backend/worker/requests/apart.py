@@ -18,7 +18,7 @@ from ...models.inputs import Inputs
 from .made_up import made_up
 
 ALIKE = 1e-3
-"""Relative L2 error of a row in fp32 up to which it is the same alone and beside another."""
+"""Relative L2 error of rows in fp32 up to which they are the same alone and beside others."""
 
 
 def refuse_rows_that_meet(
@@ -29,7 +29,7 @@ def refuse_rows_that_meet(
     values: Mapping[str, Value],
     mark: Callable[[], None],
 ) -> None:
-    """Run rows alone and beside others, which are given something else, in fp32.
+    """Run rows alone and beside others, which are given something else, in fp32: those that come first and those behind.
 
     Args:
         family, config: whose model is made with made-up weights.
@@ -37,24 +37,26 @@ def refuse_rows_that_meet(
         mark: called after each forward, so that a watcher sees that the rank gets on.
 
     Raises:
-        Refused: what is computed of them is not the same, as where a class swaps the halves of a batch.
+        Refused: what is computed of them is not the same, as where a class swaps the halves of a batch, or gives the first row
+            what belongs to all of them.
     """
     model = made_up(family, replace(config, quantisation={}), torch.float32, device)
     count, batch = rows_a_unit(values), tensors["x"].shape[0]
-    alone = _in_fp32(rows_of(tensors, values, torch.arange(count) % batch))
     both = _in_fp32(rows_of(tensors, values, torch.arange(2 * count) % batch))
     generator = torch.Generator().manual_seed(0)
     for key, tensor in both.items():
         if key != "timestep" and tensor.is_floating_point() and tensor.ndim and tensor.shape[0] == 2 * count:
             drawn = torch.randn(tensor[count:].shape, generator=generator)
             both[key] = torch.cat([tensor[:count], drawn.to(tensor)])
-    apart, beside = (_run(model, given, values, mark) for given in (alone, both))
-    error = (apart - beside[:count]).norm() / apart.norm()
-    if not error <= ALIKE:  # NaN is not
-        raise Refused(
-            f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices with "
-            "one GPU in Parallel Plan, or Load Diffusion Model."
-        )
+    beside = _run(model, both, values, mark)
+    for rows in (torch.arange(count), torch.arange(count, 2 * count)):
+        alone = _run(model, rows_of(both, values, rows), values, mark)
+        error = (alone - beside[rows]).norm() / alone.norm()
+        if not error <= ALIKE:  # NaN is not
+            raise Refused(
+                f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices "
+                "with one GPU in Parallel Plan, or Load Diffusion Model."
+            )
 
 
 def _in_fp32(given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -76,8 +76,12 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
     mark = rank.status.mark
+    together = ""
     if isinstance(family, WholeFamily):
-        if _declines_to_split(rank, message, family, config, tensors):
+        together = _rows_that_meet(rank, message, family, config, tensors)
+        if together and message.plan.world_size > 1:
+            if rank.group.rank == 0:
+                rank.host.send(Declined(message.request, together))
             return
         seconds, counts = time_forward(family, config, rank.device, dtype, tensors, message.values, mark)
     else:
@@ -85,27 +89,24 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
-        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts)
+        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(together))
         rank.host.send(BlocksMeasured(message.request, times))
 
 
-def _declines_to_split(
+def _rows_that_meet(
     rank: Rank, message: MeasureBlocks, family: WholeFamily, config: Any, tensors: Mapping[str, Tensor]
-) -> bool:
-    """Whether the rows of a batch cannot be computed apart, as a plan of several ranks would; rank 0 then tells the host.
+) -> str:
+    """Why the rows of a batch cannot be computed apart; nothing if they can.
 
-    It tries that alone, as it is so of a class wherever it runs. A collective.
+    Rank 0 tries that alone, as it is so of a class wherever it runs. A collective.
     """
     problem = ""
-    if message.plan.world_size > 1 and rank.group.rank == 0:
+    if rank.group.rank == 0:
         try:
             refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
         except Refused as refusal:
             problem = str(refusal)
-    problem = rank.group.gather(problem)[0]
-    if problem and rank.group.rank == 0:
-        rank.host.send(Declined(message.request, problem))
-    return bool(problem)
+    return rank.group.gather(problem)[0]
 
 
 def time_blocks(

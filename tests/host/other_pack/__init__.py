@@ -658,6 +658,22 @@ class PackCountedControl:
         return (control_net,)
 
 
+class PackAttention:
+    """Has a picture attended to beside the text, as IPAdapter does: a function of its own in the place of an attention."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+
+    def patch(self, model: Any) -> tuple[Any]:
+        patched = model.clone()
+        patched.set_model_attn2_replace(lambda q, k, v, extra_options: q, "input", 1)
+        return (patched,)
+
+
 class PackVision:
     """Gives what a CLIP vision model says of a picture, its embedding of a width."""
 
@@ -826,6 +842,7 @@ NODE_CLASS_MAPPINGS = {
     "PackEncoders": PackEncoders,
     "PackPrompt": PackPrompt,
     "PackVision": PackVision,
+    "PackAttention": PackAttention,
     "PackCountedControl": PackCountedControl,
 }
 

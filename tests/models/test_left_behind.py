@@ -1,0 +1,57 @@
+"""What a forward leaves on its modules is what it was before, when the next request begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.models.comfyui.left_behind import LeftBehind
+
+
+class Keeps(nn.Module):
+    """Keeps things in each way that a module may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.entries: list[Any] = []
+        self.found: dict[str, Any] = {"first": 1}
+        self.last: Tensor | None = None
+        self.size = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.entries.append(x)
+        self.found["x"] = x
+        self.last = x
+        self.added = x
+        return x * self.weight
+
+
+def test_it_is_put_back() -> None:
+    model = nn.Sequential(Keeps(), Keeps())
+    left = LeftBehind(model)
+    for _ in range(2):
+        left.put_back()
+        before = left.state()
+        model(torch.ones(2))
+        left.find(before)
+    left.put_back()
+    for part in model:
+        assert isinstance(part, Keeps)
+        assert (part.entries, part.found, part.last, part.size) == ([], {"first": 1}, None, 3)
+        assert not hasattr(part, "added")
+        assert torch.equal(part.weight, torch.ones(2))
+
+
+def test_what_was_changed_between_requests_stays() -> None:
+    """As where weights are cast for a run in another type."""
+    part = Keeps()
+    left = LeftBehind(part)
+    before = left.state()
+    part(torch.ones(2))
+    left.find(before)
+    part.size = 5
+    left.put_back()
+    assert part.size == 5
