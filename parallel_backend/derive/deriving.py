@@ -18,7 +18,7 @@ from .sites import Sites, find_parts, look_again, look_closely
 from .undescribed import Undescribed
 from .writing import constant
 
-SIZES = (((2, 4, 6), 7), ((3, 6, 8), 10), ((4, 7, 3), 5))
+SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
 """Frames, and units of height and width, and tokens of text: no two lengths of these are alike."""
 
 LARGER = 4

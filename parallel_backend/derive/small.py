@@ -16,6 +16,7 @@ from ..errors import Refused
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..weights.files.checkpoint import read_header
 from .calls import FAILS, ModelCall, Sizes, Subject, in_a_line
+from .undescribed import not_derived
 
 KEPT = 2
 """Members of a list that are kept of each kind."""
@@ -74,10 +75,7 @@ def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
             yield kind, Subject(model, functools.partial(made.of, text=text, pooled=pooled), sizes)
             break
     if not found:
-        raise Refused(
-            f"{kind} cannot be derived, because its forward fails on every small call that was made up for it ({tried}): write "
-            "its declaration by hand (docs/adding-a-model.md)."
-        )
+        raise not_derived(kind, f"its forward fails on every small call that was made up for it ({tried})")
 
 
 def keep_some(model: nn.Module) -> None:
@@ -145,6 +143,8 @@ class _Calls:
         finally:
             handle.remove()
         options = arguments.pop("transformer_options")
+        if not isinstance(x, Tensor):
+            raise TypeError("its latent is several ones packed together")
         return ModelCall(x, timestep, arguments, options)
 
 
