@@ -20,7 +20,7 @@ FLOORS = (
     ("mesh", "weights", "wire"),
     ("attention",),
     ("models",),
-    ("denoise", "vae"),
+    ("denoise", "derive", "vae"),
     ("worker",),
     ("host",),
     ("doctor",),

@@ -12,6 +12,9 @@ from torch.utils._pytree import tree_map_only
 
 Options = Mapping[str, Any]
 
+FAILS = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, AttributeError)
+"""What a model's code fails with on what it does not take."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -66,3 +69,8 @@ def noise_like(tensor: Tensor) -> Tensor:
     """Normal numbers, the same each time."""
     generator = torch.Generator().manual_seed(tensor.numel())
     return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")

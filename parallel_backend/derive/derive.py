@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import Refused
 from ..models.spread.declaration import Declaration
 from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .proof import IN_PATCHES, WHOLE, Proof, prove
-from .undescribed import Undescribed
+from .undescribed import Undescribed, not_derived
 from .writing import read, source_of
 
 LIMIT = 120.0
@@ -44,7 +43,7 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
     try:
         fitting = [*candidates(subject)]
     except Undescribed as reason:
-        raise _refused(type(subject.model).__name__, str(reason)) from None
+        raise not_derived(type(subject.model).__name__, str(reason)) from None
     for found in fitting:
         derived = _proved(subject, found, name, remarks, {**WHOLE, **IN_PATCHES}, limit)
         if derived.proof.holds:
@@ -56,13 +55,7 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
     if whole is not None:
         return whole
     assert failed is not None
-    raise _refused(type(subject.model).__name__, f"what fits it was not proved: {failed.told()}")
-
-
-def _refused(kind: str, reason: str) -> Refused:
-    return Refused(
-        f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/adding-a-model.md), or run it whole."
-    )
+    raise not_derived(type(subject.model).__name__, f"what fits it was not proved: {failed.told()}")
 
 
 def _proved(

@@ -18,8 +18,11 @@ from .sites import Sites, find_parts, look_again, look_closely
 from .undescribed import Undescribed
 from .writing import constant
 
-SIZES = (((2, 4, 6), 7), ((3, 6, 8), 10), ((4, 7, 3), 5))
+SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
 """Frames, and units of height and width, and tokens of text: no two lengths of these are alike."""
+
+LARGER = 4
+"""So much larger are the sizes at which a model is looked at that fails on these."""
 
 MOST = 16
 """So many declarations that fit are offered at most."""
@@ -34,8 +37,12 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     """
     model, unit = subject.model, _unit(subject.model)
     sizes = [_sizes(subject.sizes, unit, factors, text) for factors, text in SIZES]
+    try:
+        parts = find_parts(model, subject.call(sizes[0]))
+    except Undescribed:  # some models take no picture as small as that
+        sizes = [_sizes(subject.sizes, LARGER * unit, factors, text) for factors, text in SIZES]
+        parts = find_parts(model, subject.call(sizes[0]))
     calls = [subject.call(each) for each in sizes]
-    parts = find_parts(model, calls[0])
     first = look_closely(model, calls[0], parts)
     seen = [first, *(look_again(model, call, parts, first) for call in calls[1:])]
     groups = grouped(model, [path for path in parts.blocks if first[path].tokens])

@@ -47,16 +47,20 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
         Undescribed: nothing does.
     """
     first = members[0]
-    streams = {name: [*first.kinds(name)] for name in first.streams}
-    for other in members[1:]:
-        if {name: [*other.kinds(name)] for name in other.streams} != streams or other.attends_in != first.attends_in:
-            raise Undescribed(f"its blocks of {path} have different streams")
+    streams: dict[str, list[d.StreamKind]] = {}
+    for each in members:
+        for name in each.streams:
+            kinds = [*each.kinds(name)]
+            if streams.setdefault(name, kinds) != kinds:
+                raise Undescribed(f"its blocks of {path} have different streams")
+    if any(each.attends_in != first.attends_in for each in members):
+        raise Undescribed(f"its blocks of {path} call attention in several ways")
     arguments: dict[str, list[d.Argument]] = {}
     for each in members:
         for name, value in each.sites[0].run.values.items():
             if name not in streams and value is not None:
-                kinds = argument_kinds(each, name)
-                arguments[name] = [kind for kind in arguments.get(name, kinds) if kind in kinds]
+                fitting = argument_kinds(each, name)
+                arguments[name] = [kind for kind in arguments.get(name, fitting) if kind in fitting]
                 if not arguments[name]:
                     raise Undescribed(
                         f"what its blocks of {path} are given as {name} goes with nothing that has a name"
@@ -65,11 +69,11 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
     if any(len(each.returns) != len(returns) for each in members):
         raise Undescribed(f"its blocks of {path} return different numbers of values")
     attentions = _attentions(model, path, members)
-    for kinds in itertools.product(*streams.values()):
+    for placed in itertools.product(*streams.values()):
         for chosen in itertools.product(*arguments.values()):
             yield d.Group(
                 path,
-                streams=dict(zip(streams, kinds, strict=True)),
+                streams=dict(zip(streams, placed, strict=True)),
                 arguments=dict(zip(arguments, chosen, strict=True)),
                 attentions=attentions,
                 returns=returns,

@@ -18,7 +18,8 @@ from ..models.spread.arguments import OPTIONS
 from ..models.spread.attentions import Operands
 from ..models.spread.compiled import OVERRIDE
 from ..models.spread.module_attention import NAME, answered
-from .calls import ModelCall
+from .calls import FAILS, ModelCall, in_a_line
+from .undescribed import Undescribed
 from .values import by_name, called, mapped
 
 
@@ -47,13 +48,20 @@ class Run:
     returned: Any
 
     def again(self, change: Callable[[str, int, Tensor], Tensor]) -> tuple[Any, list[Attention]]:
-        """What it gives for other tensors, and its calls of attention; `change` gets each one's argument and its number."""
+        """What it gives for other tensors, and its calls of attention; `change` gets each one's argument and its number.
+
+        Raises:
+            Undescribed: it fails.
+        """
         seen = Look()
         values = {name: _changed(name, value, change) for name, value in self.values.items()}
         if self.options is not None:
             values[OPTIONS] = {**self.options, OVERRIDE: _Answer(seen, "")}
         with token_wise(seen):
-            return called(self.module, values), seen.attentions
+            try:
+                return called(self.module, values), seen.attentions
+            except FAILS as error:
+                raise Undescribed(f"{self.path} fails with other values ({in_a_line(error)})") from error
 
 
 @dataclass
@@ -68,14 +76,21 @@ class Look:
 
 @torch.inference_mode()
 def look(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> Look:
-    """One forward. What the modules `recorded` are given is kept."""
+    """One forward. What the modules `recorded` are given is kept.
+
+    Raises:
+        Undescribed: it fails.
+    """
     seen = Look()
     with ExitStack() as stack:
         for path, module in model.named_modules():
             if path:
                 stack.enter_context(_watched(seen, path, module, path in recorded))
         stack.enter_context(token_wise(seen))
-        call.of(model, {OVERRIDE: _Answer(seen, "")})
+        try:
+            call.of(model, {OVERRIDE: _Answer(seen, "")})
+        except FAILS as error:
+            raise Undescribed(f"its forward fails on a small call ({in_a_line(error)})") from error
     return seen
 
 

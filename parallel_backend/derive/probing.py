@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .calls import noise_like
 from .looking import Attention, Run
-from .tokens import codes, decoded
+from .tokens import codes, decoded, differs
 from .undescribed import Undescribed
 from .values import tensors_in
 
@@ -87,7 +87,7 @@ class Probe:
         )
         if not alike:
             raise Undescribed(f"what {self.run.path} computes hangs on the values that it is given")
-        return [_places(a != b) for a, b in zip(found, self._base, strict=True)]
+        return [_places(differs(a, b)) for a, b in zip(self._base, found, strict=True)]
 
     def _apart(self, found: Sequence[Tensor]) -> Followed:
         count = 3 * len(self.attentions)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..comm.meter import Meter
-from ..errors import Refused
 from ..mesh import build_mesh
 from ..models.comfyui.features.compile import COMPILED
 from ..models.family import Execution, Stage
@@ -25,7 +24,7 @@ from ..models.spread.picture import Picture, as_patch_size
 from ..models.spread.run import SpreadForward
 from ..plan import ResolvedPlan
 from ..weights.stores.block_access import BlockAccess
-from .calls import ModelCall, Subject
+from .calls import FAILS, ModelCall, Subject, in_a_line
 from .ranks import run_ranks
 
 TOLERANCE = 1e-5
@@ -73,8 +72,8 @@ def prove(
     try:
         blocks = blocks_of(subject.model, declaration)
         expected = [call.of(subject.model) for call in calls]
-    except Refused as error:
-        return Proof({}, {plan: str(error) for plan in plans})
+    except FAILS as error:
+        return Proof({}, {plan: in_a_line(error) for plan in plans})
     resolved = {name: _plan(blocks[-1].unit + 1, **degrees) for name, degrees in plans.items()}
 
     def work(plan: ResolvedPlan) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .calls import in_a_line
 
 PATIENCE = 2.0
 """Seconds for the others to fail, once a rank has."""
@@ -72,6 +75,9 @@ def _answer(pipe: Any) -> tuple[Any, str]:
 
 def _rank(rank: int, ranks: int, work: Work, directory: Path, limit: float, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 2
+    )  # where a declaration is wrong, gloo may end the process with a page of words
     try:
         dist.init_process_group(
             "gloo",
@@ -83,6 +89,6 @@ def _rank(rank: int, ranks: int, work: Work, directory: Path, limit: float, pipe
         answer: tuple[Any, str] = (work(), "")
         dist.barrier()
     except BaseException as error:
-        answer = (None, f"{type(error).__name__}: {error}".partition("\n")[0])
+        answer = (None, in_a_line(error))
     pipe.send_bytes(json.dumps(answer).encode())
     pipe.close()

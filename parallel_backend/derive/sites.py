@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .calls import ModelCall, noise_like
 from .describing import Place, Site
 from .looking import Run, look
-from .tokens import Tokens, find_tokens, moved
+from .tokens import Tokens, differs, find_tokens, moved
 from .undescribed import Undescribed
 from .values import tensors_in
 
@@ -56,6 +56,8 @@ def find_parts(model: nn.Module, call: ModelCall) -> Parts:
 def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
     """Each row, column and frame of the latent is disturbed once, and the text."""
     base = _runs(model, call, parts)
+    if any(bool(each.any()) for each in _changes(base, _runs(model, call, parts)).values()):
+        raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
     changes = [
         [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1)), parts)) for at in range(size)]
         for axis, size in enumerate(call.latent.shape[2:])
@@ -117,7 +119,7 @@ def _changes(base: Mapping[str, Run], runs: Mapping[str, Run]) -> dict[Placed, T
             if [each.shape for each in were] != [each.shape for each in are]:
                 raise Undescribed(f"what {path} is given as {name} has another shape for other values of the latent")
             for number, (was, now) in enumerate(zip(were, are, strict=True)):
-                changed[path, (name, number)] = was != now
+                changed[path, (name, number)] = differs(was, now)
     return changed
 
 

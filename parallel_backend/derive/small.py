@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from ..errors import Refused
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..weights.files.checkpoint import read_header
-from .calls import ModelCall, Sizes, Subject
+from .calls import FAILS, ModelCall, Sizes, Subject, in_a_line
+from .undescribed import not_derived
 
 KEPT = 2
 """Members of a list that are kept of each kind."""
@@ -24,9 +26,6 @@ TEXT = 7
 
 MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 """In the names of what says how wide the text is."""
-
-FAILS = (*DAMAGE, AttributeError, NotImplementedError)
-"""What a forward fails with on what it does not take."""
 
 
 def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
@@ -62,26 +61,21 @@ def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
     widths = _widths(described, model)
     tried = ""
     found = 0
-    for frames in ((3,), (1,)) if dims == 3 else ((),):
-        sizes = Sizes((*frames, 8, 12), TEXT)
+    pictures = [(8, 12), (36, 40)] if dims == 2 else [(3, 8, 12), (1, 8, 12)]
+    for picture in pictures:
+        sizes = Sizes(picture, TEXT)
         made = _Calls(base, channels)
         for text, pooled in itertools.product(widths, [*widths, 0]):
             try:
                 made.of(sizes, text, pooled).of(model)
             except FAILS as error:
-                tried = tried or f"{type(error).__name__}: {error}".partition("\n")[0]
+                tried = tried or in_a_line(error)
                 continue
             found += 1
-            yield (
-                kind,
-                Subject(model, lambda size, made=made, text=text, pooled=pooled: made.of(size, text, pooled), sizes),
-            )  # type: ignore[misc]
+            yield kind, Subject(model, functools.partial(made.of, text=text, pooled=pooled), sizes)
             break
     if not found:
-        raise Refused(
-            f"{kind} cannot be derived, because its forward fails on every small call that was made up for it ({tried}): write "
-            "its declaration by hand (docs/adding-a-model.md)."
-        )
+        raise not_derived(kind, f"its forward fails on every small call that was made up for it ({tried})")
 
 
 def keep_some(model: nn.Module) -> None:
@@ -149,6 +143,8 @@ class _Calls:
         finally:
             handle.remove()
         options = arguments.pop("transformer_options")
+        if not isinstance(x, Tensor):
+            raise TypeError("its latent is several ones packed together")
         return ModelCall(x, timestep, arguments, options)
 
 

@@ -25,14 +25,25 @@ class Tokens:
     step: tuple[int, ...]
 
 
+NOISE = 1e-5
+"""Of the largest value: so much sums may differ because others stand beside them in a product."""
+
+
+def differs(was: Tensor, now: Tensor) -> Tensor:
+    """Where a tensor has changed by more than its sums may."""
+    if not (was.is_floating_point() or was.is_complex()) or not was.numel():
+        return was != now
+    return (was - now).abs() > NOISE * was.abs().max()
+
+
 def find_tokens(changed: Sequence[Tensor]) -> Tokens | None:
     """From what changed: for each axis of the picture bool `[size, *shape of the tensor]`. None where tokens are not apart."""
     shape = changed[0].shape[1:]
-    for dim in range(len(shape) - 1):
-        if found := _flat(changed, dim):
-            return found
     for dim in range(len(shape) - len(changed)):
         if found := _grid(changed, dim):
+            return found
+    for dim in range(len(shape) - 1):
+        if found := _flat(changed, dim):
             return found
     return None
 
@@ -93,9 +104,10 @@ def _along(changed: Tensor, dim: int) -> Tensor:
 
 
 def _step(profile: Tensor) -> int:
-    """How many rows the first token has; 0 if these are not the first ones, or the size is no multiple of it."""
-    step = int(profile.sum())
-    return step if step and bool(profile[:step].all()) and profile.numel() % step == 0 else 0
+    """How many rows the first token has; 0 if these are not the first ones, or are not apart from the others."""
+    step, size = int(profile.sum()), profile.numel()
+    apart = step < size or size == 1
+    return step if step and apart and bool(profile[:step].all()) and size % step == 0 else 0
 
 
 def _follows(profile: Tensor, place: Tensor, step: int) -> bool:

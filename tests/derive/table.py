@@ -1,27 +1,61 @@
-"""Prints which of the tests' small models are derived and proved: name, seconds, worst error or why not."""
+"""Which of the tests' small models are derived and proved, as a table.
+
+python -m tests.derive.table [NAME …]
+"""
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
+from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.errors import Refused
 from tests.derive.subjects import subject_of
+from tests.derive.undeclared import UNDECLARED
 from tests.models.test_spread import CASES
+from tests.models.tiny_sound import SOUND_CASES
+
+
+def _declared(name: str) -> Subject:
+    return subject_of(CASES[name]())
+
+
+SUBJECTS: Mapping[str, Callable[[], Subject]] = {
+    **{name: partial(_declared, name) for name in CASES if name not in SOUND_CASES},
+    **UNDECLARED,
+}
+
+
+"""All but those whose latent is packed with sound."""
+
+
+def row(name: str) -> str:
+    """Its class, input, seconds of the processor, memory, and worst error or why it was not."""
+    with torch.inference_mode():
+        subject = SUBJECTS[name]()
+    begun = _spent()
+    try:
+        found = derive(subject, "FOUND", name)
+        proved = "without patches" if found.declaration.whole_picture else "yes"
+        told = f"{proved} | {max(found.proof.errors.values()):.1e}"
+    except Refused as refusal:
+        told = f"no | {refusal}"
+    spent = _spent() - begun
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return f"| {type(subject.model).__name__} | {name} | {spent:.1f} s | {memory:.2f} GiB | {told} |"
+
+
+def _spent() -> float:
+    return time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or CASES:
-        with torch.inference_mode(), torch.no_grad():
-            subject = subject_of(CASES[name]())
-        begun = time.perf_counter()
-        try:
-            derived = derive(subject, "FOUND", name)
-            print(derived.source)
-            told = ("whole " if derived.declaration.whole_picture else "") + derived.proof.told()
-        except Refused as error:
-            told = str(error)
-        print(f"## {name} | {time.perf_counter() - begun:.1f} s | {told}", flush=True)
+    for name in sys.argv[1:] or SUBJECTS:
+        print(row(name), flush=True)

@@ -325,7 +325,9 @@ def _streams(
 ) -> dict[str, Stream]:
     found = {}
     for name, kind in group.streams.items():
-        value = values[name]
+        value = values.get(name)
+        if value is None:
+            continue
         if not isinstance(value, Stream):
             find = functools.partial(arguments.kept, values, name)
             value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find))

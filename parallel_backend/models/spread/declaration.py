@@ -219,7 +219,7 @@ class Group:
 
     Attributes:
         path: the module's, in the model.
-        streams: the arguments that are tokens, and where theirs are.
+        streams: the arguments that are tokens, and where theirs are; a block may be given none of one.
         returns: for each value returned the stream whose places it has.
         arguments: the others, and what goes with which tokens.
         tuples: the names of what is given to a block together, as a tuple.

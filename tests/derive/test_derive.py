@@ -1,0 +1,179 @@
+"""Declarations that are derived, with the written ones hidden, against ComfyUI's own forward; and what the proof catches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.derive import child
+from parallel_backend.derive.calls import Subject
+from parallel_backend.derive.derive import derive
+from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
+from parallel_backend.derive.small import subject_of as small_model_of
+from parallel_backend.errors import Refused
+from parallel_backend.models.spread.declaration import Along, Declaration, Local, Pictured, Same, Spread
+from tests.derive.subjects import subject_of
+from tests.derive.table import SUBJECTS
+from tests.derive.toys import toy
+from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
+from tests.models.tiny_classes import Case
+from tests.ranks import run_ranks
+from tests.selection import thorough
+from tests.tiny_comfy import save_tiny
+
+QUICK = ("wan, text", "hunyuan-dit")
+"""A class that has a written declaration; one that has none, whose blocks differ and call attention without options."""
+
+LIMIT = 60.0
+
+
+def derived(subject: Subject) -> Any:
+    return derive(subject, "FOUND", "Found", LIMIT)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in QUICK)) for name in SUBJECTS])
+def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
+    """By a plan that the proof does not try, on the tests' own ranks; or it is refused in one sentence."""
+    with torch.inference_mode():
+        subject = SUBJECTS[name]()
+    if name in REFUSED:
+        with pytest.raises(
+            Refused, match=f"cannot be derived, because .*{REFUSED[name]}.*: write its declaration by hand"
+        ):
+            derived(subject)
+        return
+    found = derived(subject)
+    assert found.proof.holds
+    assert found.declaration.whole_picture == (name in WITHOUT_PATCHES)
+    call = subject.call(subject.sizes)
+    case = Case(
+        subject.model, found.declaration, call.latent, call.timestep, call.arguments, name, options=call.options
+    )
+    with torch.inference_mode():
+        expected = case.stock()
+    plan = plan_for(case, ring=2, ulysses=2)
+    assert worst(run_ranks(4, lambda _: [Rank(case, plan).run()]), expected) <= TOLERANCE
+
+
+REFUSED: Mapping[str, str] = {}
+"""What is not derived, and a word of why."""
+
+WITHOUT_PATCHES: tuple[str, ...] = ()
+"""What is proved for pictures that are not cut into patches alone."""
+
+
+def changed(declaration: Declaration, number: int = 0, **fields: Any) -> Declaration:
+    """With other fields of one of its groups."""
+    groups = [*declaration.groups]
+    groups[number] = replace(groups[number], **fields)
+    return replace(declaration, groups=tuple(groups))
+
+
+def argued(declaration: Declaration, **arguments: Any) -> Declaration:
+    """With other arguments of the first group."""
+    return changed(declaration, arguments={**declaration.groups[0].arguments, **arguments})
+
+
+SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
+    "attention, in another order": (
+        "auraflow",
+        lambda declaration: changed(declaration, attentions=(Spread(("x", "c")),)),
+    ),
+    "attention to a rank's own tokens": (
+        "auraflow",
+        lambda declaration: changed(declaration, 1, attentions=(Local(),)),
+    ),
+    "a picture that begins elsewhere": (
+        "wan, reference frame",
+        lambda declaration: changed(declaration, streams={"x": Pictured()}),
+    ),
+    "positions, in another order": ("flux", lambda declaration: argued(declaration, pe=Along(("img", "txt"), dim=2))),
+    "positions of the picture alone": ("flux", lambda declaration: argued(declaration, pe=Along(("img",), dim=2))),
+    "values returned, in another order": ("flux", lambda declaration: changed(declaration, returns=("txt", "img"))),
+    "positions along another dimension": (
+        "wan, text",
+        lambda declaration: argued(declaration, freqs=Along(("x",), dim=0)),
+    ),
+    "a timestep a frame, for all tokens": (
+        "wan 2.2, a timestep a frame",
+        lambda declaration: argued(declaration, e=Same(rows=())),
+    ),
+    "runs of tokens, the same on all ranks": (
+        "flux 2, zero-timestep reference",
+        lambda declaration: argued(declaration, modulation_dims_img=Same()),
+    ),
+    "tokens of another size": (
+        "auraflow",
+        lambda declaration: replace(declaration, patch_size=lambda model: (2, 4)),
+    ),
+    "one attention, where a block has two": (
+        "sd 3.5 medium",
+        lambda declaration: changed(declaration, attentions=(Spread(("context", "x")),)),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "spoilt", [pytest.param(key, marks=[thorough] * (place > 1)) for place, key in enumerate(SPOILT)]
+)
+def test_a_spoilt_declaration_is_not_proved(spoilt: str) -> None:
+    name, spoil = SPOILT[spoilt]
+    with torch.inference_mode():
+        case = CASES[name]()
+    subject = subject_of(case)
+    calls = [subject.call(subject.sizes)]
+    proof = prove(subject, spoil(case.declaration), calls, {**WHOLE, **IN_PATCHES}, LIMIT)
+    assert not proof.holds
+    assert {*proof.errors} | {*proof.failures} == {*WHOLE, *IN_PATCHES}
+
+
+def test_a_class_that_nobody_has_seen_is_derived() -> None:
+    found = derived(toy())
+    assert found.proof.holds
+    assert not found.declaration.whole_picture
+    assert found.declaration.groups[0].attentions == (Spread(("x",)),)
+
+
+@pytest.mark.parametrize(
+    ("habit", "why"),
+    [
+        ("random", r"its blocks are given something else each time, as if it drew random numbers"),
+        ("branch", r"what blocks\.0 computes hangs on the values that it is given|its forward|calls other modules"),
+        ("mixing", r"attention 1 of blocks\.0 has keys of the picture that are not laid as its queries"),
+        ("failing", r"its forward fails on a small call \(ValueError: no picture of this size\)"),
+    ],
+)
+def test_what_cannot_be_told_from_outside_is_refused(habit: str, why: str) -> None:
+    with pytest.raises(Refused, match=f"^Toy cannot be derived, because ({why}): write its declaration by hand"):
+        derived(toy(habit))
+
+
+def test_what_fits_and_is_not_proved_is_refused() -> None:
+    """With the figures."""
+    with pytest.raises(Refused, match=r"because what fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"):
+        derived(toy("deceiving"))
+
+
+def test_a_class_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save_tiny(tmp_path, "auraflow")
+    with pytest.raises(
+        Refused, match=r"^AuraFlow is too large to derive: with 2 blocks of a kind it has .* raise --memory"
+    ):
+        next(small_model_of(path, 1e3))
+    assert child.main(path, 1e3) == 1
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    assert child.main(tmp_path / "empty.safetensors", 1e9) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert re.search(r"empty\.safetensors", error)

@@ -1,0 +1,69 @@
+"""A model of two blocks over ComfyUI's attention, with one habit that cannot be told from outside, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.derive.calls import ModelCall, Sizes, Subject
+from parallel_backend.models.spread.compiled import OVERRIDE
+from tests.comfy_oracle import comfy_on_path
+from tests.tiny_models import draw, randomise
+
+comfy_on_path()
+
+from comfy.ldm.modules.attention import optimized_attention  # noqa: E402
+
+WIDTH, HEADS = 24, 3
+
+
+class Block(nn.Module):
+    def __init__(self, habit: str) -> None:
+        super().__init__()
+        self.habit = habit
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, transformer_options: Any) -> Tensor:
+        if self.habit == "random":
+            x = x + torch.randn_like(x)
+        if self.habit == "mixing":
+            x = x + x.mean(dim=1, keepdim=True)
+        q, k, v = self.qkv(x).chunk(3, dim=2)
+        times = 2 if self.habit == "branch" and float(x[0, 0, 0]) > 0 else 1
+        for _ in range(times):
+            x = x + self.out(optimized_attention(q, k, v, HEADS, transformer_options=transformer_options))
+        return x
+
+
+class Toy(nn.Module):
+    """Its tokens are 2 x 2 latent values."""
+
+    def __init__(self, habit: str = "") -> None:
+        super().__init__()
+        self.habit = habit
+        self.into = nn.Conv2d(4, WIDTH, 2, stride=2)
+        self.blocks = nn.ModuleList([Block(habit), Block(habit)])
+        self.back = nn.Linear(WIDTH, 16)
+
+    def forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any) -> Tensor:
+        if self.habit == "failing":
+            raise ValueError("no picture of this size")
+        made = self.into(x)
+        tokens = made.flatten(2).transpose(1, 2) + timestep[:, None, None] + context.mean()
+        for block in self.blocks:
+            tokens = block(tokens, transformer_options=transformer_options)
+        out = self.back(tokens).transpose(1, 2).unflatten(2, made.shape[2:])
+        spread = OVERRIDE in transformer_options and self.habit == "deceiving"
+        return nn.functional.pixel_shuffle(out, 2) * (1.1 if spread else 1.0)
+
+
+def toy(habit: str = "") -> Subject:
+    """It and its calls."""
+
+    def call(sizes: Sizes) -> ModelCall:
+        latent, text = draw(1, 4, *sizes.picture, seed=1), draw(1, sizes.text, 8, seed=2)
+        return ModelCall(latent, torch.tensor([0.6]), {"context": text})
+
+    return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7))

@@ -1,0 +1,77 @@
+"""ComfyUI's classes that no declaration is written for, with random weights, and one call of each; see tests/models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parallel_backend.derive.calls import ModelCall, Sizes, Subject
+from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH
+from tests.tiny_models import draw, randomise
+
+# isort: split
+from comfy.ldm.cogvideo.model import CogVideoXTransformer3DModel
+from comfy.ldm.hydit.models import HunYuanDiT
+from comfy.ldm.pixart.pixartms import PixArtMS
+from comfy.ldm.wan.ar_model import CausalWanModel
+
+More = Callable[[int], Mapping[str, Any]]
+"""What a model is given besides its text of so many tokens."""
+
+
+def _subject(model: Any, channels: int, sizes: Sizes, given: More = lambda tokens: {}) -> Subject:
+    def call(size: Sizes) -> ModelCall:
+        latent = draw(1, channels, *size.picture, seed=1)
+        arguments = {"context": draw(1, size.text, TEXT, seed=2), **given(size.text)}
+        return ModelCall(latent, torch.tensor([0.6]), arguments)
+
+    return Subject(randomise(model, seed=5), call, sizes)
+
+
+def _hunyuan_dit() -> Subject:
+    """Its later blocks take what its earlier ones gave. The text of its second encoder is one token longer."""
+    model = HunYuanDiT(
+        hidden_size=WIDTH, depth=4, num_heads=HEADS, text_states_dim=TEXT, text_states_dim_t5=64, text_len=4, text_len_t5=6,
+        **SETTINGS,
+    )  # fmt: skip
+
+    def given(tokens: int) -> dict[str, Tensor]:
+        return {
+            "encoder_hidden_states_t5": draw(1, tokens + 1, 64, seed=3),
+            "text_embedding_mask": torch.ones(1, tokens),
+            "text_embedding_mask_t5": torch.ones(1, tokens + 1),
+        }
+
+    return _subject(model, 4, Sizes((10, 14), 7), given)
+
+
+def _cogvideox() -> Subject:
+    model = CogVideoXTransformer3DModel(
+        num_attention_heads=HEADS, attention_head_dim=64, time_embed_dim=64, text_embed_dim=TEXT, num_layers=3,
+        use_rotary_positional_embeddings=True, **SETTINGS,
+    )  # fmt: skip
+    return _subject(model, 16, Sizes((3, 8, 10), 7))
+
+
+def _pixart() -> Subject:
+    model = PixArtMS(
+        hidden_size=WIDTH, depth=3, num_heads=HEADS, caption_channels=TEXT, micro_condition=False, pe_interpolation=1,
+        **SETTINGS,
+    )  # fmt: skip
+    return _subject(model, 4, Sizes((36, 40), 7))
+
+
+def _causal_wan() -> Subject:
+    model = CausalWanModel(dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3, **SETTINGS)
+    return _subject(model, 16, Sizes((3, 7, 10), 7))
+
+
+UNDECLARED: Mapping[str, Callable[[], Subject]] = {
+    "hunyuan-dit": _hunyuan_dit,
+    "cogvideox": _cogvideox,
+    "pixart": _pixart,
+    "causal wan": _causal_wan,
+}
