@@ -1,6 +1,6 @@
 """What one step asks of a GPU, counted at full size without one: kernels, collectives, bytes, memory, waits.
 
-    python -m benchmarks.dry_run [--json] [--only TEXT] [--but CASE] [--short] [--own] [--diffusers]
+    python -m benchmarks.dry_run [--json] [--only TEXT] [--but CASE] [--short] [--own] [--beside] [--diffusers]
 
 The worker's own code runs on CUDA tensors that have no data (tests/dry); the other ranks are only believed in.
 COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind, and three latent frames of a clip, in place of all.
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +25,7 @@ from tests.dry.dry_rank import Result, dry_run, own_kernels
 
 FLUX, FLUX2, WAN, QWEN = "FLUX.1-dev", "FLUX.2-dev", "Wan 2.2 14B", "Qwen-Image"
 Z_IMAGE, HUNYUAN, MINIMAX, COGVIDEOX = "Z-Image", "HunyuanVideo 1.5", "MiniMax-H3", "CogVideoX 1.5"
+LTX = "LTX-2"
 
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     f"{model}, {plan}": (model, degrees)
@@ -102,6 +104,12 @@ def results(only: str, but: Sequence[str], whole: bool) -> Iterator[tuple[str, R
             yield case, dry_decode(autoencoder, ranks=ranks, whole=whole)
 
 
+def beside(model: str) -> dict[str, dict[str, int]]:
+    """Kernels by name of one rank's whole step, sampler and preview with it, and of ComfyUI's own forward alone."""
+    own, ours = own_kernels(model), Counter(dry_run(model).names)
+    return {"more": dict(ours - own), "less": dict(own - ours)}
+
+
 def main() -> None:
     """Print a table, or lines of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,6 +118,7 @@ def main() -> None:
     parser.add_argument("--but", default=[], action="append", help="a case to leave out")
     parser.add_argument("--short", action="store_true", help="two blocks of each kind, three latent frames")
     parser.add_argument("--own", action="store_true", help="the kernels of ComfyUI's own forwards instead")
+    parser.add_argument("--beside", action="store_true", help="what one rank starts more of than those, and less")
     parser.add_argument(
         "--diffusers", action="store_true", help="the kernels of blocks of diffusers' own modules instead"
     )
@@ -119,7 +128,12 @@ def main() -> None:
     import_comfyui()
     if options.own:
         for model in sorted({model for model, _ in CASES.values() if options.only in model and model != COGVIDEOX}):
-            print(json.dumps({"case": model, "kernels": own_kernels(model)}), flush=True)
+            print(json.dumps({"case": model, "kernels": own_kernels(model).total()}), flush=True)
+        return
+    if options.beside:
+        for model in (FLUX, FLUX2, WAN, QWEN, MINIMAX, LTX):
+            if options.only in model:
+                print(json.dumps({"case": model, **beside(model)}), flush=True)
         return
     if options.diffusers:
         for name in MODULES:

@@ -35,54 +35,57 @@ class HeadExchange:
         self._apart = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group == split.heads
         self._behind = behind
 
-    def to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], QKV]:
-        """From `[batch, local tokens, all heads, head_dim]` to `[batch, the ring rank's tokens, the chunk's, head_dim]`.
+    def to_heads(self, q: Tensor, k: Tensor, v: Tensor, opened: Callable[[Tensor], Tensor]) -> Callable[[], QKV]:
+        """From `[batch, local tokens, all heads, row]` to `[batch, the ring rank's tokens, the chunk's, head_dim]`.
 
         What returns waits for it.
+
+        Args:
+            opened: makes `[…, head_dim]` of `[…, row]`.
         """
         axis = self._axis
         if axis.size == 1:
             (run, kv, _) = self._runs[0]
             return lambda: (q[:, :, run], k[:, :, kv], v[:, :, kv])
-        batch, local, _, head_dim = q.shape
-        row, mine = batch * head_dim, self._widths[axis.rank]
+        batch, local, _, row_size = q.shape
+        row, mine = batch * row_size, self._widths[axis.rank]
         send_sizes = [row * local * sum(theirs) for theirs in self._widths]
         send = q.new_empty(sum(send_sizes))
         if self._apart:
-            places = send.view(axis.size, local, batch, sum(mine), head_dim).split(mine, dim=3)
+            places = send.view(axis.size, local, batch, sum(mine), row_size).split(mine, dim=3)
             for part, run, place in zip((q, k, v), self._runs[0], places, strict=True):
                 place.copy_(part.unflatten(2, (axis.size, -1))[:, :, :, run].permute(2, 1, 0, 3, 4))
         else:
             for piece, runs, theirs in zip(send.split(send_sizes), self._runs, self._widths, strict=True):
-                places = piece.view(local, batch, sum(theirs), head_dim).split(theirs, dim=2)
+                places = piece.view(local, batch, sum(theirs), row_size).split(theirs, dim=2)
                 for part, run, place in zip((q, k, v), runs, places, strict=True):
                     place.copy_(part[:, :, run].transpose(0, 1))
         wait = self._begin(send, send_sizes, [row * n * sum(mine) for n in self._tokens])
 
         def arrived() -> QKV:
-            every = wait().view(sum(self._tokens), batch, sum(mine), head_dim).transpose(0, 1)
+            every = opened(wait().view(sum(self._tokens), batch, sum(mine), row_size).transpose(0, 1))
             q, k, v = every.split(mine, dim=2)
             return q, k, v
 
         return arrived
 
     def to_tokens(self, out: Tensor) -> Callable[[], list[Tensor]]:
-        """`[batch, the ring rank's tokens, the chunk's heads, head_dim]` to `[batch, local tokens, …]` of each rank's heads.
+        """`[batch, the ring rank's tokens, the chunk's heads, row]` to `[batch, local tokens, …]` of each rank's heads.
 
         What returns waits for it.
         """
         axis = self._axis
         if axis.size == 1:
             return lambda: [out]
-        batch, _, mine, head_dim = out.shape
-        row, local = batch * head_dim, self._tokens[axis.rank]
+        batch, _, mine, row_size = out.shape
+        row, local = batch * row_size, self._tokens[axis.rank]
         heads = [theirs for theirs, *_ in self._widths]
         sizes = [row * local * theirs for theirs in heads]
         wait = self._begin(out.transpose(0, 1).reshape(-1), [row * n * mine for n in self._tokens], sizes)
 
         def arrived() -> list[Tensor]:
             pieces = zip(wait().split(sizes), heads, strict=True)
-            return [piece.view(local, batch, theirs, head_dim).transpose(0, 1) for piece, theirs in pieces]
+            return [piece.view(local, batch, theirs, row_size).transpose(0, 1) for piece, theirs in pieces]
 
         return arrived
 

@@ -19,6 +19,7 @@ from ..mesh import Mesh
 from ..transfers import sent_to
 from .exchange import HeadExchange, joined
 from .packages import Attend
+from .payload import EXACT, Payload
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
 """(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of q's shape; heads are the split's."""
@@ -101,10 +102,15 @@ class WholeAttention:
 
     Args:
         chunks: at most so many; every rank has some heads in each.
+        payload: how operands and results travel.
     """
 
-    def __init__(self, mesh: Mesh, split: SequenceSplit, attend: Attend, chunks: int = 1) -> None:
+    def __init__(
+        self, mesh: Mesh, split: SequenceSplit, attend: Attend, chunks: int = 1, payload: Payload = EXACT
+    ) -> None:
         self._ring = mesh.ring
+        self._payload = payload
+        self._to_heads = payload if mesh.ulysses.size > 1 else EXACT
         self._tokens = split.ring_tokens()
         runs = split.head_chunks(chunks)
         self._exchanges = [HeadExchange(mesh, split, chunk, behind=len(runs) > 1) for chunk in runs]
@@ -117,14 +123,16 @@ class WholeAttention:
             cache: if given, filled with the keys and values seen; it takes all heads, so there is one chunk.
         """
         assert cache is None or len(self._exchanges) == 1
-        leaving = []
-        arriving = self._exchanges[0].to_heads(q, k, v)
+        leaving, travel = [], self._to_heads
+        q, k, v, opened = travelling(travel, q, k, v)
+        arriving = self._exchanges[0].to_heads(q, k, v, opened)
         for chunk, (exchange, attend) in enumerate(zip(self._exchanges, self._attends, strict=True)):
             operands = arriving()
             if chunk + 1 < len(self._exchanges):  # the next one is in flight while this one is computed
-                arriving = self._exchanges[chunk + 1].to_heads(q, k, v)
-            leaving.append(exchange.to_tokens(self._computed(block, attend, *operands, cache)))
-        return joined([arrived() for arrived in leaving])
+                arriving = self._exchanges[chunk + 1].to_heads(q, k, v, opened)
+            out = self._computed(block, attend, *operands, cache)
+            leaving.append(exchange.to_tokens(travel.packed(out)))
+        return travel.unpacked(joined([arrived() for arrived in leaving]), out.dtype)
 
     def _computed(
         self, block: Hashable, attend: Attend, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None
@@ -134,10 +142,23 @@ class WholeAttention:
         kv = torch.stack((k, v))
         if cache is not None:
             cache.fill(block, kv)
-        return around_the_ring(self._ring, self._tokens, attend, q, kv)
+        return around_the_ring(self._ring, self._tokens, attend, q, kv, self._payload)
 
 
-def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q: Tensor, kv: Tensor) -> Tensor:
+def travelling(
+    payload: Payload, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Operands as they travel, and what makes operands of what has come."""
+    if payload is EXACT:
+        return q, k, v, lambda rows: rows
+    dtype, heads = q.dtype, [x.shape[2] for x in (q, k, v)]
+    q, k, v = payload.packed(torch.cat((q, k, v), dim=2)).split(heads, dim=2)
+    return q, k, v, lambda rows: payload.unpacked(rows, dtype)
+
+
+def around_the_ring(
+    ring: Communicator, tokens: Sequence[int], attend: Attend, q: Tensor, kv: Tensor, payload: Payload = EXACT
+) -> Tensor:
     """Attention of the local queries to the keys of all ring ranks. A collective.
 
     Args:
@@ -145,7 +166,7 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
         q: `[batch, local queries, heads, head_dim]`.
         kv: `[2, batch, local keys, heads, head_dim]`, with the heads that `attend` takes.
     """
-    partial = PartialAttention(q)
+    partial, kv = PartialAttention(q), payload.packed(kv)
     for hop in range(ring.size):
         source = (ring.rank - hop) % ring.size
         wait: Callable[[], Tensor] | None = None
@@ -153,7 +174,8 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
             shape = (2, q.shape[0], tokens[(source - 1) % ring.size], *kv.shape[3:])
             wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
         if q.numel() and kv.numel():
-            partial.add(*attend(q, kv[0], kv[1]))
+            k, v = payload.unpacked(kv, q.dtype)
+            partial.add(*attend(q, k, v))
         if wait is not None:
             kv = wait().view(shape)
     return partial.result()
@@ -162,8 +184,10 @@ def around_the_ring(ring: Communicator, tokens: Sequence[int], attend: Attend, q
 class PatchAttention:
     """One patch's tokens, of which `split` is, attend to the newest keys that the stage holds; theirs go there first."""
 
-    def __init__(self, mesh: Mesh, split: SequenceSplit, patch: int, attend: Attend) -> None:
+    def __init__(self, mesh: Mesh, split: SequenceSplit, patch: int, attend: Attend, payload: Payload = EXACT) -> None:
         self._ring = mesh.ring
+        self._payload = payload
+        self._to_heads = payload if mesh.ulysses.size > 1 else EXACT
         (runs,) = split.head_chunks(1)
         self._exchange = HeadExchange(mesh, split, runs, behind=False)
         self._tokens = split.ring_tokens()
@@ -172,15 +196,19 @@ class PatchAttention:
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache) -> Tensor:
         """Attention of the local tokens of the patch."""
-        q, k, v = self._exchange.to_heads(q, k, v)()
-        kv = cache.update(block, self._patch, k, v)
-        return joined([self._exchange.to_tokens(self._over_the_ring(q, kv))()])
+        q, k, v, opened = travelling(self._to_heads, q, k, v)
+        q, k, v = self._exchange.to_heads(q, k, v, opened)()
+        out = self._over_the_ring(q, cache.update(block, self._patch, k, v))
+        arrived = joined([self._exchange.to_tokens(self._to_heads.packed(out))()])
+        return self._to_heads.unpacked(arrived, out.dtype)
 
     def _over_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
         ring = self._ring
         if ring.size == 1:
             return self._attend(q, kv[0], kv[1])[0] if q.numel() else q
-        everyone = ring.gather(q.flatten(2), self._tokens).unflatten(2, q.shape[2:])
+        own = self._payload.packed(q)
+        gathered = ring.gather(own.flatten(2), self._tokens).unflatten(2, own.shape[2:])
+        everyone = self._payload.unpacked(gathered, q.dtype)
         out, lse = (
             torch.zeros_like(everyone),
             everyone.new_full((*everyone.shape[:3], 1), -torch.inf, dtype=torch.float32),
@@ -189,8 +217,9 @@ class PatchAttention:
             out, lse = self._attend(everyone, kv[0], kv[1])
             lse = lse.transpose(1, 2).unsqueeze(-1)
         partial = PartialAttention(q)
-        for part, part_lse in zip(self._return(out), self._return(lse, "ring lse"), strict=True):
-            partial.add(part, part_lse.squeeze(-1).transpose(1, 2))
+        returned = self._return(self._payload.packed(out))
+        for part, part_lse in zip(returned, self._return(lse, "ring lse"), strict=True):
+            partial.add(self._payload.unpacked(part, q.dtype), part_lse.squeeze(-1).transpose(1, 2))
         return partial.result()
 
     def _return(self, everyone: Tensor, kind: str = "") -> list[Tensor]:

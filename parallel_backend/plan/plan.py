@@ -17,6 +17,9 @@ MAX_WORLD_SIZE = 64
 
 WEIGHTS = ("replicated", "sharded", "streamed")
 
+EXCHANGES = ("exact", "fp8")
+"""How attention's operands and results travel between ranks; all but the first change the picture slightly."""
+
 
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wish for how to spread one denoise; a degree of 0 means "choose for me".
@@ -40,6 +43,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str = "replicated"
     attention: str = "auto"
     memory_limit: float = 0.0
+    exchange: str = EXCHANGES[0]
 
 
 class Place(NamedTuple):
@@ -76,6 +80,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[int, ...]
     batch_shares: tuple[int, ...] = ()
     head_chunks: int = 1
+    exchange: str = EXCHANGES[0]
 
     def parts(self, batch: int) -> list[slice]:
         """The rows of a batch that each data rank computes; none is left without one where there are enough."""
@@ -121,6 +126,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [rank for rank in range(self.world_size) if self.place(rank).pipefusion == stage]
 
     @property
+    def exchanges_approximately(self) -> bool:
+        """Whether what attention's ranks exchange is rounded, which changes the picture slightly."""
+        return self.exchange != EXCHANGES[0] and self.ring * self.ulysses > 1
+
+    @property
     def degrees(self) -> str:
         """The degrees above 1, such as `cfg 2 x ulysses 4`; `1 worker` if there is none."""
         named = [f"{axis} {degree}" for axis, degree in zip(AXES, self.mesh_shape, strict=True) if degree > 1]
@@ -144,6 +154,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             text += f", the batch {' : '.join(map(str, self.batch_shares))} by speed"
         if self.head_chunks > 1:
             text += f", heads exchanged in {self.head_chunks} chunks"
+        if self.exchanges_approximately:
+            text += f", exchange {self.exchange} (approximate)"
         if approximate_attention:
             text += f", attention {self.attention} (approximate)"
         return text + ("" if self.weights == "replicated" else f", weights {self.weights}")

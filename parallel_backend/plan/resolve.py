@@ -9,7 +9,17 @@ from typing import Any
 from ..errors import PlanRefused
 from ..layout import cut, length
 from .devices.names import AUTOMATIC_AMONG, named_devices, visible
-from .plan import AXES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, ResolvedPlan, Workload, share_a_gpu
+from .plan import (
+    AXES,
+    EXCHANGES,
+    MAX_WORLD_SIZE,
+    WEIGHTS,
+    ModelLimits,
+    ParallelPlan,
+    ResolvedPlan,
+    Workload,
+    share_a_gpu,
+)
 from .whole import refuse_whole, usable
 
 
@@ -77,6 +87,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
                 attention=plan.attention,
                 memory_limit=plan.memory_limit,
                 shares=(1,) * (ring * ulysses),
+                exchange=plan.exchange,
             )
         )
     return fits
@@ -148,6 +159,8 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
             raise PlanRefused(f"{axis} {getattr(plan, axis)} is negative: use 0 (automatic), or 1 and more.")
     if plan.weights not in WEIGHTS:
         raise PlanRefused(f"weights {plan.weights!r} is unknown: use {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
+    if plan.exchange not in EXCHANGES:
+        raise PlanRefused(f"exchange {plan.exchange!r} is unknown: use {' or '.join(EXCHANGES)}.")
     if plan.weights == "sharded" and share_a_gpu(planned_devices(plan, gpus)):
         raise PlanRefused(
             f"weights sharded needs a GPU for each worker, and devices {plan.devices!r} puts several on one: use weights "

@@ -19,7 +19,7 @@ from torch import nn
 from parallel_backend.attention.kernels import warm_up_kernels
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.conditioning import picture_shape
+from parallel_backend.conditioning import SHAPES, TEXT_PREPARATION, arguments, picture_shape
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
@@ -49,11 +49,12 @@ COUNTED = 2
 class Result:
     """One step of a rank, and where any step would have waited.
 
-    `blocks` are the kernels of a block by its class, the most of any; `sent` are bytes; `blocks_run` counts blocks. `peak`
-    is the most of all steps, `formula` what plans go by for it.
+    `names` are its kernels by name; `blocks` are the kernels of a block by its class, the most of any; `sent` are
+    bytes; `blocks_run` counts blocks. `peak` is the most of all steps, `formula` what plans go by for it.
     """
 
     kernels: int
+    names: dict[str, int]
     collectives: int
     sent: int
     peak: int
@@ -120,6 +121,7 @@ class DryRank(LoneRank, BlockAccess):
         before, step = self.steps[COUNTED - 1], self.steps[COUNTED]
         return Result(
             kernels=step.counts.kernels.total(),
+            names=dict(step.counts.kernels),
             collectives=step.counts.collectives.total(),
             sent=step.sent - before.sent,
             peak=max(each.counts.peak for each in self.steps[1:]),
@@ -227,15 +229,22 @@ def model_of(name: str, *, whole: bool, stage: Stage | None = None) -> Any:
     return model
 
 
-def own_kernels(name: str) -> int:
-    """Kernels of ComfyUI's own forward of the whole model."""
+def own_kernels(name: str) -> Counter[str]:
+    """Kernels of ComfyUI's own forward of the whole model, by name; its text is prepared before, as ComfyUI's process does."""
+    import comfy.utils
+
     job = JOBS[name]
     module = inspected(name)[1].base(torch.bfloat16).diffusion_model
     gpu = FakeGpu()
     with gpu.running(0, 1):
         module.to_empty(device=DEVICE)
-        given = {key: torch.empty(1, *shape, device=DEVICE, dtype=torch.bfloat16) for key, shape in job.prompt.items()}
-        latent = torch.empty(1, *job.latent, device=DEVICE, dtype=torch.bfloat16)
+        draw = functools.partial(torch.empty, 1, device=DEVICE, dtype=torch.bfloat16)
+        given = arguments({key: draw(*shape) for key, shape in job.prompt.items()}, job.values)
+        if given.pop(TEXT_PREPARATION, None):
+            given["context"] = module.preprocess_text_embeds(given["context"])
+        latent: Any = draw(*job.latent)
+        if SHAPES in given:
+            latent = comfy.utils.unpack_latents(latent, given.pop(SHAPES))
         gpu.begin()
         module(latent, torch.empty(1, device=DEVICE), transformer_options={}, **given)
-        return gpu.counts.kernels.total()
+        return gpu.counts.kernels

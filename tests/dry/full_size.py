@@ -106,6 +106,12 @@ def _minimax(operations: Any) -> Any:
     return MiniMaxH3Model(operations=operations, **SETTINGS)
 
 
+def _ltxav(operations: Any) -> Any:
+    from comfy.ldm.lightricks.av_model import LTXAVModel
+
+    return LTXAVModel(operations=operations, **SETTINGS)
+
+
 def _cogvideox(_: Any) -> Any:
     from diffusers import CogVideoXTransformer3DModel
 
@@ -123,6 +129,7 @@ def _packed(*shapes: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any
     return (1, sum(map(math.prod, shapes))), values
 
 
+LTX_LATENT, LTX_VALUES = _packed((128, 16, 22, 40), (8, 126, 16))
 VIDEO_AND_SOUND, MINIMAX_VALUES = _packed((24, 107, 48, 84), (32, 2, 600))
 
 JOBS: Mapping[str, Job] = {
@@ -140,6 +147,7 @@ JOBS: Mapping[str, Job] = {
         2,
         {**MINIMAX_VALUES, "minimax_payload.seed": 0, f"{TEXT_PREPARATION}.{ASKED}": True},
     ),
+    "LTX-2": Job(_ltxav, LTX_LATENT, {"context": (1024, 7680)}, 48, 2, {**LTX_VALUES, "frame_rate": 25}),
     "CogVideoX 1.5": Job(
         _cogvideox,
         (16, 22, 96, 170),
@@ -181,8 +189,9 @@ JOBS: Mapping[str, Job] = {
 }
 """Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
 
-MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; CogVideoX 1.5's one of 1360 x 768 and 85
-frames, 44,880 tokens. The last four are for what is computed (scripts/gpu_check), the small ones by a CPU.
+MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; LTX-2's one of 1280 x 704 and 121
+frames; CogVideoX 1.5's one of 1360 x 768 and 85 frames, 44,880 tokens. The last four are for what is computed
+(scripts/gpu_check), the small ones by a CPU.
 """
 
 

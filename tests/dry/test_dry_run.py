@@ -137,6 +137,12 @@ OF_COMFYUI = {
 }
 """Functions in which ComfyUI's own forward waits for the device as well, before the first block: places a forward."""
 
+OF_A_STEP = Counter(repeat=1, clone=1, copy_=3, add=1, div=2, cat=1, add_=1, zeros_like=1, sub=2)
+"""Kernels of euler's step and of a preview, which ComfyUI's process starts outside of its model's forward."""
+
+OF_SOUND = OF_A_STEP + Counter(_to_copy=2, clone=2, mul=3, cat=2)
+"""With those of ComfyUI's BaseModel for video that is packed with its sound: the text's copy, the sound's timestep, packing."""
+
 OUTPUTS = {"MiniMax-H3": 2}
 """Of models that have not one: the video, and its sound."""
 
@@ -297,3 +303,13 @@ def test_one_rank_starts_no_more_kernels_than_comfyui() -> None:
     found = counted("--only", "FLUX.1-dev, one rank")["FLUX.1-dev, one rank"]
     assert found["kernels"] <= min(own, 1_450)
     assert counted("--only", "FLUX.1-dev, ulysses 4")["FLUX.1-dev, ulysses 4"]["kernels"] <= 1_900
+
+
+@thorough
+def test_one_rank_starts_no_kernel_that_comfyui_does_not() -> None:
+    """By name, each difference accounted for: FLUX.1 and .2, Wan, Qwen-Image, MiniMax-H3 and LTX-2."""
+    found = counted("--beside")
+    assert len(found) == 6
+    for name, case in found.items():
+        named = OF_SOUND if name in ("MiniMax-H3", "LTX-2") else OF_A_STEP
+        assert Counter(case["more"]) <= named, (name, case)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...attention.kernels import choose_kernel, is_approximate
 from ...attention.packages import Attend, package_faults
 from ...attention.parallel import KVCache, PatchAttention, WholeAttention, replicated_queries
+from ...attention.payload import EXACT, FP8, SCALE_BYTES, Payload
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
@@ -164,7 +165,7 @@ class Attentions:
     """Answers a model's calls of attention during one forward.
 
     Args:
-        plan: says which kernels compute, and in how many chunks heads are exchanged.
+        plan: says which kernels compute, and in how many chunks heads are exchanged, and in which type.
         caches: kept from call to call where the picture is cut into patches.
     """
 
@@ -173,6 +174,7 @@ class Attentions:
         self._mesh = mesh
         self._choice = choice = plan.attention
         self._head_chunks = plan.head_chunks
+        self._payload: Payload = FP8 if plan.exchange == "fp8" else EXACT
         self._caches = caches
         self._alone = caches is None and attends_alone(mesh, 1, choice)
         self.block: BlockCall | None = None
@@ -217,7 +219,8 @@ class Attentions:
         kv_heads = attention.kv_heads or heads
         given = self._shared_heads(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
         width = given.v.shape[3]
-        out = self._spread(block, attention, given if weights is None else given.weighed(weights))[..., :width]
+        exactly = given.exact or weights is not None
+        out = self._spread(block, attention, given if weights is None else given.weighed(weights), exactly)[..., :width]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def _masked(self, attention: Attention) -> bool:
@@ -260,8 +263,8 @@ class Attentions:
         q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
         return replicated_queries(self._mesh.sequence, self.kernel(q, given.exact), q, k, v)
 
-    def _spread(self, block: BlockCall, attention: Spread, given: Operands) -> Tensor:
-        """`[batch, local tokens, heads, head_dim]`."""
+    def _spread(self, block: BlockCall, attention: Spread, given: Operands, exactly: bool) -> Tensor:
+        """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
         placements = [block.placements[name] for name in attention.streams]
         counts = [placement.counts[self._call.rank] for placement in placements]
         shown = [max(1, count) for count in counts]
@@ -272,7 +275,9 @@ class Attentions:
             )
         q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
         attend, layout = self.kernel(q, given.exact), self._call.layout
-        key, kind = (block.number, block.turn, block.done - 1), (attend, q.shape[2], k.shape[2], *placements)
+        payload = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._payload
+        key = block.number, block.turn, block.done - 1
+        kind = attend, payload, q.shape[2], k.shape[2], *placements
 
         def split() -> SequenceSplit:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
@@ -282,12 +287,16 @@ class Attentions:
         if layout.patch is None:
             cache = None if self._caches is None else self._caches.new(key, self._slots(placements))
             chunks = self._head_chunks if cache is None else 1
-            whole = layout.once(("whole", chunks, *kind), lambda: WholeAttention(self._mesh, split(), attend, chunks))
+            whole = layout.once(
+                ("whole", chunks, *kind), lambda: WholeAttention(self._mesh, split(), attend, chunks, payload)
+            )
             out = whole(key, q, k, v, cache)
         else:
             assert self._caches is not None
             patch = layout.patch
-            of_patch = layout.once(("patch", *kind), lambda: PatchAttention(self._mesh, split(), patch, attend))
+            of_patch = layout.once(
+                ("patch", *kind), lambda: PatchAttention(self._mesh, split(), patch, attend, payload)
+            )
             out = of_patch(key, q, k, v, self._caches.by_attention[key])
         return _with_idle(out, shown, counts)
 

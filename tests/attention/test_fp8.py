@@ -1,0 +1,120 @@
+"""What attention exchanges in fp8: its bytes, its errors, and that nothing but what travels is rounded."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from parallel_backend.attention.kernels import choose_kernel
+from parallel_backend.attention.parallel import KVCache, PatchAttention, WholeAttention
+from parallel_backend.attention.payload import EXACT, FP8, Payload
+from parallel_backend.comm.meter import Meter
+from parallel_backend.layout import SequenceSplit, cut
+from parallel_backend.mesh import build_mesh
+from tests.plans import cpu_plan
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+TOKENS, HEADS, HEAD_DIM = 41, 6, 32
+
+
+def rounded(x: Tensor) -> Tensor:
+    """By plain arithmetic: the nearest of torch's e4m3 after the least power of two by which the largest fits."""
+    largest = x.double().abs().amax(-1, keepdim=True)
+    scale = torch.tensor([[2.0 ** math.ceil(math.log2(one / 448))] for one in largest.flatten().tolist()])
+    scale = scale.double().view(largest.shape)
+    return ((x.double() / scale).float().to(torch.float8_e4m3fn).double() * scale).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_is_its_values_in_e4m3_and_their_scale(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 5, 3, 64, generator=generator) * torch.logspace(-3, 3, 30).view(2, 5, 3, 1)
+    x = x.to(dtype)
+    rows = FP8.packed(x)
+    assert (rows.dtype, rows.shape) == (torch.uint8, (2, 5, 3, 68))
+    found = FP8.unpacked(rows, dtype)
+    assert torch.equal(found, rounded(x))
+    assert torch.equal(FP8.unpacked(FP8.packed(found), dtype), found)  # a second exchange changes nothing
+    assert ((found - x).double().norm() / x.double().norm()).item() < 0.03
+
+
+def test_nothing_that_is_wrong_is_hidden() -> None:
+    zero, bad = torch.zeros(1, 1, 1, 8), torch.ones(1, 1, 1, 8)
+    assert torch.equal(FP8.unpacked(FP8.packed(zero), zero.dtype), zero)
+    for value in (torch.nan, torch.inf):
+        bad[..., 3] = value
+        assert FP8.unpacked(FP8.packed(bad), bad.dtype).isnan().any()
+    assert FP8.packed(zero[:, :0]).shape == (1, 0, 1, 12)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def over_ranks(
+    inputs: Tensor, ring: int, ulysses: int, payload: Payload, chunks: int = 1, patches: int = 1
+) -> tuple[Tensor, int]:
+    """The whole result, or that of two patches against a cache that holds the same, and the bytes that all ranks sent."""
+    tokens, heads = inputs.shape[2:4]
+    ranks = ring * ulysses
+    plan = cpu_plan(ring=ring, ulysses=ulysses)
+    kernel = choose_kernel("auto", CPU, inputs.dtype, HEAD_DIM).attend
+    runs = [torch.arange(tokens)[run] for run in cut(tokens, patches)]
+
+    def split(of: Tensor) -> tuple[SequenceSplit, list[Tensor]]:
+        own = [of[run] for run in cut(len(of), ranks)]
+        return SequenceSplit(tuple(map(len, own)), heads, ring, ulysses, plan.shares, heads), own
+
+    def run(rank: int) -> list[Tensor]:
+        meter = Meter()
+        mesh = build_mesh(plan, CPU, meter)
+        if patches == 1:
+            of, own = split(runs[0])
+            out = [WholeAttention(mesh, of, kernel, chunks, payload)(0, *inputs[:, :, own[rank]])]
+        else:
+            here = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
+            held = [torch.cat([split(patch)[1][one] for one in here]) for patch in runs]
+            ends = torch.tensor([0, *map(len, held)]).cumsum(0).tolist()
+            slots = [torch.arange(begin, end) for begin, end in pairwise(ends)]
+            heads_here = split(runs[0])[0].head_runs()[mesh.ulysses.rank]
+            cache = KVCache(slots)
+            cache.fill(0, payload.unpacked(payload.packed(inputs[1:, :, torch.cat(held), heads_here]), inputs.dtype))
+            out = []
+            for patch, positions in enumerate(runs):
+                of, own = split(positions)
+                out.append(PatchAttention(mesh, of, patch, kernel, payload)(0, *inputs[:, :, own[rank]], cache))
+        return [torch.cat(out, dim=1), torch.tensor(sum(meter.sent.values()))]
+
+    places = [torch.cat([split(patch)[1][rank] for patch in runs]) for rank in range(ranks)]
+    found = run_ranks(ranks, run)
+    result = torch.full_like(inputs[0], torch.nan)
+    for place, (local, _) in zip(places, found, strict=True):
+        result[:, place] = local
+    return result, sum(int(sent) for _, sent in found)
+
+
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "chunks", "patches"), [(1, 2, 1, 1), (1, 2, 3, 1), (2, 1, 1, 1), (2, 2, 1, 1), (2, 2, 1, 2)]
+)
+def test_attention_of_what_travelled(ring: int, ulysses: int, chunks: int, patches: int) -> None:
+    """As close to attention of rounded operands, whose result is rounded, as its own rounding is: a value in many differs."""
+    inputs = torch.randn(3, 2, TOKENS, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(3))
+    found, sent = over_ranks(inputs, ring, ulysses, FP8, chunks, patches)
+    q, k, v = map(rounded, inputs)
+    expected = attended(q if ulysses > 1 else inputs[0], k, v).float()
+    if ulysses > 1:
+        expected = rounded(expected)
+    if patches == 1:
+        assert ((found - expected).norm() / expected.norm()).item() < 1e-3
+    exact = attended(*inputs)
+    assert 1e-3 < ((found - exact).norm() / exact.norm()).item() < 0.06
+    _, in_fp32 = over_ranks(inputs, ring, ulysses, EXACT, chunks, patches)
+    lse = 0 if patches == 1 else 4 * inputs[0, ..., 0].numel() * (ring - 1)
+    assert sent - lse == (in_fp32 - lse) * (HEAD_DIM + 4) / (4 * HEAD_DIM)
