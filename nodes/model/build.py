@@ -136,8 +136,8 @@ def judge_model(path: str) -> Any:
 
 
 def refuse_both_sides(name: str, shape: ModelShape, diffusion_model: torch.nn.Module) -> None:
-    """Raises Refused for a model that runs whole and whose sides cannot be computed apart."""
-    if shape.whole and SIDES in named_by(diffusion_model):
+    """Raises Refused for a model whose code reads which prompts a call has: workers may have one side alone, and are not told."""
+    if SIDES in named_by(diffusion_model):
         raise Refused(
             f"{name} is a {shape.name} model, which looks at both prompts of a call together, so they cannot be computed apart: "
             "use Load Diffusion Model."

@@ -92,7 +92,7 @@ def graph_of(name: str, **settings: Any) -> Graph:
     return {
         "model": node("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default"),
         **{side: node("LoadConditioning", conditioning=f"{name}-{side}.safetensors") for side in TOKENS},
-        "latent": LATENTS.get(name) or node("LoadLatent", latent=f"{name}.latent"),
+        "latent": copy.deepcopy(LATENTS.get(name)) or node("LoadLatent", latent=f"{name}.latent"),
         "sampler": node(
             "KSampler",
             model=["model", 0],
