@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
 from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
 from ...parallel_backend.models.comfyui.small.kinds import cases_of
-from ..progress import say
 from .verdicts import FOLDER
 
 LOOK = 0.05
@@ -69,17 +68,18 @@ class Proofs:
         """
         self._proofs_of(config, model, ())
 
-    def check(self, config: Any, model: Any, given: Collection[str]) -> list[str]:
+    def check(self, config: Any, model: Any, given: Collection[str], say: Callable[[str], None]) -> list[str]:
         """Wait until a model is known to be right for what a graph gives it; what is to be said of that, once.
 
         Args:
             given: the names of the graph's conditioning.
+            say: told what is waited for.
 
         Raises:
             Refused: it is wrong.
             InterruptProcessingException: ComfyUI's Cancel.
         """
-        return [sentence for proof in self._proofs_of(config, model, given) for sentence in self._outcome(proof)]
+        return [sentence for proof in self._proofs_of(config, model, given) for sentence in self._outcome(proof, say)]
 
     def _proofs_of(self, config: Any, model: Any, given: Collection[str]) -> list[Proof]:
         """Those that a graph takes, begun; none for a model whose forward is not spread, or whose class is a tested version's."""
@@ -135,7 +135,7 @@ class Proofs:
             proof.verdict, proof.failure = verdict, failure
             self._done.notify_all()
 
-    def _outcome(self, proof: Proof) -> Iterator[str]:
+    def _outcome(self, proof: Proof, say: Callable[[str], None]) -> Iterator[str]:
         kind, of = proof.asked.kind, f"ComfyUI {own_comfyui_version()}"
         with self._done:
             if proof.verdict is None and not proof.failure:
