@@ -54,7 +54,7 @@ class Proofs:
     """
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
-        self._folder, self._kept_in = folder, kept_in
+        self._folder, self._kept_in, self._tables = folder, kept_in, tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, Proof] = {}
         self._done = threading.Condition()
@@ -79,7 +79,8 @@ class Proofs:
             Refused: it is wrong.
             InterruptProcessingException: ComfyUI's Cancel.
         """
-        return [sentence for proof in self._proofs_of(config, model, given) for sentence in self._outcome(proof, say)]
+        proofs = self._proofs_of(config, model, given)
+        return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, say))]
 
     def _proofs_of(self, config: Any, model: Any, given: Collection[str]) -> list[Proof]:
         """Those that a graph takes, begun; none for a model whose forward is not spread, or whose class is a tested version's."""
@@ -89,7 +90,7 @@ class Proofs:
         if name not in self._sources:
             self._sources[name] = sources_of(model, self._folder)
         sources, configuration = self._sources[name], config.described.unet_config
-        if same_files(sources, tables()):
+        if same_files(sources, self._tables):
             return []
         asked = [
             Asked(config.kind, case, name, chosen(configuration))
@@ -146,7 +147,7 @@ class Proofs:
         if proof.verdict is not None and proof.verdict.fault:
             raise Refused(
                 f"{kind} of {of} gives another result on several devices than on one, {proof.verdict.fault}: use Load Diffusion "
-                f"Model, or a ComfyUI that was tested ({versions(tables())})."
+                f"Model, or a ComfyUI that was tested ({versions(self._tables)})."
             )
         if proof.told:
             return
