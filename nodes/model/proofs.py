@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import comfy.model_management
 
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.proofs import Prover
 from ...parallel_backend.host.proved import Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
@@ -54,6 +56,7 @@ class Proofs:
     """
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
+        self._seconds = Deadlines.read(os.environ).proof
         self._folder, self._kept_in, self._tables = folder, kept_in, tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, Proof] = {}
@@ -113,7 +116,7 @@ class Proofs:
         failure = ""
         waiting = list(proofs)
         try:
-            for watched in Prover(str(self._folder), [proof.asked for proof in proofs]).answers():
+            for watched in Prover(str(self._folder), [proof.asked for proof in proofs], self._seconds).answers():
                 proof, answer = waiting.pop(0), watched.answer
                 failure = answer.failure
                 log.info(

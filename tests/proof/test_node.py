@@ -45,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[Asked]]:
     """What children are asked, which are real and have time enough beside other tests."""
     asked: list[list[Asked]] = []
 
-    def start(folder: str, questions: Any) -> Any:
+    def start(folder: str, questions: Any, seconds: float) -> Any:
         asked.append([*questions])
         return spawned(folder, questions, seconds=600.0)
 
