@@ -68,7 +68,7 @@ class Deadlines:
 
     `start`: until all workers are ready. `silence`: since a rank's last pulse. `stall`: since any rank got anywhere.
     `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
-    `leave`: for workers to leave when told to. `proof`: for each call of a small model (`host/proofs.py`), and its child's imports.
+    `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved.
     """
 
     start: float = 300
