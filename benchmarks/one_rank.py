@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from tests.models.test_spread import Rank, plan_for
 from tests.tiny_models import draw
 
 FAMILIES = ("flux", "qwen-image", "wan, text", "z-image")

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.comfyui.small.six_families import wan as small_wan
 from parallel_backend.models.spread.blocks import blocks_of
@@ -39,7 +40,6 @@ from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
-from tests.models.test_spread import Rank, plan_for
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.tiny_models import draw

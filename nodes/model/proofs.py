@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import comfy.model_management
 
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.proofs import Prover
 from ...parallel_backend.host.proved import Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
@@ -26,7 +28,6 @@ from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
 from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
 from ...parallel_backend.models.comfyui.small.kinds import cases_of
-from ..progress import say
 from .verdicts import FOLDER
 
 LOOK = 0.05
@@ -55,7 +56,8 @@ class Proofs:
     """
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
-        self._folder, self._kept_in = folder, kept_in
+        self._seconds = Deadlines.read(os.environ).proof
+        self._folder, self._kept_in, self._tables = folder, kept_in, tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, Proof] = {}
         self._done = threading.Condition()
@@ -69,17 +71,19 @@ class Proofs:
         """
         self._proofs_of(config, model, ())
 
-    def check(self, config: Any, model: Any, given: Collection[str]) -> list[str]:
+    def check(self, config: Any, model: Any, given: Collection[str], say: Callable[[str], None]) -> list[str]:
         """Wait until a model is known to be right for what a graph gives it; what is to be said of that, once.
 
         Args:
             given: the names of the graph's conditioning.
+            say: told what is waited for.
 
         Raises:
             Refused: it is wrong.
             InterruptProcessingException: ComfyUI's Cancel.
         """
-        return [sentence for proof in self._proofs_of(config, model, given) for sentence in self._outcome(proof)]
+        proofs = self._proofs_of(config, model, given)
+        return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, say))]
 
     def _proofs_of(self, config: Any, model: Any, given: Collection[str]) -> list[Proof]:
         """Those that a graph takes, begun; none for a model whose forward is not spread, or whose class is a tested version's."""
@@ -89,7 +93,7 @@ class Proofs:
         if name not in self._sources:
             self._sources[name] = sources_of(model, self._folder)
         sources, configuration = self._sources[name], config.described.unet_config
-        if same_files(sources, tables()):
+        if same_files(sources, self._tables):
             return []
         asked = [
             Asked(config.kind, case, name, chosen(configuration))
@@ -112,7 +116,7 @@ class Proofs:
         failure = ""
         waiting = list(proofs)
         try:
-            for watched in Prover(str(self._folder), [proof.asked for proof in proofs]).answers():
+            for watched in Prover(str(self._folder), [proof.asked for proof in proofs], self._seconds).answers():
                 proof, answer = waiting.pop(0), watched.answer
                 failure = answer.failure
                 log.info(
@@ -135,7 +139,7 @@ class Proofs:
             proof.verdict, proof.failure = verdict, failure
             self._done.notify_all()
 
-    def _outcome(self, proof: Proof) -> Iterator[str]:
+    def _outcome(self, proof: Proof, say: Callable[[str], None]) -> Iterator[str]:
         kind, of = proof.asked.kind, f"ComfyUI {own_comfyui_version()}"
         with self._done:
             if proof.verdict is None and not proof.failure:
@@ -146,7 +150,7 @@ class Proofs:
         if proof.verdict is not None and proof.verdict.fault:
             raise Refused(
                 f"{kind} of {of} gives another result on several devices than on one, {proof.verdict.fault}: use Load Diffusion "
-                f"Model, or a ComfyUI that was tested ({versions(tables())})."
+                f"Model, or a ComfyUI that was tested ({versions(self._tables)})."
             )
         if proof.told:
             return

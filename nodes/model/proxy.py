@@ -19,6 +19,7 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
+from ..progress import say
 from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values
 from .features.controlnet import Control
@@ -109,7 +110,7 @@ class DiffusionProxy(nn.Module):
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
             names = {name.partition(".")[0] for name in (*given.tensors, *given.values)}
-            proofs().check(self.remote.config, self.skeleton, names)
+            proofs().check(self.remote.config, self.skeleton, names, say)
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
             refuse_stages(plan, adapters.networks)

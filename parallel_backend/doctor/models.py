@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ..host import Deadlines
 from ..host.proofs import Prover, Watched
 from ..models.comfyui.proof.asked import Asked
 from ..models.comfyui.proof.prove import TOLERANCE
@@ -39,7 +41,7 @@ def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -
     left = [*asked]
     while left:
         begin(left[0].kind)
-        for watched in Prover(folder, left).answers():
+        for watched in Prover(folder, left, Deadlines.read(os.environ).proof).answers():
             yield left.pop(0), watched
             if left:
                 begin(left[0].kind)

@@ -19,9 +19,6 @@ from ..comfyui_folder import ARGUMENTS, FOLDER
 from ..models.comfyui.proof.asked import ANSWER, Answer, Asked
 from .workers.launcher import worker_environment
 
-SECONDS = 60.0
-"""What the imports and each proof may take at most."""
-
 MEMORY = 2 << 30
 """Bytes that the child and its ranks may take together."""
 
@@ -52,10 +49,10 @@ class Prover:
     Args:
         folder: ComfyUI's.
         asked: what it is to prove.
-        seconds, memory: its limits.
+        seconds, memory: its limits; seconds for each answer.
     """
 
-    def __init__(self, folder: str, asked: Sequence[Asked], seconds: float = SECONDS, memory: int = MEMORY) -> None:
+    def __init__(self, folder: str, asked: Sequence[Asked], seconds: float, memory: int = MEMORY) -> None:
         self._seconds, self._memory = seconds, memory
         self._left = len(asked)
         self._process = subprocess.Popen(

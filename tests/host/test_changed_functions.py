@@ -92,7 +92,7 @@ EDITS = {
 }  # fmt: skip
 
 
-def copied(folder: Path, file: str, before: str, after: str) -> ComfyUI:
+def copied(folder: Path, file: str, before: str, after: str, **variables: str) -> ComfyUI:
     """A ComfyUI with a file changed, and with verdicts of its own."""
     copy = folder / "ComfyUI"
     shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
@@ -100,7 +100,7 @@ def copied(folder: Path, file: str, before: str, after: str) -> ComfyUI:
     assert before in text, f"{file} of this ComfyUI has no {before!r}"
     (copy / file).write_text(text.replace(before, after, 1))
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
-    server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret"), **cache})
+    server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret"), **cache, **variables})
     save_families(server, "wan")
     return server
 

@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from parallel_backend.models.comfyui.small.kinds import KINDS
 from scripts.comfyui import ComfyUI
 from tests.host.contrasts import CONTRASTS, LEGIBLE, VISIBLE
 from tests.host.graphs import ksampler_graph, parallel
@@ -42,7 +43,7 @@ def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: Co
     workers = section(panel, "workers")
     sampling = workers.locator(".pp-worker", has_text=re.compile(r"sampling, step \d"))
     expect(sampling).to_have_count(WORKERS, timeout=180_000)  # once they have started
-    for name in ("Free memory", "Stop workers", "Check this machine"):
+    for name in ("Free memory", "Stop workers", "Check this machine", "Prove models"):
         expect(panel.get_by_role("button", name=name, exact=True)).to_be_disabled()
     comfyui.wait(prompt).check()
     run = section(panel, "last-run")
@@ -110,6 +111,19 @@ def test_the_doctor_tells_how_far_it_is_and_then_its_lines(panel: Locator) -> No
     expect(doctor.locator(".pp-finding", has_text="2 workers, cpu")).to_contain_text("all-to-all")
     remedies = doctor.locator(".pp-warning-line")
     assert remedies.count() == remedies.locator(".pp-remedy").count()
+
+
+@thorough
+def test_models_are_proved_by_a_button(panel: Locator) -> None:
+    """All that are declared, which takes minutes."""
+    doctor = section(panel, "doctor")
+    press(panel, "Prove models")
+    expect(doctor.locator(".pp-progress")).to_contain_text(f"of {len(KINDS)}")
+    expect(panel.get_by_role("button", name="Check this machine", exact=True)).to_be_disabled()
+    expect(doctor.locator(".pp-progress")).to_have_count(0, timeout=3_600_000)
+    expect(doctor.locator(".pp-finding")).to_have_count(len(KINDS))
+    expect(doctor.locator(".pp-ok-line")).to_have_count(len(KINDS))
+    expect(doctor.locator(".pp-finding", has_text="WAN21_T2V")).to_contain_text("2 inputs")
 
 
 def test_after_a_workers_death_the_doctor_is_offered_until_a_run_succeeds(panel: Locator, comfyui: ComfyUI) -> None:

@@ -31,6 +31,9 @@ EDITS = {
         "self.norm(x - 0.1 * x.mean(dim=1, keepdim=True)), 1 + repeat_e(e[1], x))))",
     ),
 }
+PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
+"""For a child of low priority beside other tests."""
+
 CHECKING = re.compile(r"Checking WAN21_T2V on ComfyUI \S+, once")
 EQUAL = "No tested ComfyUI has WAN21_T2V like this one"
 
@@ -42,7 +45,7 @@ def verdicts(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_changed_class_is_refused_with_the_figure(edit: str, tmp_path: Path) -> None:
     """Before a worker has read a weight; ComfyUI's own loader goes on."""
-    with copied(tmp_path, FILE, *EDITS[edit]) as server:
+    with copied(tmp_path, FILE, *EDITS[edit], **PATIENT) as server:
         server.queue(plain(), timeout=600).check()
         for strict in (True, False):
             run, log = queue_logged(server, spread(plain(), **PLANS[0], strict=strict), timeout=600)
@@ -56,7 +59,7 @@ def test_a_changed_class_is_refused_with_the_figure(edit: str, tmp_path: Path) -
 
 def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_path: Path) -> None:
     before, after = EDITS["a block"][0], "        x = x * 1.0  # as before\n        # cross-attention & ffn\n"
-    with copied(tmp_path, FILE, before, after) as server:
+    with copied(tmp_path, FILE, before, after, **PATIENT) as server:
         told = []
         for steps in (3, 4):
             stock = saved_latent(server, server.queue(plain(steps), timeout=600).check())
@@ -69,7 +72,7 @@ def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_
 
 
 def test_of_a_tested_comfyui_nothing_runs(tmp_path: Path) -> None:
-    with copied(tmp_path, "README.md", "ComfyUI", "ComfyUI") as server:
+    with copied(tmp_path, "README.md", "ComfyUI", "ComfyUI", **PATIENT) as server:
         run, log = queue_logged(server, spread(plain(), **PLANS[0]), timeout=600)
         run.check()
         assert not any(CHECKING.search(text.text) or EQUAL in text.text for text in run.texts)

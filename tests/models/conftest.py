@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.comfy_oracle import comfy_on_path
+
+comfy_on_path()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the same case run one after another, so that it is made once and no other is held meanwhile."""

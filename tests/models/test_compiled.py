@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 
 from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
@@ -26,7 +27,7 @@ from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
-from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
+from tests.models.test_spread import TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw

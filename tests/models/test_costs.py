@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.comfyui.small.case import HEADS, WIDTH
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import Job, needs
-from tests.models.test_spread import Rank, plan_for
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.sent_bytes import ring_bytes, ulysses_bytes

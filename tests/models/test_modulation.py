@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.spread.modulation import Vector
-from tests.models.test_spread import Rank, plan_for
 from tests.ranks import run_ranks
 from tests.tiny_models import draw
 

@@ -18,8 +18,9 @@ from parallel_backend.models.comfyui.features.networks import (
     ZImageControl,
     patches_of,
 )
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
-from tests.models.test_spread import PLANS, TOLERANCE, Rank, plan_for, worst
+from tests.models.test_spread import PLANS, TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw, randomise

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.features.compile import COMPILED
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
+from tests.models.test_spread import TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 

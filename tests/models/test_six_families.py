@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.models.comfyui.proof.rank import CPU
+from parallel_backend.models.comfyui.proof.rank import CPU, Rank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.sharded import Sharded
-from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
+from tests.models.test_spread import TOLERANCE, worst
 from tests.pipefusion_simulation import patch_rows
 from tests.ranks import run_in_turn
 from tests.selection import thorough

@@ -44,7 +44,10 @@ def test_a_class_and_one_that_is_not_there_are_answered_and_nothing_is_left() ->
 
 @pytest.mark.parametrize(
     ("limits", "failure"),
-    [({"seconds": 0.5}, "it took longer than 0 s"), ({"memory": 30 << 20}, "it took more than 0 GiB of memory")],
+    [
+        pytest.param({"seconds": 0.5}, "it took longer than 0 s", marks=thorough),
+        ({"memory": 30 << 20}, "it took more than 0 GiB of memory"),
+    ],
 )
 def test_a_child_over_a_limit_is_ended(limits: dict[str, float], failure: str) -> None:
     before = children()
@@ -65,6 +68,7 @@ def test_a_child_is_ended_when_it_is_no_longer_wanted() -> None:
     assert children() == before
 
 
+@thorough
 def test_a_child_ends_with_whoever_asked_it() -> None:
     """However that ends."""
     asks = (

@@ -19,11 +19,14 @@ from parallel_backend.models.comfyui.proof.asked import Answer, Asked
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.nodes_module import ForGood, nodes_module
 from tests.programs import recording  # imports ComfyUI
+from tests.selection import thorough
 from tests.tiny_comfy import save_tiny
 
 import comfy.model_management  # isort: skip
 
 assert recording
+TOLD: list[str] = []
+said = TOLD.append
 proofs = nodes_module("model.proofs", ForGood())
 spawned = proofs.Prover
 FOLDER = Path(os.environ["COMFYUI_PATH"])
@@ -42,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[Asked]]:
     """What children are asked, which are real and have time enough beside other tests."""
     asked: list[list[Asked]] = []
 
-    def start(folder: str, questions: Any) -> Any:
+    def start(folder: str, questions: Any, seconds: float) -> Any:
         asked.append([*questions])
         return spawned(folder, questions, seconds=600.0)
 
@@ -66,27 +69,38 @@ def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[Asked]
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     began = time.monotonic()
-    assert mine.check(*loaded, {"context"}) == []
+    assert mine.check(*loaded, {"context"}, said) == []
     assert time.monotonic() - began < 0.5
     assert started == [] and all_kept(tmp_path) == ()
 
 
-@pytest.mark.usefixtures("unknown")
+@pytest.mark.usefixtures("unknown", "not_cancelled")
 def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
     mine = proofs.Proofs(FOLDER, tmp_path)
     began = time.monotonic()
     mine.begin(*loaded)
     assert time.monotonic() - began < 2, "loading waits for nothing"
-    assert mine.check(*loaded, {"c_crossattn"}) == [EQUAL]
-    assert mine.check(*loaded, {"c_crossattn"}) == []
+    comfy.model_management.interrupt_current_processing(True)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):  # ComfyUI's Cancel; the proof goes on
+        mine.check(*loaded, {"c_crossattn"}, said)
+    TOLD.clear()
+    assert mine.check(*loaded, {"c_crossattn"}, said) == [EQUAL]
+    assert [text.startswith("Checking WAN21_T2V on ComfyUI ") for text in TOLD] == [True]
+    assert mine.check(*loaded, {"c_crossattn"}, said) == []
     ((asked,),) = started
     assert (asked.kind, asked.case, asked.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
     (verdict,) = all_kept(tmp_path)
     assert (verdict.kind, verdict.functions, verdict.fault) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
-    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"c_crossattn"}) == []
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"c_crossattn"}, said) == []
     assert len(started) == 1, "the next start of ComfyUI goes by what is kept"
-    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"time_dim_concat"}) == [EQUAL]
-    assert [asked.case for asked in started[1]] == ["wan, references behind"], "only what is new of a graph"
+
+
+@thorough
+@pytest.mark.usefixtures("unknown")
+def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"c_crossattn"}, said) == [EQUAL]
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"time_dim_concat"}, said) == [EQUAL]
+    assert [[asked.case for asked in each] for each in started] == [["wan, text"], ["wan, references behind"]]
 
 
 @pytest.mark.usefixtures("unknown")
@@ -99,7 +113,7 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
     mine.begin(*loaded)
     for _ in range(2):
         with pytest.raises(Refused) as refused:
-            mine.check(*loaded, ())
+            mine.check(*loaded, (), said)
     assert started == []
     assert str(refused.value).startswith("WAN21_T2V of ComfyUI ")
     assert (
@@ -125,22 +139,12 @@ def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine._sources[proofs.class_name(type(model))] = (("comfy/ldm/wan/model.py", "other"),)
     mine._folder = tmp_path / "no ComfyUI"
-    (said,) = mine.check(config, model, ())
-    assert "could not be checked here (its process ended with code 1): compare a picture with" in said
-    assert mine.check(config, model, ()) == []
+    (sentence,) = mine.check(config, model, (), said)
+    assert "could not be checked here (its process ended with code 1): compare a picture with" in sentence
+    assert mine.check(config, model, (), said) == []
     assert len(started) == 1 and all_kept(tmp_path) == ()
 
 
-@pytest.mark.usefixtures("unknown", "not_cancelled", "started")
-def test_cancel_ends_the_waiting(loaded: Any, tmp_path: Path) -> None:
-    mine = proofs.Proofs(FOLDER, tmp_path)
-    mine.begin(*loaded)
-    comfy.model_management.interrupt_current_processing(True)
-    with pytest.raises(comfy.model_management.InterruptProcessingException):
-        mine.check(*loaded, ())
-    assert mine.check(*loaded, ()) == [EQUAL], "the proof itself went on"
-
-
 def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[Asked]]) -> None:
-    assert proofs.Proofs(FOLDER).check(object(), object(), ()) == []
+    assert proofs.Proofs(FOLDER).check(object(), object(), (), said) == []
     assert started == []

@@ -12,13 +12,13 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor, nn
 
-from parallel_backend.models.comfyui.proof.rank import CPU
+from parallel_backend.models.comfyui.proof.rank import CPU, Rank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import Storage
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
-from tests.models.test_spread import TOLERANCE, Rank, plan_for, worst
+from tests.models.test_spread import TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_formats import HALVES, random_blocks

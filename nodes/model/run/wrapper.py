@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....parallel_backend.attention.kernels import describe
 from ....parallel_backend.errors import Refused
+from ...progress import say
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
 from ..features.networks import WHOLE, refuse_stages
@@ -71,7 +72,7 @@ def run_in_workers(
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
-        shown.warnings.extend(proofs().check(remote.config, proxy.skeleton, conditioning_of(guider)))
+        shown.warnings.extend(proofs().check(remote.config, proxy.skeleton, conditioning_of(guider), say))
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone

@@ -68,7 +68,7 @@ class Deadlines:
 
     `start`: until all workers are ready. `silence`: since a rank's last pulse. `stall`: since any rank got anywhere.
     `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
-    `leave`: for workers to leave when told to.
+    `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved.
     """
 
     start: float = 300
@@ -77,6 +77,7 @@ class Deadlines:
     cancel: float = 60
     report: float = 1
     leave: float = 5
+    proof: float = 60
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Deadlines:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from importlib import import_module
+from typing import Any
 
 import msgspec
 import torch
@@ -40,7 +41,7 @@ def _answer(asked: Asked) -> Answer:
     try:
         configuration = asked.configuration
         if configuration is None:
-            configuration = dict(getattr(import_module("comfy.supported_models"), asked.kind).unet_config)
+            configuration = _of_the_class(getattr(import_module("comfy.supported_models"), asked.kind))
         case = small(asked.case, Builder(chosen=configuration))
         if asked.model and asked.model != class_name(type(case.model)):
             return Answer({}, 0.0, f"this pack has no small {asked.model}")
@@ -48,6 +49,13 @@ def _answer(asked: Asked) -> Answer:
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
         return Answer({}, time.monotonic() - begun, _last_line(error))
     return Answer(dict(errors), time.monotonic() - begun)
+
+
+def _of_the_class(kind: Any) -> dict[str, Any]:
+    """What a class in comfy.supported_models says of all its files, as its model is made with it."""
+    described = kind({**kind.unet_config, "disable_unet_model_creation": True, "hidden_size": 3072})
+    described.get_model({}, "")
+    return {name: described.unet_config[name] for name in kind.unet_config}
 
 
 def _last_line(error: Exception) -> str:
