@@ -36,6 +36,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         (FLUX, "ulysses 2, sharded weights", {"ulysses": 2, "weights": "sharded"}),
         (FLUX, "ulysses 4", {"ulysses": 4}),
         (FLUX, "ulysses 4, heads in 3 chunks", {"ulysses": 4, "head_chunks": 3}),
+        (FLUX, "ulysses 4, exchange fp8", {"ulysses": 4, "exchange": "fp8"}),
         (FLUX, "ring 4", {"ring": 4}),
         (FLUX, "ring 2 x ulysses 4", {"ring": 2, "ulysses": 4}),
         (FLUX, "pipefusion 4, first stage", {"pipefusion": 4}),

@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.one_rank [--runs 20] [--size 64] [--only TEXT]
 
 Random models of ComfyUI's classes on the CPU, taking turns, first one and then the other in front. What counts is the thread's
-own seconds, and the median of the ratios of neighbours, so that other processes count little. COMFYUI_PATH names ComfyUI's folder.
+own seconds, and the median of the ratios of neighbours, so that other processes count little.
+COMFYUI_PATH names ComfyUI's folder.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.attention.kernels import CHOICES
 from ..parallel_backend.gpus import device_choices
-from ..parallel_backend.plan import MAX_WORLD_SIZE, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import EXCHANGES, MAX_WORLD_SIZE, WEIGHTS, ParallelPlan
 from ..parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
 from .runtime import CATEGORY
 
@@ -23,7 +23,8 @@ class ParallelPlanNode(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs are the fields of ParallelPlan, and the preset.
 
-        The preset comes last, because the page keeps values by their order: graphs saved without it open as they were.
+        What is new comes last, because the page keeps values by their order: graphs saved without the preset or the exchange open
+        as they were.
         """
         return io.Schema(
             node_id="ParallelPlan",
@@ -152,6 +153,16 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="automatic: the fastest plan that gives the same picture. smallest memory: the weights lie in the "
                     "computer's memory (weights streamed). slow links: also PipeFusion, which sends the least and changes "
                     "the picture slightly. What you set in the advanced inputs counts beside any of them.",
+                ),
+                io.Combo.Input(
+                    "exchange",
+                    options=list(EXCHANGES),
+                    optional=True,
+                    advanced=True,
+                    default=DEFAULT.exchange,
+                    tooltip="In which type the GPUs exchange what attention needs. exact: as it is computed. fp8: rounded to "
+                    "e4m3 with a scale for each token and head: half the bytes, for slow links. It is approximate: the picture "
+                    "differs slightly, and the node says so each time.",
                 ),
             ],
             outputs=[

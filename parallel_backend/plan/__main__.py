@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..errors import Refused
 from .choose import best, table
 from .offers import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
-from .plan import WEIGHTS
+from .plan import EXCHANGES, WEIGHTS
 from .predict.cost import Job
 from .predict.known_machines import linked, profile, profile_names, software
 from .predict.known_models import KnownModel, known_model, model_names
@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--batch", type=positive, default=1)
     line.add_argument("--weights", choices=WEIGHTS, help="how they are held (default: whichever is fastest)")
     line.add_argument("--patches", type=int, default=0, help="PipeFusion patches (0: as many as stages)")
+    line.add_argument("--exchange", choices=EXCHANGES, default=EXCHANGES[0], help="fp8 changes the picture slightly")
     line.add_argument("--compiled", action="store_true", help="blocks compiled by TorchCompileModel's inductor")
     line.add_argument("--approximate", action="store_true", help="also choose PipeFusion, which changes the picture")
     return line
@@ -120,7 +121,17 @@ def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
     weights = WEIGHTS if given.weights is None else (given.weights,)
     rows = shape.rows(area.height, area.frames)
     return (
-        Asked(shape, with_weights(job, dtype), machine, dtype, rows, weights, given.patches, given.approximate),
+        Asked(
+            shape,
+            with_weights(job, dtype),
+            machine,
+            dtype,
+            rows,
+            weights,
+            given.patches,
+            given.approximate,
+            given.exchange,
+        ),
         known,
         assumed,
     )

@@ -123,6 +123,8 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
             notes.append(f"weights {entry.plan.weights}")
         if is_approximate(entry.plan):
             notes.append(f"{entry.plan.patches} patches: changes the picture")
+        if entry.plan.exchanges_approximately:
+            notes.append(f"exchange {entry.plan.exchange}: changes the picture")
         if entry.plan.head_chunks > 1:
             notes.append(f"heads in {entry.plan.head_chunks} chunks")
         parts = (f"{1e3 * getattr(entry.breakdown, part):.1f}" for part in PARTS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .choose import is_approximate, rank
-from .plan import WEIGHTS, ParallelPlan, ResolvedPlan, Workload
+from .plan import EXCHANGES, WEIGHTS, ParallelPlan, ResolvedPlan, Workload
 from .predict.cost import Job
 from .predict.profiles import ModelShape, Profile, expansion_of
 from .resolve import candidates
@@ -42,11 +42,12 @@ class Asked:
     weights: tuple[str, ...]
     patches: int
     approximate: bool
+    exchange: str = EXCHANGES[0]
 
     def plans(self, gpus: int, weights: str) -> list[ResolvedPlan]:
         """Every plan for so many GPUs with the weights held in one way, approximate ones too."""
         stages = 0 if weights == "replicated" else 1
-        wish = ParallelPlan(pipefusion=stages, data=0, weights=weights, patches=self.patches)
+        wish = ParallelPlan(pipefusion=stages, data=0, weights=weights, patches=self.patches, exchange=self.exchange)
         workload = Workload(self.job.batch, self.job.two_sided, self.token_rows)
         return candidates(wish, gpus, self.model.limits, workload)
 

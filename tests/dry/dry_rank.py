@@ -140,6 +140,7 @@ def dry_run(
     whole: bool = True,
     weights: str = "replicated",
     head_chunks: int = 1,
+    exchange: str = "exact",
     stored: str = "",
     room: int = 0,
     **degrees: int,
@@ -149,12 +150,13 @@ def dry_run(
     Args:
         name: of JOBS.
         head_chunks: in which Ulysses exchanges them.
+        exchange: the type in which they travel.
         whole: every block, or the first two of each kind, which shows the same kernels a block and as many outside.
         stored: a type of GGUF's, in which the blocks' matrices are.
         room: bytes that are spare for expanded ones.
     """
     job = JOBS[name]
-    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights, head_chunks)
+    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights, head_chunks, exchange)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
     expanded = 0
     if stored:

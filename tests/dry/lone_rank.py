@@ -105,7 +105,12 @@ class LoneRank:
 
 
 def plan_of(
-    blocks: int, patches: int, degrees: Mapping[str, int], weights: str = "replicated", head_chunks: int = 1
+    blocks: int,
+    patches: int,
+    degrees: Mapping[str, int],
+    weights: str = "replicated",
+    head_chunks: int = 1,
+    exchange: str = "exact",
 ) -> ResolvedPlan:
     """On as many GPUs as the degrees need."""
     every: dict[str, Any] = dict.fromkeys(AXES, 1) | dict(degrees)
@@ -121,6 +126,7 @@ def plan_of(
         memory_limit=0.0,
         shares=(1,) * (every["ring"] * every["ulysses"]),
         head_chunks=head_chunks,
+        exchange=exchange,
         **every,
     )
 

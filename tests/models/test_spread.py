@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from _pytest.mark import ParameterSet
@@ -117,6 +118,33 @@ def test_every_split_gives_the_models_own_result(name: str, plans: list[str], ca
     results = run_in_turn([split(plan_for(found, **PLANS[plan] | whole)) for plan in plans])
     errors = {plan: worst(outs, expected) for plan, outs in zip(plans, results, strict=True)}
     assert max(errors.values()) <= TOLERANCE, errors
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        ("flux", True),
+        ("wan, text", True),
+        ("krea 2", True),
+        ("ltx-2", True),
+        pytest.param("ltx-2, weighed guide", False, marks=thorough),
+    ],
+)
+@pytest.mark.parametrize("degrees", [{"ulysses": 2}, {"ring": 2}], ids=str)
+def test_an_exchange_in_fp8_is_near_and_a_weighed_one_exact(
+    name: str, rounds: bool, degrees: Mapping[str, int], case: Any
+) -> None:
+    found, expected = case(name)
+    plan = msgspec.structs.replace(plan_for(found, **degrees), exchange="fp8", head_chunks=2)
+
+    def on_rank(_: int) -> list[Tensor]:
+        out = Rank(found, plan).run()
+        return [] if out is None else [out]
+
+    results = run_ranks(plan.world_size, on_rank)
+    error = max(error_of(out, expected) for outs in results for out in outs)
+    assert TOLERANCE < error < 0.03 if rounds else error <= TOLERANCE
+    assert all(torch.equal(outs[0], results[0][0]) for outs in results)  # what every rank samples on with
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -195,6 +195,20 @@ def test_chunks_are_chosen_where_they_pay() -> None:
         assert chosen(kept, slow, video) == kept
 
 
+@pytest.mark.parametrize("axis", ["ulysses", "ring"])
+def test_an_exchange_in_fp8_sends_half_and_packs(axis: str) -> None:
+    machine = profile("h100")
+    slow = replace(machine, levels=(Level(8, 1e6, 0.0),), overlap=0.0, software=replace(machine.software, hop=0.0))
+    exact, fp8 = (plan(**{axis: 4, "exchange": exchange}) for exchange in ("exact", "fp8"))
+    sent = [getattr(cost(each, FLUX, JOB, slow), axis) for each in (exact, fp8)]
+    assert sent[1] / sent[0] == pytest.approx((128 + 4) / 256)
+    assert cost(fp8, FLUX, JOB, slow).device > cost(exact, FLUX, JOB, slow).device
+    assert fp8.describe().endswith("exchange fp8 (approximate)")
+    assert "exchange fp8: changes the picture" in table(rank([fp8], FLUX, JOB, machine))
+    alone = plan(exchange="fp8")  # exchanges nothing
+    assert "fp8" not in alone.describe() and cost(alone, FLUX, JOB, machine) == cost(plan(), FLUX, JOB, machine)
+
+
 def test_a_kernel_with_few_heads_takes_as_long_as_one_that_fills_the_device() -> None:
     machine = profile("h100")
     whole = plan(ulysses=8)  # three heads of 4608 queries: not quite what it works on at once

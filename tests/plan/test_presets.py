@@ -16,6 +16,12 @@ def test_zero_everywhere_is_the_plan_that_is_left_alone() -> None:
     assert with_preset(AUTOMATIC, ZEROS) == ParallelPlan()
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_exchanges_in_fp8(preset: str) -> None:
+    assert with_preset(preset, ZEROS).exchange == "exact"
+    assert with_preset(preset, ParallelPlan(exchange="fp8")).exchange == "fp8"
+
+
 def test_presets_choose_what_is_left_to_them() -> None:
     assert with_preset(SMALLEST, ZEROS) == ParallelPlan(weights="streamed")
     assert with_preset(SLOW_LINKS, ZEROS) == ParallelPlan(pipefusion=0)

@@ -191,7 +191,7 @@ def _decision(chosen: Chosen) -> Decision:
             parts={part: seconds for part, seconds in parts.items() if seconds},
             memory=entry.breakdown.memory,
             fits=entry.breakdown.fits_into(memory),
-            changes=is_approximate(entry.plan),
+            changes=is_approximate(entry.plan) or entry.plan.exchanges_approximately,
         )
 
     return Decision(choice.why, min(memory), alternative(choice.single), [alternative(each) for each in choice.ranking])

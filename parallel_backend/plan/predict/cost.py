@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...layout import HeadRuns, SequenceSplit, cut, length
 from ..plan import Place, ResolvedPlan
+from .operations import FP8, FP8_TRAFFIC
 from .profiles import Level, ModelShape, Profile
 
 EXCHANGED = 6
@@ -24,6 +25,9 @@ CIRCULATED = 17
 
 LATENTS = 2
 """Latents that every rank has whole and in fp32, whatever its share: as it came, and as it is now."""
+
+SCALE_BYTES = 4
+"""Of a token's scale of one head where it is exchanged in fp8."""
 
 Flow = tuple[int, int, float]
 """From rank, to rank, bytes."""
@@ -383,7 +387,8 @@ class _Estimate:
         attention = sum(attentions)
         traffic = soft.passes * tokens * model.hidden * job.element
         merges = rows * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
-        memory = (traffic + merges) / device.bandwidth
+        packing = 4 * tokens * model.hidden * FP8_TRAFFIC * self.plan.exchanges_approximately * model.attentions
+        memory = (traffic + merges + packing) / device.bandwidth
         ulysses = model.attentions * self._ulysses(layout, runs, attentions)
         ring = model.attentions * self._ring(layout, attention, patched)
         expanded = model.weights(self.stage_starts[stage], blocks) / blocks * job.expansion / device.bandwidth
@@ -404,6 +409,7 @@ class _Estimate:
         """Of one attention, by the plan."""
         soft, plan = self.profile.software, self.plan
         found = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
+        found += FP8 * plan.head_chunks * plan.exchanges_approximately
         return found + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
 
     def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadRuns]], attention: float) -> list[float]:
@@ -419,7 +425,7 @@ class _Estimate:
         """Seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention does not hide."""
         if layout.ulysses == 1:
             return 0.0
-        row = self.batch * self.model.head_dim * self.job.element
+        row = self.batch * self._row()
 
         def flows(chunk: Sequence[HeadRuns], back: bool) -> Iterator[Flow]:
             heads, kv = [length(run.q) for run in chunk], [length(run.kv) for run in chunk]
@@ -440,12 +446,17 @@ class _Estimate:
             exposed += moved - self.profile.overlap * min(moved, attention)
         return exposed
 
+    def _row(self) -> int:
+        """Bytes of a token's features of one head as attention exchanges them."""
+        width = self.model.head_dim
+        return width + SCALE_BYTES if self.plan.exchanges_approximately else width * self.job.element
+
     def _ring(self, layout: SequenceSplit, attention: float, patched: bool) -> float:
         """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
         if layout.ring == 1:
             return 0.0
         heads, blocks = layout.head_counts() if patched else layout.kv_counts(), layout.ring_tokens()
-        row = 2 * self.batch * self.model.head_dim * self.job.element
+        row = 2 * self.batch * self._row()
 
         def flows(hop: int) -> Iterator[Flow]:
             for rank, place in self._coordinates():

@@ -24,6 +24,13 @@ ULYSSES = 5
 CHUNK = 6
 """What each further chunk of heads adds to that: three kernels, attention's own, and two all-to-alls."""
 
+FP8 = 23
+"""What an exchange in fp8 adds to an attention under Ulysses: nine kernels to pack its operands, eight for its result, and
+three to unpack each."""
+
+FP8_TRAFFIC = 30
+"""Bytes that packing and unpacking read and write for each value, in between in fp32."""
+
 RING = 3
 RING_HOP = 8
 """What Ring adds to an attention, and each of its hops: seven kernels and a transfer."""
