@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
+from tests.models.tiny_sound import SOUND_CASES
 
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
@@ -19,7 +20,6 @@ from parallel_backend.errors import Refused
 from tests.derive.subjects import subject_of
 from tests.derive.undeclared import UNDECLARED
 from tests.models.test_spread import CASES
-from tests.models.tiny_sound import SOUND_CASES
 
 
 def _declared(name: str) -> Subject:

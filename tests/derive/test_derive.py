@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.tiny_classes import Case
 
 from parallel_backend.derive import child
 from parallel_backend.derive.calls import Subject
@@ -22,7 +23,6 @@ from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
 from tests.derive.toys import toy
 from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
-from tests.models.tiny_classes import Case
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_comfy import save_tiny

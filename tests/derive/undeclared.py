@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH
 from torch import Tensor
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
-from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH
 from tests.tiny_models import draw, randomise
 
 # isort: split
