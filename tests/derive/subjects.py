@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.models.tiny_classes import Case
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
+from parallel_backend.models.comfyui.small import Case
 from tests.tiny_models import draw
 
 

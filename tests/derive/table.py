@@ -12,22 +12,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from tests.models.tiny_sound import SOUND_CASES
 
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.small import SMALL, SOUND, small
 from tests.derive.subjects import subject_of
 from tests.derive.undeclared import UNDECLARED
-from tests.models.test_spread import CASES
 
 
 def _declared(name: str) -> Subject:
-    return subject_of(CASES[name]())
+    return subject_of(small(name))
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = {
-    **{name: partial(_declared, name) for name in CASES if name not in SOUND_CASES},
+    **{name: partial(_declared, name) for name in SMALL if name not in SOUND},
     **UNDECLARED,
 }
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.tiny_classes import Case
 
 from parallel_backend.derive import child
 from parallel_backend.derive.calls import Subject
@@ -18,11 +17,13 @@ from parallel_backend.derive.derive import derive
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import subject_of as small_model_of
 from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.proof.prove import TOLERANCE
+from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.declaration import Along, Declaration, Local, Pictured, Same, Spread
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
 from tests.derive.toys import toy
-from tests.models.test_spread import CASES, TOLERANCE, Rank, plan_for, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_comfy import save_tiny
@@ -58,7 +59,8 @@ def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
     with torch.inference_mode():
         expected = case.stock()
     plan = plan_for(case, ring=2, ulysses=2)
-    assert worst(run_ranks(4, lambda _: [Rank(case, plan).run()]), expected) <= TOLERANCE
+    results = run_ranks(4, lambda _: Rank(case, plan).run())
+    assert all(error_of(out, expected) <= TOLERANCE for out in results)
 
 
 REFUSED: Mapping[str, str] = {}
@@ -125,7 +127,7 @@ SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
 def test_a_spoilt_declaration_is_not_proved(spoilt: str) -> None:
     name, spoil = SPOILT[spoilt]
     with torch.inference_mode():
-        case = CASES[name]()
+        case = small(name)
     subject = subject_of(case)
     calls = [subject.call(subject.sizes)]
     proof = prove(subject, spoil(case.declaration), calls, {**WHOLE, **IN_PATCHES}, LIMIT)

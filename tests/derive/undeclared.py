@@ -6,17 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tests.models.tiny_classes import HEADS, SETTINGS, TEXT, WIDTH
 from torch import Tensor
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
+from parallel_backend.models.comfyui.small.case import HEADS, TEXT, WIDTH, Builder
 from tests.tiny_models import draw, randomise
 
-# isort: split
-from comfy.ldm.cogvideo.model import CogVideoXTransformer3DModel
-from comfy.ldm.hydit.models import HunYuanDiT
-from comfy.ldm.pixart.pixartms import PixArtMS
-from comfy.ldm.wan.ar_model import CausalWanModel
+model_of = Builder().model
 
 More = Callable[[int], Mapping[str, Any]]
 """What a model is given besides its text of so many tokens."""
@@ -33,9 +29,9 @@ def _subject(model: Any, channels: int, sizes: Sizes, given: More = lambda token
 
 def _hunyuan_dit() -> Subject:
     """Its later blocks take what its earlier ones gave. The text of its second encoder is one token longer."""
-    model = HunYuanDiT(
+    model = model_of(
+        "hydit.models.HunYuanDiT",
         hidden_size=WIDTH, depth=4, num_heads=HEADS, text_states_dim=TEXT, text_states_dim_t5=64, text_len=4, text_len_t5=6,
-        **SETTINGS,
     )  # fmt: skip
 
     def given(tokens: int) -> dict[str, Tensor]:
@@ -49,23 +45,26 @@ def _hunyuan_dit() -> Subject:
 
 
 def _cogvideox() -> Subject:
-    model = CogVideoXTransformer3DModel(
+    model = model_of(
+        "cogvideo.model.CogVideoXTransformer3DModel",
         num_attention_heads=HEADS, attention_head_dim=64, time_embed_dim=64, text_embed_dim=TEXT, num_layers=3,
-        use_rotary_positional_embeddings=True, **SETTINGS,
+        use_rotary_positional_embeddings=True,
     )  # fmt: skip
     return _subject(model, 16, Sizes((3, 8, 10), 7))
 
 
 def _pixart() -> Subject:
-    model = PixArtMS(
+    model = model_of(
+        "pixart.pixartms.PixArtMS",
         hidden_size=WIDTH, depth=3, num_heads=HEADS, caption_channels=TEXT, micro_condition=False, pe_interpolation=1,
-        **SETTINGS,
     )  # fmt: skip
     return _subject(model, 4, Sizes((36, 40), 7))
 
 
 def _causal_wan() -> Subject:
-    model = CausalWanModel(dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3, **SETTINGS)
+    model = model_of(
+        "wan.ar_model.CausalWanModel", dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3
+    )
     return _subject(model, 16, Sizes((3, 7, 10), 7))
 
 
