@@ -30,8 +30,6 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = {
     **{name: partial(_declared, name) for name in CASES if name not in SOUND_CASES},
     **UNDECLARED,
 }
-
-
 """All but those whose latent is packed with sound."""
 
 
