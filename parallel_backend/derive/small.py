@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Refused
+from ..models.comfyui.comfy_family import make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..weights.files.checkpoint import read_header
 from .calls import FAILS, ModelCall, Sizes, Subject, in_a_line
@@ -37,15 +38,10 @@ def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
     Raises:
         Refused: it is no model that ComfyUI knows, or is too large, or no call of it was found.
     """
-    import comfy.ops
-
     part, _, described = detect(read_header(path))
-    described.unet_config["dtype"] = torch.float32
-    described.manual_cast_dtype = None
-    described.custom_operations = comfy.ops.disable_weight_init  # memory that nothing is written to is not taken
     tensors = part.meta_tensors()
     try:
-        base = described.get_model(dict(tensors), "", device=torch.device("cpu"))
+        base = make_in_memory(described, tensors)
     except DAMAGE as error:
         raise unmakable(part, error) from None
     kind, model = type(described).__name__, base.diffusion_model

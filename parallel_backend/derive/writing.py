@@ -13,7 +13,7 @@ from ..models.spread import declaration
 from ..models.spread.declaration import Attention, Declaration
 
 VOCABULARY = "from ..spread.declaration import "
-PACKAGE = "parallel_backend.models.declared"
+PACKAGE = str(__package__).replace(".derive", ".models.declared")
 
 
 class Written:

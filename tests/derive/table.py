@@ -29,8 +29,6 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = {
     **{name: partial(_declared, name) for name in SMALL if name not in SOUND},
     **UNDECLARED,
 }
-
-
 """All but those whose latent is packed with sound."""
 
 

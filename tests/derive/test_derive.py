@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 from parallel_backend.derive import child
+from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import subject_of as small_model_of
+from parallel_backend.derive.writing import read
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
@@ -63,10 +66,20 @@ def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
     assert all(error_of(out, expected) <= TOLERANCE for out in results)
 
 
-REFUSED: Mapping[str, str] = {}
+REFUSED: Mapping[str, str] = {
+    "vace, two controls": "its blocks of blocks and vace_blocks take turns",
+    "mochi, padded text": "has keys of the picture that are not laid as its queries",
+    "humo": "what fits it was not proved",
+    "humo, reference": "its forward fails on a small call",
+    "hidream, a picture to edit": "its forward fails on a small call",
+    "ltxv, masked text and a timestep a token": "its forward fails on a small call",
+    "ltxv, guide": "its forward fails on a small call",
+    "ltxv, weighed guide": "its forward fails on a small call",
+    "scail 2": "its forward fails on a small call",
+}
 """What is not derived, and a word of why."""
 
-WITHOUT_PATCHES: tuple[str, ...] = ()
+WITHOUT_PATCHES = ("chroma radiance", "krea 2, zero-timestep references", "scail")
 """What is proved for pictures that are not cut into patches alone."""
 
 
@@ -179,3 +192,38 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.Captu
     out, error = capsys.readouterr()
     assert out == ""
     assert re.search(r"empty\.safetensors", error)
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "large.safetensors"), "--minutes", "0.0001"]) == 1
+    assert capfd.readouterr() == (
+        "",
+        "large.safetensors was not derived within 0.0001 minutes: give it more (--minutes), or write its declaration by hand "
+        "(docs/adding-a-model.md).\n",
+    )
+
+
+@thorough
+def test_the_command_prints_a_declaration_that_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a file's class, for the same class in another size, on the tests' own ranks."""
+    path = save_tiny(tmp_path, "wan")
+    assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 0
+    out, error = capfd.readouterr()
+    assert "WAN21_T2V was derived and proved for every plan: " in error
+    with torch.inference_mode():
+        case = CASES["wan, text"]()
+        expected = case.stock()
+    declaration = read("WAN21_T2V", out)
+    plan = plan_for(case, ring=2, ulysses=2)
+    assert worst(run_ranks(4, lambda _: [Rank(case, plan, declaration).run()]), expected) <= TOLERANCE
+
+
+@thorough
+def test_the_command_prints_nothing_of_a_class_that_is_not_derived(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = save_tiny(tmp_path, "vace")
+    assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 1
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert "cannot be derived, because " in error

@@ -94,6 +94,10 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the program of the sampler … is not well-formed",
         ),
     },
+    "of the command that derives (tests/derive)": {
+        "parallel_backend/derive/small.py": ("… is too large to derive: with …",),
+        "parallel_backend/derive/undescribed.py": ("… cannot be derived, because …:",),
+    },
     "of the command line alone (tests/plan)": {
         "parallel_backend/plan/predict/known_machines.py": ("the card … is unknown: use ….",),
         "parallel_backend/plan/predict/known_models.py": ("the model … is unknown: use ….",),

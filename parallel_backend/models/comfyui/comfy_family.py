@@ -316,6 +316,16 @@ def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
             vars(part)["dtype"] = dtype
 
 
+def make_in_memory(described: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """ComfyUI's BaseModel in fp32 on the CPU, its weights still to be filled: memory that nothing is written to is not taken."""
+    import comfy.ops
+
+    described.unet_config["dtype"] = torch.float32
+    described.manual_cast_dtype = None
+    described.custom_operations = comfy.ops.disable_weight_init
+    return described.get_model(dict(tensors), "", device=torch.device("cpu"))
+
+
 def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
     """Make parameters of the buffers that files have values for, so that they are loaded too.
 
