@@ -54,14 +54,21 @@ class Fp8:
         least = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
         scale = ((least.view(torch.int32) + MANTISSA) & EXPONENT).view(torch.float32)
         rows = torch.empty(*x.shape[:-1], x.shape[-1] + SCALE_BYTES, dtype=torch.uint8, device=x.device)
-        rows[..., :-SCALE_BYTES].view(E4M3).copy_(x / scale)
+        wide = _wide(x.dtype)  # multiplying by a power of two is exact there
+        rows[..., :-SCALE_BYTES].view(E4M3).copy_(x.to(wide) * scale.reciprocal().to(wide))
         rows[..., -SCALE_BYTES:].view(torch.float32).copy_(scale)
         return rows
 
     def unpacked(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Values times their scale."""
         values, scale = rows[..., :-SCALE_BYTES].view(E4M3), rows[..., -SCALE_BYTES:].view(torch.float32)
-        return (values.float() * scale).to(dtype)
+        wide = _wide(dtype)
+        return values.to(wide).mul_(scale.to(wide)).to(dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type itself, if it has the range of fp32, so that no more memory is taken."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 EXACT, FP8 = Exact(), Fp8()

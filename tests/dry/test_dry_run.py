@@ -14,7 +14,16 @@ import pytest
 
 from benchmarks.dry_run import CASES
 from benchmarks.plan_predictions import BY_DIFFUSERS
-from parallel_backend.plan.predict.operations import CHUNK, OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
+from parallel_backend.plan.predict.operations import (
+    CHUNK,
+    FP8,
+    OF_A_BLOCK,
+    PATCHED,
+    RING,
+    RING_HOP,
+    ULYSSES,
+    of_a_block,
+)
 from tests.comfyuis import is_listed, tell_new
 from tests.selection import thorough
 
@@ -43,6 +52,12 @@ LIMITS = {
         {"DoubleStreamBlock": 54, "SingleStreamBlock": 26},
         25,
         85_327_872,
+    ),
+    "FLUX.1-dev, ulysses 4, exchange fp8": (
+        315,
+        {"DoubleStreamBlock": 73, "SingleStreamBlock": 45},
+        9,
+        44_187_648,
     ),
     "FLUX.1-dev, ring 4": (291, {"DoubleStreamBlock": 67, "SingleStreamBlock": 39}, 13, 170_262_528),
     "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 13, 71_237_632),
@@ -225,7 +240,7 @@ def test_plans_go_by_what_an_attention_over_ranks_starts(case: str, short: dict[
     ring = degrees.get("ring", 1)
     chunks = degrees.get("head_chunks", 1)
     added = (ULYSSES - ATTENTION + (chunks - 1) * (CHUNK - ATTENTION)) * ("ulysses" in degrees)
-    added += PATCHED * ("pipefusion" in degrees)
+    added += FP8 * (degrees.get("exchange") == "fp8") + PATCHED * ("pipefusion" in degrees)
     added += (RING + (ring - 1) * (RING_HOP - HOP)) * (ring > 1)
     more = 0 if model == "FLUX.1-dev" else 1
     fewer = PATCHED if more and "pipefusion" in degrees else more

@@ -20,6 +20,9 @@ from .profiles import Level, ModelShape, Profile
 EXCHANGED = 6
 """Features that Ulysses holds for a token beside the block's own: q, k and v as they are sent and as they come."""
 
+PACKED = 2
+"""What packing them in fp8 holds more."""
+
 CIRCULATED = 17
 """The same for Ring: k and v stacked (2) and as they leave and come (4), merged outputs in fp32 (6), outputs, and q."""
 
@@ -217,6 +220,7 @@ def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[floa
     tokens = items(plan, job) * (job.image_tokens + text)
     row = model.hidden * job.element
     copies = model.copies + EXCHANGED * (plan.ulysses > 1) + CIRCULATED * (plan.ring > 1)
+    copies += PACKED * plan.exchanges_approximately
     split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
     kept = itertools.product(split.ring_tokens(), split.kv_counts())  # keys and values of all tokens are split so
     latents = LATENTS * job.batch * job.image_tokens * model.channels * 4

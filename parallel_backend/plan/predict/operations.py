@@ -24,8 +24,8 @@ ULYSSES = 5
 CHUNK = 6
 """What each further chunk of heads adds to that: three kernels, attention's own, and two all-to-alls."""
 
-FP8 = 23
-"""What an exchange in fp8 adds to an attention under Ulysses: nine kernels to pack its operands, eight for its result, and
+FP8 = 27
+"""What an exchange in fp8 adds to an attention under Ulysses: eleven kernels to pack its operands, ten for its result, and
 three to unpack each."""
 
 FP8_TRAFFIC = 30
