@@ -37,8 +37,8 @@ LAYERS: Layers = {
     "sdxl": ("input_blocks.3.1.transformer_blocks.1.attn2.to_v", "time_embed.2", "label_emb.0.0"),
 }
 
-CONTROL_BYTES = "?"
-"""Of a step: what the tiny ControlNet gives for each of its blocks, on both sides."""
+CONTROL_BYTES = "914 kB"
+"""Of a step: what the tiny ControlNet gives on both sides, two tensors of 320 x 9 x 14 and three of 320 x 5 x 7 in fp32."""
 
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
