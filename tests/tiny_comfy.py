@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.comfy_oracle import comfy_on_path
-from tests.tiny_family import Tiny, of_class, settings
+from tests.tiny_family import Tiny, layer_settings, of_class
 from tests.tiny_models import draw, randomise
 from tests.tiny_whole import WHOLE
 
@@ -84,12 +84,12 @@ def save_fp8(path: Path, model: Any, seed: int) -> Path:
 def _wide_qwen(operations: Any, blocks: int = 1) -> Any:
     from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 
-    return QwenImageTransformer2DModel(num_layers=blocks, **settings(operations, "meta"))
+    return QwenImageTransformer2DModel(num_layers=blocks, **layer_settings(operations, "meta"))
 
 
 def _wide_radiance(operations: Any) -> Any:
     sizes = {"hidden_dim": 5120, "n_layers": 5, "out_dim": 3072}
-    return _radiance(24, sizes, settings(operations, "meta"))
+    return _radiance(24, sizes, layer_settings(operations, "meta"))
 
 
 def _radiance(heads: int, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Any:
@@ -110,7 +110,7 @@ def _wide_z_image(operations: Any) -> Any:
     return NextDiT(
         patch_size=2, in_channels=16, dim=3840, n_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=64, qk_norm=True,
         axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, ffn_dim_multiplier=8.0 / 3.0,
-        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **settings(operations, "meta"),
+        z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **layer_settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _wide_chroma(operations: Any) -> Any:
     return Chroma(
         in_channels=64, out_channels=64, context_in_dim=4096, hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=1,
         depth_single_blocks=1, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, in_dim=64, out_dim=3072,
-        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, **settings(operations, "meta"),
+        hidden_dim=5120, n_layers=5, txt_ids_dims=[], vec_in_dim=None, **layer_settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _anima(_: Any, operations: Any) -> Any:
     return Anima(
         max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
         model_channels=256, pos_emb_cls="rope3d", use_adaln_lora=True, adaln_lora_dim=256,
-        **settings(operations, "meta"),
+        **layer_settings(operations, "meta"),
     )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def _flux2(_: Any, operations: Any) -> Any:
         in_channels=128, out_channels=128, vec_in_dim=None, context_in_dim=48, hidden_size=HEADS * 128, mlp_ratio=3.0,
         num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[32, 32, 32, 32], theta=2000, patch_size=1, qkv_bias=False,
         guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
-        default_ref_method="index", ref_index_scale=10.0, **settings(operations),
+        default_ref_method="index", ref_index_scale=10.0, **layer_settings(operations),
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def _longcat(_: Any, operations: Any) -> Any:
     return Flux(
         in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=3584, hidden_size=HEADS * 128, mlp_ratio=4.0,
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
-        guidance_embed=False, txt_ids_dims=[1, 2], **settings(operations),
+        guidance_embed=False, txt_ids_dims=[1, 2], **layer_settings(operations),
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _ovis(_: Any, operations: Any) -> Any:
     return Flux(
         in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=2048, hidden_size=HEADS * 128, mlp_ratio=4.0,
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
-        guidance_embed=False, txt_ids_dims=[1, 2], yak_mlp=True, txt_norm=True, **settings(operations),
+        guidance_embed=False, txt_ids_dims=[1, 2], yak_mlp=True, txt_norm=True, **layer_settings(operations),
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEA
 
         return WanModel(
             model_type=kind, in_dim=channels + image, out_dim=channels, dim=heads * 128, ffn_dim=256, text_dim=4096,
-            num_heads=heads, num_layers=3, cross_attn_norm=True, **settings(operations),
+            num_heads=heads, num_layers=3, cross_attn_norm=True, **layer_settings(operations),
         )  # fmt: skip
 
     return make
@@ -199,7 +199,7 @@ def _vace(_: Any, operations: Any) -> Any:
 
     return VaceWanModel(
         dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=4, vace_layers=2, vace_in_dim=96,
-        cross_attn_norm=True, **settings(operations),
+        cross_attn_norm=True, **layer_settings(operations),
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def _over_wan(kind: str, module: str = "model", **sizes: Any) -> Callable[[Any, 
     def make(_: Any, operations: Any) -> Any:
         return getattr(import_module(f"comfy.ldm.wan.{module}"), kind)(
             dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, cross_attn_norm=True,
-            **{"num_layers": 2} | sizes, **settings(operations),
+            **{"num_layers": 2} | sizes, **layer_settings(operations),
         )  # fmt: skip
 
     return make
@@ -224,7 +224,7 @@ def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
         }  # fmt: skip
         return HunyuanVideo(
             in_channels=channels, hidden_size=HEADS * 128, mlp_ratio=4.0, num_heads=HEADS, theta=256, qkv_bias=True,
-            **video | sizes, **settings(operations),
+            **video | sizes, **layer_settings(operations),
         )  # fmt: skip
 
     return make
@@ -253,7 +253,7 @@ def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
         return MiniTrainDIT(
             max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
             patch_temporal=1, model_channels=256, pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30,
-            use_adaln_lora=True, adaln_lora_dim=256, **settings(operations),
+            use_adaln_lora=True, adaln_lora_dim=256, **layer_settings(operations),
         )  # fmt: skip
 
     return make
@@ -265,7 +265,7 @@ def _lumina(width: int, sizes: Mapping[str, Any], device: str = "cpu") -> Callab
 
         return NextDiT(
             patch_size=2, in_channels=16, dim=width, n_layers=2, cap_feat_dim=2304, qk_norm=True, **sizes,
-            **settings(operations, device),
+            **layer_settings(operations, device),
         )  # fmt: skip
 
     return make
@@ -302,7 +302,7 @@ def _krea2(_: Any, operations: Any) -> Any:
         multiplier=4,
         layers=3,
         txtlayers=2,
-        **settings(operations),
+        **layer_settings(operations),
     )
 
 
@@ -316,7 +316,7 @@ def _sd3(_: Any, operations: Any) -> Any:
         context_embedder_config={
             "target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": HEADS * 64}
         },
-        **settings(operations),
+        **layer_settings(operations),
     )  # fmt: skip
     model.pos_embed.copy_(draw(*model.pos_embed.shape, seed=6))
     return model
@@ -329,7 +329,7 @@ def _minimax(**settings: Any) -> Callable[[Any, Any], Any]:
         model = MiniMaxH3Model(
             hidden_size=HEADS * 128, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS,
             ffn_hidden_size=128, text_dim=40, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64,
-            **settings, **settings(operations),
+            **settings, **layer_settings(operations),
         )  # fmt: skip
         model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
         if model.use_adaln_curves:
@@ -408,7 +408,7 @@ def _mochi(_: Any, operations: Any) -> Any:
 
     return AsymmDiTJoint(
         patch_size=2, in_channels=12, learn_sigma=False, qk_norm=True, qkv_bias=False, posenc_preserve_area=True,
-        timestep_scale=1000.0, use_t5=True, **MOCHI, **settings(operations),
+        timestep_scale=1000.0, use_t5=True, **MOCHI, **layer_settings(operations),
     )  # fmt: skip
 
 
@@ -572,7 +572,7 @@ TINY: Mapping[str, Tiny] = {
     "lumina": Tiny(_lumina(HEADS * 96, LUMINA), (16, 9, 14), 2304, metadata={"sizes": json.dumps(LUMINA)}),
     "wide_lumina": Tiny(_lumina(2304, WIDE_LUMINA, "meta"), (16, 9, 14), 2304),
     "radiance": Tiny(
-        lambda _, operations: _radiance(HEADS, RADIANCE, settings(operations)),
+        lambda _, operations: _radiance(HEADS, RADIANCE, layer_settings(operations)),
         (3, 80, 112),
         64,
         metadata={"sizes": json.dumps(RADIANCE)},

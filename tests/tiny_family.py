@@ -38,7 +38,7 @@ class Tiny:
         return [[draw(1, self.tokens or tokens, self.text, seed=seed), options]]
 
 
-def settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
+def layer_settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
     return {"dtype": torch.float32, "device": device, "operations": operations}
 
 
@@ -47,6 +47,6 @@ def of_class(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any
     module, _, name = path.rpartition(".")
 
     def make(_: Any, operations: Any) -> Any:
-        return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **settings(operations, device))
+        return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **layer_settings(operations, device))
 
     return make

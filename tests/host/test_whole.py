@@ -40,8 +40,8 @@ LAYERS: Layers = {
 SIZE = {"width": 64, "height": 40}
 """Pixels of a picture: 8 x 5 of a latent, which a scale makes 4 x 3."""
 
-CONTROL_BYTES = "?"
-"""Of a step: what the tiny ControlNet gives for each of its blocks, on both sides."""
+CONTROL_BYTES = "297 kB"
+"""Of a step: what the tiny ControlNet gives on both sides, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32."""
 
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),

@@ -154,7 +154,7 @@ def test_a_t2i_adapter(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("form", ["fp8", "nvfp4", "int8_convrot"])
+@pytest.mark.parametrize("form", ["fp8", "int8_convrot"])  # ComfyUI's own loader fails on a UNet in nvfp4
 def test_quantised_weights(form: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """SDXL's, in ComfyUI's formats: its bits on one rank, and no further from fp32 on two."""
     folder = comfyui.base_dir / "models" / "diffusion_models"

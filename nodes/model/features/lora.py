@@ -121,7 +121,7 @@ def _parts(value: Any) -> tuple[str, dict[str, Tensor], float | None]:
         raise _refused(f"a patch of the type {name}")
     if len(values) > 1 and values[1].get("pad_weight"):
         raise _refused("a LoRA that enlarges a weight (FLUX.1 Canny and Depth LoRAs do)")
-    return name, {"value": values[0]}, None
+    return name, {} if values[0] is None else {"value": values[0]}, None  # the factor on the weight alone
 
 
 def _adapter_parts(adapter: kinds.WeightAdapterBase) -> tuple[str, dict[str, Tensor | None], float | None]:

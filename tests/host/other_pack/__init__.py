@@ -570,7 +570,7 @@ class PackPrompt:
                 given[name] = ("position", OBJECTS["MODEL_PATCH"](), [])
             elif name == "hooks":
                 given[name] = comfy.hooks.HookGroup()
-            elif not tensor.ndim or name in ("vace_strength", "reference_latents_method"):
+            elif not tensor.ndim or name in ("vace_strength", "reference_latents_method", "elevation", "azimuth"):
                 given[name] = tensor.tolist()
             elif name.startswith("vace_"):  # one for each control video
                 given[name] = list(tensor.unbind())
