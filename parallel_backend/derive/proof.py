@@ -126,7 +126,9 @@ def _errors(
         (region, *_) = picture.regions(plan.patches)
         parts.append(torch.cat(patches, dim=region.dim) if patches else None)
     errors = [float((out - expected).norm() / expected.norm()) for out in parts if out is not None]
-    return [error if math.isfinite(error) else math.inf for error in errors]  # no comparison holds for what is no number
+    return [
+        error if math.isfinite(error) else math.inf for error in errors
+    ]  # no comparison holds for what is no number
 
 
 def _at(call: ModelCall, latent: Tensor) -> ModelCall:
