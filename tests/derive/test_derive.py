@@ -75,7 +75,7 @@ REFUSED: Mapping[str, str] = {
     "ltxv, weighed guide": "its forward fails on a small call",
     "scail 2": "its forward fails on a small call",
     "wan s2v": "what fits it was not proved",
-    "wan s2v, reference and motion": "",
+    "wan s2v, reference and motion": "its forward fails on a small call",
     "wan dancer": "its forward fails on a small call",
     "wan dancer, few frames a second": "its forward fails on a small call",
     "wan animate": "its blocks of blocks and face_adapter.fuser_blocks take turns",
