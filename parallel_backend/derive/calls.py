@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from .undescribed import Undescribed
+
 Options = Mapping[str, Any]
 
 FAILS = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, AttributeError)
@@ -56,13 +58,20 @@ class Subject:
 
     Attributes:
         model: ComfyUI's diffusion model, in fp32 on the CPU, with at least two members of each of its lists.
-        call: makes the call of a size; which sizes it takes besides even ones, the proof finds out.
-        sizes: those that the model is called with for the proof first.
+        make: makes the call of a size.
+        sizes: those of the call that is asked about.
     """
 
     model: nn.Module
-    call: Callable[[Sizes], ModelCall]
+    make: Callable[[Sizes], ModelCall]
     sizes: Sizes
+
+    def call(self, sizes: Sizes) -> ModelCall:
+        """The call of a size. Raises Undescribed if none can be made."""
+        try:
+            return self.make(sizes)
+        except FAILS as error:
+            raise Undescribed(f"no call of another size can be made ({in_a_line(error)})") from error
 
 
 def noise_like(tensor: Tensor) -> Tensor:

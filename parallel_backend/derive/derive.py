@@ -38,13 +38,16 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
     Raises:
         Refused: nothing that is known fits, or nothing that fits holds.
     """
-    failed: Proof | None = None
-    whole: Derived | None = None
     try:
-        fitting = [*candidates(subject)]
+        return _first_proved(subject, name, remarks, limit)
     except Undescribed as reason:
         raise not_derived(type(subject.model).__name__, str(reason)) from None
-    for found in fitting:
+
+
+def _first_proved(subject: Subject, name: str, remarks: str, limit: float) -> Derived:
+    failed: Proof | None = None
+    whole: Derived | None = None
+    for found in candidates(subject):
         derived = _proved(subject, found, name, remarks, {**WHOLE, **IN_PATCHES}, limit)
         if derived.proof.holds:
             return derived
@@ -54,8 +57,8 @@ def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> D
             whole = uncut if uncut.proof.holds else None
     if whole is not None:
         return whole
-    assert failed is not None
-    raise not_derived(type(subject.model).__name__, f"what fits it was not proved: {failed.told()}")
+    assert failed is not None, "some declaration fits, or the reason was raised"
+    raise Undescribed(f"what fits it was not proved: {failed.told()}")
 
 
 def _proved(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..models.spread import declaration as d
 from ..models.spread.picture import as_patch_size
-from .calls import Sizes, Subject
+from .calls import FAILS, Sizes, Subject
 from .describing import Description
 from .groups import fitting_groups, fitting_heads, grouped
 from .sites import Sites, find_parts, look_again, look_closely
@@ -35,7 +35,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     Raises:
         Undescribed: none does, and why.
     """
-    model, unit = subject.model, _unit(subject.model)
+    model, unit = subject.model, unit_of(subject.model)
     sizes = [_sizes(subject.sizes, unit, factors, text) for factors, text in SIZES]
     try:
         parts = find_parts(model, subject.call(sizes[0]))
@@ -71,7 +71,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         )
 
 
-def _unit(model: nn.Module) -> int:
+def unit_of(model: nn.Module) -> int:
     """A size that divides into tokens: by what the model calls its patch size, if it does."""
     named = getattr(model, "patch_size", None)
     return max(
@@ -112,8 +112,8 @@ def _pads(subject: Subject, sizes: Sizes, step: Sequence[int]) -> bool:
     if all(each == 1 for each in step):
         return True
     odd = tuple(size + (each > 1) for size, each in zip(sizes.picture, step, strict=True))
-    call = subject.call(Sizes(odd, sizes.text))
     try:
+        call = subject.make(Sizes(odd, sizes.text))
         return call.of(subject.model).shape[2:] == call.latent.shape[2:]
-    except (RuntimeError, ValueError, AssertionError):  # of tensors that do not fit
+    except FAILS:
         return False

@@ -36,7 +36,7 @@ def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
     for group, members in groups.items():
         listed = [f"{group}.{name}" for name, _ in model.get_submodule(group).named_children()]
         if members != [group] and members != listed:
-            raise Undescribed(f"its blocks of {group} do not all run, one after the other")
+            raise Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
     return groups
 
 

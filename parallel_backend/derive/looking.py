@@ -66,12 +66,16 @@ class Run:
 
 @dataclass
 class Look:
-    """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls."""
+    """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls.
+
+    `out` is what the model gave.
+    """
 
     entered: list[tuple[str, ...]] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     within: list[str] = field(default_factory=list)
+    out: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @torch.inference_mode()
@@ -88,7 +92,7 @@ def look(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> Loo
                 stack.enter_context(_watched(seen, path, module, path in recorded))
         stack.enter_context(token_wise(seen))
         try:
-            call.of(model, {OVERRIDE: _Answer(seen, "")})
+            seen.out = call.of(model, {OVERRIDE: _Answer(seen, "")})
         except FAILS as error:
             raise Undescribed(f"its forward fails on a small call ({in_a_line(error)})") from error
     return seen

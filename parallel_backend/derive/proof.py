@@ -125,7 +125,10 @@ def _errors(
         patches = [found for found in (run(patch) for patch in range(plan.patches)) if found is not None]
         (region, *_) = picture.regions(plan.patches)
         parts.append(torch.cat(patches, dim=region.dim) if patches else None)
-    return [float((out - expected).norm() / expected.norm()) for out in parts if out is not None]
+    errors = [float((out - expected).norm() / expected.norm()) for out in parts if out is not None]
+    return [
+        error if math.isfinite(error) else math.inf for error in errors
+    ]  # no comparison holds for what is no number
 
 
 def _at(call: ModelCall, latent: Tensor) -> ModelCall:

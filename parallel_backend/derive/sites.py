@@ -15,6 +15,9 @@ from .tokens import Tokens, differs, find_tokens, moved
 from .undescribed import Undescribed
 from .values import tensors_in
 
+LEAST = 1e-2
+"""How much, at least, a forward must change when attention is answered token by token."""
+
 Sites = Mapping[str, Site]
 """By the part's path."""
 
@@ -39,9 +42,12 @@ def find_parts(model: nn.Module, call: ModelCall) -> Parts:
     """In the order in which they are called.
 
     Raises:
-        Undescribed: attention is called outside of all modules.
+        Undescribed: attention is called outside of all modules, or does next to nothing, so that no proof would tell.
     """
     seen = look(model, call)
+    plain = call.of(model)
+    if not float((seen.out - plain).norm() / plain.norm()) > LEAST:
+        raise Undescribed("attention hardly changes what it gives with random weights")
     if not all(each.within for each in seen.attentions):
         raise Undescribed("the model calls attention outside of its blocks")
     lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}

@@ -17,6 +17,7 @@ from ..models.comfyui.comfy_family import make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..weights.files.checkpoint import read_header
 from .calls import FAILS, ModelCall, Sizes, Subject, in_a_line
+from .deriving import unit_of
 from .undescribed import not_derived
 
 KEPT = 2
@@ -57,8 +58,9 @@ def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
     widths = _widths(described, model)
     tried = ""
     found = 0
-    pictures = [(8, 12), (36, 40)] if dims == 2 else [(3, 8, 12), (1, 8, 12)]
-    for picture in pictures:
+    unit = unit_of(model)
+    small, large = (4 * unit, 6 * unit), (18 * unit, 20 * unit)
+    for picture in [small, large] if dims == 2 else [(3, *small), (1, *small)]:
         sizes = Sizes(picture, TEXT)
         made = _Calls(base, channels)
         for text, pooled in itertools.product(widths, [*widths, 0]):

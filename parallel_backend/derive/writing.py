@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from torch import nn
 
 from ..models.spread import declaration
 from ..models.spread.declaration import Attention, Declaration
+
+WIDTH = 120
+"""Of lines of words."""
 
 VOCABULARY = "from ..spread.declaration import "
 PACKAGE = str(__package__).replace(".derive", ".models.declared")
@@ -57,7 +61,8 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
     body = written(found, "")
     words = sorted(word for word in vars(declaration) if f"{word}(" in body)
     imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(words)}"
-    return f'"""{remarks}"""\n\n{imports}\n\n{name} = {body}\n'
+    said = textwrap.fill(f'"""{remarks}"""', WIDTH)
+    return f"{said}\n\n{imports}\n\n{name} = {body}\n"
 
 
 def read(name: str, source: str) -> Declaration:
