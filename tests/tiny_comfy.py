@@ -139,7 +139,7 @@ def _trellis2(operations: Any) -> Any:
     """Of newer ComfyUIs."""
     from comfy.ldm.trellis2.model import Trellis2
 
-    return Trellis2(64, init_txt_model=True, **settings(operations, "meta"))
+    return Trellis2(64, init_txt_model=True, **layer_settings(operations, "meta"))
 
 
 WIDE: Mapping[str, Callable[..., Any]] = {
