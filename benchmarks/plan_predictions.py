@@ -417,7 +417,11 @@ def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
         return replace(base, machine=_machine(base.machine, values, device))
 
     def a100(base: Measurement) -> Measurement:
-        rates = {"matmul": values["a100 matmul"], "attention": values["a100 attention"], "launch": values["launch"]}
+        rates: dict[str, Any] = {
+            "matmul": values["a100 matmul"],
+            "attention": values["a100 attention"],
+            "launch": values["launch"],
+        }
         return replace(base, machine=_machine(base.machine, values, replace(base.machine.device, **rates)))
 
     def flux_on_a100(base: Measurement) -> Measurement:
@@ -429,7 +433,11 @@ def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
         return replace(fitted, fixed=values[base.fixed_as]) if base.fixed_as else fitted
 
     def l40(base: Measurement, port: str) -> Measurement:
-        rates = {"matmul": values["l40 matmul"], "attention": values["l40 attention"], "launch": values["launch"]}
+        rates: dict[str, Any] = {
+            "matmul": values["l40 matmul"],
+            "attention": values["l40 attention"],
+            "launch": values["launch"],
+        }
         if base.model.name == "flux-dev":
             rates["bandwidth"] = values["l40 cached"]
         machine = _machine(base.machine, values, replace(base.machine.device, **rates))

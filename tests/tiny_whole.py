@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ VIDEO_UNET: Mapping[str, Any] = {
 def sized(kind: str, path: str, sizes: Mapping[str, Any], *given: Any, **more: Any) -> Tiny:
     """A class whose sizes ComfyUI takes for granted, for a copy of it that reads class and sizes from the file."""
     metadata = {"class": kind, "sizes": json.dumps(sizes)}
-    return Tiny(of_class(path, **sizes), *given, metadata=metadata, **more)
+    return replace(Tiny(of_class(path, **sizes), *given, **more), metadata=metadata)
 
 
 CASCADE_C: Mapping[str, Any] = {

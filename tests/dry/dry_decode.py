@@ -118,6 +118,7 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
     needed = config.vae.memory_used_decode(shape, torch.bfloat16) / plan.world_size
     return Result(
         kernels=counts.kernels.total(),
+        names=dict(counts.kernels),
         collectives=counts.collectives.total(),
         sent=sum(dry.meter.sent.values()),
         peak=counts.peak,
