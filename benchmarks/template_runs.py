@@ -261,7 +261,9 @@ def _answer_for_the_workers(host: Host) -> None:
     remote = importlib.import_module(f"{PACK}.nodes.model.remote_model").RemoteModel
     reader = importlib.import_module(f"{PACK}.nodes.model.features.lora").AdapterReader
     controls = importlib.import_module(f"{PACK}.nodes.model.features.controlnet")
-    plan = SimpleNamespace(describe=lambda: "census", pipefusion=1, patches=1, cfg=1, world_size=2)
+    plan = SimpleNamespace(
+        describe=lambda **_: "census", pipefusion=1, patches=1, cfg=1, world_size=2, attention="auto", exchange="exact"
+    )
 
     def sample(self: Any, tensors: Mapping[str, Tensor], *_: Any, **__: Any) -> Any:
         host.heard.append(LOOP)
