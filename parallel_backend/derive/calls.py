@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ..models.comfyui.proof.ranks import in_a_line
 from .undescribed import Undescribed
 
 Options = Mapping[str, Any]
@@ -78,8 +79,3 @@ def noise_like(tensor: Tensor) -> Tensor:
     """Normal numbers, the same each time."""
     generator = torch.Generator().manual_seed(tensor.numel())
     return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-
-
-def in_a_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.comfyui.proof.ranks import in_a_line
 from ..models.spread.arguments import OPTIONS
 from ..models.spread.attentions import Operands
 from ..models.spread.compiled import OVERRIDE
 from ..models.spread.module_attention import NAME, answered
-from .calls import FAILS, ModelCall, in_a_line
+from .calls import FAILS, ModelCall
 from .undescribed import Undescribed
 from .values import by_name, called, mapped
 

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..comm.meter import Meter
-from ..mesh import build_mesh
-from ..models.comfyui.features.compile import COMPILED
-from ..models.family import Execution, Stage
-from ..models.inputs import Inputs
-from ..models.spread.blocks import SpreadModel, blocks_of
+from ..models.comfyui.proof.prove import TOLERANCE
+from ..models.comfyui.proof.rank import Rank, plan_for, told, worst
+from ..models.comfyui.proof.ranks import RankFailed, in_a_line, run_in_turn
+from ..models.comfyui.small import Case
 from ..models.spread.declaration import Declaration
-from ..models.spread.picture import Picture, as_patch_size
-from ..models.spread.run import SpreadForward
 from ..plan import ResolvedPlan
-from ..weights.stores.block_access import BlockAccess
-from .calls import FAILS, ModelCall, Subject, in_a_line
-from .ranks import run_ranks
+from .calls import FAILS, ModelCall, Subject
 
-TOLERANCE = 1e-5
-"""The largest relative error (L2) of a forward that is right."""
-
-CPU = torch.device("cpu")
 WHOLE: Mapping[str, Mapping[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 3": {"ring": 3}}
 IN_PATCHES: Mapping[str, Mapping[str, int]] = {"3 patches over 2 stages": {"pipefusion": 2, "patches": 3}}
 
@@ -69,84 +57,34 @@ def prove(
     Args:
         limit: seconds for a plan.
     """
+    cases = [_case(subject, declaration, call) for call in calls]
     try:
-        blocks = blocks_of(subject.model, declaration)
-        expected = [call.of(subject.model) for call in calls]
+        resolved = {name: plan_for(cases[0], **degrees) for name, degrees in plans.items()}
+        expected = [case.stock() for case in cases]
     except FAILS as error:
         return Proof({}, {plan: in_a_line(error) for plan in plans})
-    resolved = {name: _plan(blocks[-1].unit + 1, **degrees) for name, degrees in plans.items()}
-
-    def work(plan: ResolvedPlan) -> list[float]:
-        return [
-            error
-            for call, whole in zip(calls, expected, strict=True)
-            for error in _errors(subject, declaration, call, plan, whole)
+    errors, failures = {}, {}
+    for name, plan in resolved.items():
+        works = [
+            (plan.world_size, functools.partial(_on_rank, case, plan, whole))
+            for case, whole in zip(cases, expected, strict=True)
         ]
+        try:
+            errors[name] = max(map(worst, run_in_turn(works, limit / len(works))))
+        except RankFailed as failed:
+            failures[name] = failed.line
+    return Proof(errors, failures)
 
-    results = {
-        name: run_ranks(plan.world_size, functools.partial(work, plan), limit) for name, plan in resolved.items()
-    }
-    errors = {
-        name: max((error for ranks in found for error in ranks), default=math.inf)
-        for name, found in results.items()
-        if not isinstance(found, str)
-    }
-    return Proof(errors, {name: found for name, found in results.items() if isinstance(found, str)})
+
+def _case(subject: Subject, declaration: Declaration, call: ModelCall) -> Case:
+    return Case(subject.model, declaration, call.latent, call.timestep, call.arguments, "", options=call.options)
 
 
 @torch.inference_mode()
-def _errors(
-    subject: Subject, declaration: Declaration, call: ModelCall, plan: ResolvedPlan, expected: Tensor
-) -> list[float]:
-    """On a last stage's rank those of the whole call, and of its patches from the cache."""
-    mesh = build_mesh(plan, CPU, Meter())
-    ends = list(accumulate(plan.stages))
-    stage = mesh.pipefusion.rank
-    shared = {id(weight): weight for weight in subject.model.parameters()}
-    spread = SpreadModel(
-        copy.deepcopy(subject.model, shared),
-        declaration,
-        Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1]),
-        COMPILED,
-    )
-    forward = SpreadForward(spread, Execution(mesh, plan, BlockAccess(), lambda: None))
-    shape = tuple(call.latent.shape)
-    picture = Picture(shape, as_patch_size(declaration.patch_size(subject.model), len(shape) - 2))
-    inputs = Inputs("key", call.latent.shape, call.latent.dtype, CPU, None, {})
-
-    def run(patch: int | None) -> Tensor | None:
-        latent = call.latent.clone() if mesh.first else None
-        out = forward.run(inputs, picture, latent, patch, lambda x, options: _at(call, x).of(spread.entrance, options))
-        mesh.finish_sending()
-        return out
-
-    parts: list[Tensor | None] = [run(None)]
-    if plan.patches > 1:
-        patches = [found for found in (run(patch) for patch in range(plan.patches)) if found is not None]
-        (region, *_) = picture.regions(plan.patches)
-        parts.append(torch.cat(patches, dim=region.dim) if patches else None)
-    errors = [float((out - expected).norm() / expected.norm()) for out in parts if out is not None]
-    return [
-        error if math.isfinite(error) else math.inf for error in errors
-    ]  # no comparison holds for what is no number
-
-
-def _at(call: ModelCall, latent: Tensor) -> ModelCall:
-    return ModelCall(latent, call.timestep, call.arguments, call.options)
-
-
-def _plan(blocks: int, pipefusion: int = 1, ring: int = 1, ulysses: int = 1, patches: int = 1) -> ResolvedPlan:
-    ends = [blocks * stage // pipefusion for stage in range(pipefusion + 1)]
-    settings: dict[str, Any] = {"warmup_steps": 1, "weights": "replicated", "attention": "auto", "memory_limit": 0.0}
-    return ResolvedPlan(
-        devices=("cpu",) * (pipefusion * ring * ulysses),
-        data=1,
-        cfg=1,
-        pipefusion=pipefusion,
-        ring=ring,
-        ulysses=ulysses,
-        patches=patches,
-        stages=tuple(stop - start for start, stop in pairwise(ends)),
-        shares=(1,) * (ring * ulysses),
-        **settings,
-    )
+def _on_rank(case: Case, plan: ResolvedPlan, expected: Tensor, _: int) -> bytes:
+    """On a last stage's rank the errors of the whole call, and of its patches from the cache."""
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 2
+    )  # where a declaration is wrong, gloo may end a process with a page of words
+    rank = Rank(case, plan)
+    return told([out for out in (rank.run(), rank.by_patch()) if out is not None], expected)

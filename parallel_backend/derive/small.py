@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ..errors import Refused
 from ..models.comfyui.comfy_family import make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
+from ..models.comfyui.proof.ranks import in_a_line
 from ..weights.files.checkpoint import read_header
-from .calls import FAILS, ModelCall, Sizes, Subject, in_a_line
+from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
 from .undescribed import not_derived
 

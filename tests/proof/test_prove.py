@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from parallel_backend.models.comfyui.content.sources import AROUND, sources_of
 from parallel_backend.models.comfyui.content.tested import same_files, tables
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE, prove
+from parallel_backend.models.comfyui.proof.rank import told, worst
 from parallel_backend.models.comfyui.small import SMALL, Builder, small
 from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases, cases_of
 from parallel_backend.models.declared import DECLARATIONS
@@ -136,3 +139,9 @@ def test_a_class_that_is_written_otherwise_and_does_the_same_is_right(monkeypatc
 
     monkeypatch.setattr(wan.WanAttentionBlock, "forward", twice(wan.WanAttentionBlock.forward))
     assert max(prove(small("wan, text")).values()) <= TOLERANCE
+
+
+def test_what_is_no_number_is_the_largest_error() -> None:
+    """Whichever rank it comes from, and whatever stands before it."""
+    right, expected = torch.ones(2, 3), torch.ones(2, 3)
+    assert worst([told([right], expected), told([right * math.nan], expected), told([right], expected)]) == math.inf

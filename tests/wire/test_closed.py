@@ -37,13 +37,8 @@ UNPICKLING_CALLS = {
     *{"send_object_list", "recv_object_list"},
     *{"eval", "exec", "compile_command"},
 }
-OF_COMMANDS = {
-    Path("parallel_backend/derive/ranks.py"): {"multiprocessing"},
-    Path("parallel_backend/derive/writing.py"): {"eval", "exec"},
-    Path("parallel_backend/models/comfyui/proof/ranks.py"): {"load", "multiprocessing", "save"},
-}
-"""What children with small models of their own do among themselves: they fork ranks and read tensors from them, and `derive`
-reads back the declaration that it has just written."""
+OF_COMMANDS = {Path("parallel_backend/derive/writing.py"): {"eval", "exec"}}
+"""What evaluates its own text: `derive` reads back the declaration that it has just written."""
 OWNERS = {"torch", "dist", "distributed", "builtins"}
 
 

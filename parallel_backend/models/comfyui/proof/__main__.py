@@ -20,7 +20,7 @@ from ..importing import import_comfyui
 from ..small import Builder, small
 from .asked import ASKED, Answer, Asked, class_name
 from .prove import prove
-from .ranks import RankFailed
+from .ranks import RankFailed, in_a_line
 
 NICE = 5
 
@@ -46,8 +46,10 @@ def _answer(asked: Asked) -> Answer:
         if asked.model and asked.model != class_name(type(case.model)):
             return Answer({}, 0.0, f"this pack has no small {asked.model}")
         errors = prove(case)
+    except RankFailed as error:
+        return Answer({}, time.monotonic() - begun, error.line)
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
-        return Answer({}, time.monotonic() - begun, _last_line(error))
+        return Answer({}, time.monotonic() - begun, in_a_line(error))
     return Answer(dict(errors), time.monotonic() - begun)
 
 
@@ -56,14 +58,6 @@ def _of_the_class(kind: Any) -> dict[str, Any]:
     described = kind({**kind.unet_config, "disable_unet_model_creation": True, "hidden_size": 3072})
     described.get_model({}, "")
     return {name: described.unet_config[name] for name in kind.unet_config}
-
-
-def _last_line(error: Exception) -> str:
-    """Of what ranks raised the last line, which is an exception's."""
-    said = str(error).strip().splitlines()
-    if isinstance(error, RankFailed) and said:
-        return said[-1]
-    return f"{type(error).__name__}: {said[0] if said else ''}"
 
 
 def _end_with_the_asker() -> None:

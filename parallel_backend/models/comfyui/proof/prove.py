@@ -11,7 +11,7 @@ from torch import Tensor
 from ....plan import ResolvedPlan
 from ..small.case import Case
 from .pairs import Pair, rows_of_a_batch, two_prompts
-from .rank import Rank, error_of, plan_for
+from .rank import Rank, plan_for, told, worst
 from .ranks import run_in_turn
 
 RANKS = 3
@@ -33,16 +33,9 @@ class Split:
     expected: Tensor
     rows: bool = False
 
-    def error(self, answers: list[list[Tensor]]) -> float:
-        """The largest relative error."""
-        found = [
-            error_of(out, self.expected[rank : rank + 1] if self.rows else self.expected)
-            for rank, outs in enumerate(answers)
-            for out in outs
-        ]
-        if not found:
-            raise RuntimeError("no rank has a result")
-        return max(found)
+    def work(self, rank: int) -> bytes:
+        """A rank's errors."""
+        return told(self.on_rank(rank), self.expected[rank : rank + 1] if self.rows else self.expected)
 
 
 @torch.no_grad()
@@ -53,8 +46,8 @@ def prove(case: Case) -> Mapping[str, float]:
         RankFailed: a rank could not compute its part.
     """
     splits = dict(_splits(case))
-    answers = run_in_turn([(split.plan.world_size, split.on_rank) for split in splits.values()])
-    return {name: split.error(outs) for (name, split), outs in zip(splits.items(), answers, strict=True)}
+    answers = run_in_turn([(split.plan.world_size, split.work) for split in splits.values()])
+    return {name: worst(of_ranks) for name, of_ranks in zip(splits, answers, strict=True)}
 
 
 def _splits(case: Case) -> Iterator[tuple[str, Split]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ....comm.meter import Meter
 from ....mesh import build_mesh
@@ -26,6 +29,7 @@ from ..features.compile import COMPILED
 from ..small.case import Case, packed
 
 CPU = torch.device("cpu")
+ERRORS = msgspec.msgpack.Decoder(list[float])
 
 
 class Rank:
@@ -61,7 +65,7 @@ class Rank:
                 case.unpacked(x),
                 case.timestep,
                 transformer_options={**options, **case.options},
-                **{**case.arguments, **changed},
+                **tree_map_only(Tensor, torch.clone, {**case.arguments, **changed}),
             )
             return packed(out)
 
@@ -98,5 +102,23 @@ def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
 
 
 def error_of(out: Tensor, expected: Tensor) -> float:
-    """Relative L2."""
-    return ((out - expected).norm() / expected.norm()).item()
+    """Relative L2; infinite for what is no number, with which no comparison holds."""
+    error = ((out - expected).norm() / expected.norm()).item()
+    return error if math.isfinite(error) else math.inf
+
+
+def told(outs: Iterable[Tensor], expected: Tensor) -> bytes:
+    """A rank's errors, for `worst`."""
+    return msgspec.msgpack.encode([error_of(out, expected) for out in outs])
+
+
+def worst(ranks: Iterable[bytes]) -> float:
+    """The largest error that ranks told.
+
+    Raises:
+        RuntimeError: none has a result.
+    """
+    errors = [error for rank in ranks for error in ERRORS.decode(rank)]
+    if not errors:
+        raise RuntimeError("no rank has a result")
+    return max(errors)

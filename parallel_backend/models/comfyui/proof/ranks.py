@@ -1,105 +1,169 @@
-"""Ranks of this process's own: forked processes that join a gloo group, run a function and return its result."""
+"""Ranks of this process's own: forked processes that join a gloo group, run functions and tell what these give."""
 
 from __future__ import annotations
 
 import datetime
-import io
-import multiprocessing
+import os
+import select
+import signal
+import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 60
+TIMEOUT = 60.0
+"""Seconds for a run, and for each wait of a rank for another."""
+
+PATIENCE = 2.0
+"""Seconds for the others to fail, once a rank has."""
+
+ENDED = "its process ended"
+
+Work = Callable[[int], bytes]
+"""What a rank does; the result is said in bytes, which nothing unpickles."""
 
 
 class RankFailed(RuntimeError):
-    """A rank's function raised, or its process ended; of each such rank, what it raised."""
+    """A rank's function raised, or its process ended; of each such rank, what it raised.
 
-
-def run_ranks(
-    world_size: int, function: Callable[[int], Any], timeout: float = TIMEOUT, *, joined: bool = True
-) -> list[Any]:
-    """`function(rank)` on every rank of a new gloo group, or of one that it makes; the results in rank order.
-
-    Forking needs no import, so eight ranks are up in well under a second.
-
-    Args:
-        joined: whether the ranks are a group when the function is called.
+    Attributes:
+        line: the error of one that did not just lose another.
     """
-    (results,) = run_in_turn([(world_size, function)], timeout, joined=joined)
-    return results
+
+    def __init__(self, line: str, told: Sequence[str]) -> None:
+        super().__init__("\n".join(told))
+        self.line = line
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """A rank's results, or its error in a line and at length."""
+
+    results: list[bytes]
+    error: str = ""
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """A forked rank: its process, and the end of a pipe that what it tells comes from."""
+
+    process: int
+    pipe: int
 
 
 def run_in_turn(
-    runs: Sequence[tuple[int, Callable[[int], Any]]], timeout: float = TIMEOUT, *, joined: bool = True
-) -> list[list[Any]]:
-    """What `run_ranks` does for each world size and function, on ranks that are forked once for all of them.
+    runs: Sequence[tuple[int, Work]], timeout: float = TIMEOUT, *, joined: bool = True
+) -> list[list[bytes]]:
+    """For each world size and function `function(rank)` on every rank of a new gloo group; the results in rank order.
 
-    Forking copies the page tables of this process, which takes longer than a small model's forward.
+    The ranks are forked once for all runs, which copies the page tables of this process: that takes longer than a small
+    model's forward, and importing anew would take seconds.
+
+    Args:
+        timeout: seconds for each run.
+        joined: whether the ranks are a group when the function is called, or make one.
+
+    Raises:
+        RankFailed: a rank has no result.
     """
-    fork = multiprocessing.get_context("fork")
+    world_size = max(size for size, _ in runs)
     with tempfile.TemporaryDirectory() as directory:
-        pipes, processes = [], []
-        for rank in range(max(world_size for world_size, _ in runs)):
-            ours, theirs = fork.Pipe(duplex=False)
-            process = fork.Process(target=_rank, args=(rank, runs, Path(directory) if joined else None, theirs))
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
+        folder = Path(directory) if joined else None
+        forks: list[_Fork] = []
         try:
-            answers = [_receive(pipe, rank, timeout * len(runs)) for rank, pipe in enumerate(pipes)]
+            for rank in range(world_size):
+                forks.append(_forked(rank, runs, folder, timeout))
+            answers = _answers(forks, timeout * len(runs))
         finally:
-            for process in processes:
-                process.join(5)
-                process.kill()
-    failures = [error for _, error in answers if error]
-    if failures:
-        raise RankFailed("\n".join(failures))
-    return [[results[run] for results, _ in answers[:world_size]] for run, (world_size, _) in enumerate(runs)]
+            for fork in forks:
+                os.kill(fork.process, signal.SIGKILL)
+                os.waitpid(fork.process, 0)
+                os.close(fork.pipe)
+    failed = [f"rank {rank}: {answer.told or answer.error}" for rank, answer in answers.items() if answer.error]
+    if failed:
+        raise RankFailed(min((each.error for each in answers.values() if each.error), key=_follows_another), failed)
+    return [[answers[rank].results[run] for rank in range(size)] for run, (size, _) in enumerate(runs)]
 
 
-def _receive(pipe: Connection, rank: int, timeout: float) -> tuple[Any, str]:
-    if not pipe.poll(timeout):
-        return None, f"rank {rank} did not answer within {timeout} s"
+def in_a_line(error: BaseException) -> str:
+    """An error's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+
+
+def _follows_another(error: str) -> bool:
+    """Whether a failure is that of a rank which lost another one."""
+    return "onnection" in error or ENDED in error
+
+
+def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _Answer]:
+    """What each rank tells, until all have, or the time is over."""
+    waiting = {fork.pipe: rank for rank, fork in enumerate(forks)}
+    read = {pipe: bytearray() for pipe in waiting}
+    answers = {rank: _Answer([], f"no end within {seconds:.0f} s") for rank in waiting.values()}
+    end = time.monotonic() + seconds
+    while waiting and (ready := select.select([*waiting], [], [], max(0.0, end - time.monotonic()))[0]):
+        for pipe in ready:
+            more = os.read(pipe, 1 << 20)
+            read[pipe] += more
+            if more:
+                continue
+            rank = waiting.pop(pipe)
+            answers[rank] = _decoded(bytes(read[pipe]))
+            if answers[rank].error:
+                end = min(end, time.monotonic() + PATIENCE)
+    return answers
+
+
+def _decoded(told: bytes) -> _Answer:
     try:
-        return torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=True)  # type: ignore[no-any-return]
-    except EOFError:
-        return None, f"rank {rank} died"
+        return msgspec.msgpack.decode(told, type=_Answer)
+    except msgspec.MsgspecError:
+        return _Answer([], ENDED)
 
 
-def _rank(
-    rank: int, runs: Sequence[tuple[int, Callable[[int], Any]]], directory: Path | None, pipe: Connection
-) -> None:
+def _forked(rank: int, runs: Sequence[tuple[int, Work]], folder: Path | None, timeout: float) -> _Fork:
+    read, write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        os.close(write)
+        return _Fork(process, read)
+    try:
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(msgspec.msgpack.encode(_answer(rank, runs, folder, timeout)))
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
+
+
+def _answer(rank: int, runs: Sequence[tuple[int, Work]], folder: Path | None, timeout: float) -> _Answer:
     torch.set_num_threads(1)
-    results: list[Any] = []
+    results: list[bytes] = []
     try:
         for number, (world_size, function) in enumerate(runs):
-            results.append(None)
+            results.append(b"")
             if rank >= world_size:
                 continue
             if dist.is_initialized():
                 dist.destroy_process_group()
-            if directory is not None:
+            if folder is not None:
                 dist.init_process_group(
                     "gloo",
-                    init_method=f"file://{directory / f'rendezvous-{number}'}",
+                    init_method=f"file://{folder / f'rendezvous-{number}'}",
                     rank=rank,
                     world_size=world_size,
-                    timeout=datetime.timedelta(seconds=TIMEOUT),
+                    timeout=datetime.timedelta(seconds=timeout),
                 )
             results[-1] = function(rank)
             dist.barrier()
-        answer: tuple[list[Any] | None, str] = (results, "")
-    except BaseException:
-        answer = (None, f"rank {rank}, run {len(results)} of {len(runs)}: {traceback.format_exc()}")
-    buffer = io.BytesIO()
-    torch.save(answer, buffer)
-    pipe.send_bytes(buffer.getvalue())
-    pipe.close()
+    except BaseException as error:
+        return _Answer([], in_a_line(error), f"run {len(results)} of {len(runs)}: {traceback.format_exc()}")
+    return _Answer(results)

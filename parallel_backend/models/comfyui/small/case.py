@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ...declared import DECLARATIONS
 from ...spread.declaration import Declaration
@@ -94,12 +95,10 @@ class Case:
         return import_module("comfy.utils").unpack_latents(x, self.shapes) if self.shapes else x
 
     def stock(self) -> Tensor:
-        """What ComfyUI's own forward gives."""
-        return packed(
-            self.model(
-                self.unpacked(self.x.clone()), self.timestep, transformer_options=dict(self.options), **self.arguments
-            )
-        )
+        """What ComfyUI's own forward gives, which may write into what it is given."""
+        given: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
+        x = self.unpacked(self.x.clone())
+        return packed(self.model(x, self.timestep, transformer_options=dict(self.options), **given))
 
 
 Small: TypeAlias = Callable[[Builder], Case]
