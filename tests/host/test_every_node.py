@@ -71,7 +71,7 @@ UNKNOWN = "write down in INPUTS how these nodes are used"
 PLAIN = ("KSampler", "SamplerCustomAdvanced")
 """Graphs without the node that is tried."""
 
-ONE_SIDED = ("NAGuidance", "DualModelGuider")
+ONE_SIDED = ("BasicGuider", "CFGOverride", "DualModelGuider", "NAGuidance")
 """What leaves a picture's model calls without a second side, so that one GPU alone has work."""
 
 PARTS = 3
