@@ -62,6 +62,9 @@ INPUTS: dict[str, dict[str, Any]] = {
     "ScaleROPE": {"scale_x": 1.5, "shift_y": 2.0},
     "SkipLayerGuidanceDiT": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
     "SkipLayerGuidanceDiTSimple": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
+    "UNetCrossAttentionMultiply": {"q": 0.8, "k": 1.2, "v": 0.9, "out": 1.1},
+    "UNetSelfAttentionMultiply": {"q": 0.8, "k": 1.2, "v": 0.9, "out": 1.1},
+    "UNetTemporalAttentionMultiply": {"self_structural": 0.8, "cross_structural": 1.2},
     "SkipLayerGuidanceSD3": {"layers": "0", "start_percent": 0.0},
 }
 """What the description of a node does not tell, or where its defaults say little."""
