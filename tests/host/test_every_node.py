@@ -62,6 +62,9 @@ INPUTS: dict[str, dict[str, Any]] = {
     "ScaleROPE": {"scale_x": 1.5, "shift_y": 2.0},
     "SkipLayerGuidanceDiT": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
     "SkipLayerGuidanceDiTSimple": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
+    "UNetCrossAttentionMultiply": {"q": 0.8, "k": 1.2, "v": 0.9, "out": 1.1},
+    "UNetSelfAttentionMultiply": {"q": 0.8, "k": 1.2, "v": 0.9, "out": 1.1},
+    "UNetTemporalAttentionMultiply": {"self_structural": 0.8, "cross_structural": 1.2},
     "SkipLayerGuidanceSD3": {"layers": "0", "start_percent": 0.0},
 }
 """What the description of a node does not tell, or where its defaults say little."""
@@ -71,7 +74,7 @@ UNKNOWN = "write down in INPUTS how these nodes are used"
 PLAIN = ("KSampler", "SamplerCustomAdvanced")
 """Graphs without the node that is tried."""
 
-ONE_SIDED = ("NAGuidance", "DualModelGuider")
+ONE_SIDED = ("BasicGuider", "CFGOverride", "DualModelGuider", "NAGuidance")
 """What leaves a picture's model calls without a second side, so that one GPU alone has work."""
 
 PARTS = 3

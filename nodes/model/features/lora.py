@@ -68,7 +68,7 @@ class AdapterReader:
         if offset is not None:
             size[offset[0]] = offset[2]
         columns = math.prod(size[1:])
-        for found in _shapes(kind, parts, columns):
+        for found in _shapes(kind, parts, columns) if parts else ():
             if found != (size[0], columns):
                 raise Refused(
                     f"an adapter changes {list(found)} values of {name}, which has {size}: choose a LoRA that was made "

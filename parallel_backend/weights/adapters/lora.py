@@ -29,9 +29,9 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One change of one tensor.
 
     `tensors` maps the parts of its kind to the ids of their values; with `dora_scale` among them the result's norms are
-    set to it (DoRA, arXiv 2402.09353). `alpha` as in the file; `scale` multiplies the tensor itself beforehand, and is all
-    there is where there are no tensors. `offset` (dim, start, length) names the part of the tensor that is meant; `function`
-    is one of FUNCTIONS, applied to the difference.
+    set to it (DoRA, arXiv 2402.09353). `alpha` as in the file; `scale` multiplies the tensor itself beforehand, which is all
+    where there are no tensors. `offset` (dim, start, length) names the part of the tensor that is meant; `function` is one of
+    FUNCTIONS, applied to the difference.
     """
 
     kind: Kind
