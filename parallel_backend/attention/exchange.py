@@ -38,14 +38,14 @@ class HeadExchange:
         send_sizes = [row * local * sum(theirs) for theirs in heads]
         send = q.new_empty(sum(send_sizes))
         if self._apart:
-            places = send.view(axis.size, local, batch, sum(mine), head_dim).split(mine, dim=3)
-            for part, place in zip((q, k, v), places, strict=True):
-                place.copy_(part.unflatten(2, (axis.size, place.shape[3])).permute(2, 1, 0, 3, 4))
+            views = send.view(axis.size, local, batch, sum(mine), head_dim).split(mine, dim=3)
+            for part, view in zip((q, k, v), views, strict=True):
+                view.copy_(part.unflatten(2, (axis.size, view.shape[3])).permute(2, 1, 0, 3, 4))
         else:
             for piece, runs, theirs in zip(send.split(send_sizes), self._runs, heads, strict=True):
-                places = piece.view(local, batch, sum(theirs), head_dim).split(theirs, dim=2)
-                for part, run, place in zip((q, k, v), runs, places, strict=True):
-                    place.copy_(part[:, :, run].transpose(0, 1))
+                views = piece.view(local, batch, sum(theirs), head_dim).split(theirs, dim=2)
+                for part, run, view in zip((q, k, v), runs, views, strict=True):
+                    view.copy_(part[:, :, run].transpose(0, 1))
         received = axis.all_to_all(send, send_sizes, [row * n * sum(mine) for n in self._tokens])
         every = received.view(sum(self._tokens), batch, sum(mine), head_dim).transpose(0, 1)
         q, k, v = every.split(mine, dim=2)

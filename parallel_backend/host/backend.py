@@ -284,7 +284,7 @@ class Backend:
                     continue
                 if group.alive():
                     try:
-                        answer = group.carry_out(Exchange(Release(self._number(), model, ranks)))
+                        answer = group.execute(Exchange(Release(self._number(), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
@@ -390,7 +390,7 @@ class Backend:
             self._lock.release()
 
     def _number(self) -> int:
-        """A new request's."""
+        """The number of a new request."""
         return next(self._requests)
 
     def _request(self, exchange: Exchange) -> Answer:
@@ -426,9 +426,7 @@ class Backend:
                 if for_diffusers:
                     check_members_diffusers(group.members)
                 try:
-                    return group.carry_out(
-                        replace(exchange, caller=replace(exchange.caller, is_cancelled=is_cancelled))
-                    )
+                    return group.execute(replace(exchange, caller=replace(exchange.caller, is_cancelled=is_cancelled)))
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
                         self._journal.failed(str(failure))

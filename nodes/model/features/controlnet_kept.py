@@ -22,9 +22,9 @@ class KeptControl:
         """What the ControlNet gives for a call: lists of tensors, of which each caller gets copies."""
         if self._again:
             return self._outputs.popleft()
-        given = self._control.get_control(*args)
-        self._outputs.append(given)
-        return given and {kind: list(tensors) for kind, tensors in given.items()}
+        output = self._control.get_control(*args)
+        self._outputs.append(output)
+        return output and {kind: list(tensors) for kind, tensors in output.items()}
 
     def begin_again(self) -> None:
         """From here on give what was given."""

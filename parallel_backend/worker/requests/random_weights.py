@@ -1,4 +1,4 @@
-"""A model that runs whole with made-up weights, which take next to no memory: to see what is so of any weights."""
+"""A model that runs whole with random weights, which take next to no memory: to see what is so of any weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPREAD = 0.03
 """Of the random numbers: about what layers of a thousand features have."""
 
 
-def made_up(family: WholeFamily, config: Any, dtype: torch.dtype, device: torch.device) -> WholeModel:
+def randomly_weighted(family: WholeFamily, config: Any, dtype: torch.dtype, device: torch.device) -> WholeModel:
     """One whose parameters are views of a buffer for each of their types.
 
     Matrices have small random numbers and vectors such about 1, so that what a layer is given matters to what it gives.

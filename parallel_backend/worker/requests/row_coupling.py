@@ -1,0 +1,57 @@
+"""Whether the rows of a batch can be computed apart: tried with a model's own class before its first split forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import Refused
+from ...models.comfyui.rows import rows_a_unit
+from ...models.comfyui.whole_family import WholeFamily
+from ...models.comfyui.whole_model import WholeModel
+from .example import Example
+from .random_weights import randomly_weighted
+
+ALIKE = 1e-3
+"""Relative L2 error of a row in fp32 up to which it is the same alone and beside another."""
+
+
+def refuse_coupled_rows(family: WholeFamily, config: Any, example: Example) -> None:
+    """Run rows alone and beside others, which are given something else, in fp32.
+
+    Args:
+        family, config: whose model is made with random weights.
+
+    Raises:
+        Refused: what is computed of them is not the same, as where a class swaps the halves of a batch.
+    """
+    model = randomly_weighted(family, replace(config, quantisation={}), torch.float32, example.device)
+    count = rows_a_unit(example.values)
+    exact = replace(example, tensors=_in_fp32(example.tensors))
+    alone, both = exact.rows(count), dict(exact.rows(2 * count).tensors)
+    generator = torch.Generator().manual_seed(0)
+    for key, tensor in both.items():
+        if key != "timestep" and tensor.is_floating_point() and tensor.ndim and tensor.shape[0] == 2 * count:
+            drawn = torch.randn(tensor[count:].shape, generator=generator)
+            both[key] = torch.cat([tensor[:count], drawn.to(tensor)])
+    apart, beside = (_run(model, each) for each in (alone, replace(exact, tensors=both)))
+    error = (apart - beside[:count]).norm() / apart.norm()
+    if not error <= ALIKE:  # NaN is not
+        raise Refused(
+            f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices with "
+            "one GPU in Parallel Plan, or Load Diffusion Model."
+        )
+
+
+def _in_fp32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
+
+
+def _run(model: WholeModel, example: Example) -> Tensor:
+    out = model.compute(example.x, example.inputs("apart"))
+    example.on_progress()
+    return out
