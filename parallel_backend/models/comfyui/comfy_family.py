@@ -25,7 +25,7 @@ from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
 from ..spread.declaration import Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
-from .computed import CPU, made_elsewhere
+from .computed_buffers import CPU, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes, reference_tokens
