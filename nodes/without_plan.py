@@ -16,7 +16,7 @@ from ..parallel_backend.plan.devices.names import named_devices
 from ..parallel_backend.plan.presets import AUTOMATIC, SMALLEST, with_preset
 
 PRESETS = (AUTOMATIC, SMALLEST)
-"""Those whose picture is the same."""
+"""The presets whose picture is the one that a single GPU draws."""
 
 UNSEEN = {"hidden": True}
 

@@ -61,7 +61,7 @@ class Conditioning:
     values: dict[str, Value] = field(default_factory=dict)
 
 
-def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str, Value], depth: int = 0) -> None:
+def flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Value], depth: int = 0) -> None:
     """Put a tree of tensors, numbers, words, lists and other collections and dicts under names such as `ref_latents.0`.
 
     Raises:
@@ -71,26 +71,26 @@ def flatten(name: str, given: Any, tensors: dict[str, Tensor], values: dict[str,
         raise Refused(
             f"{name} in the conditioning is nested too deeply to be sent to the workers: remove the node that adds it."
         )
-    match given:
+    match value:
         case Tensor():
-            tensors[name] = given
+            tensors[name] = value
         case None | bool() | int() | float() | str():
-            values[name] = given
+            values[name] = value
         case list() | tuple() | set() | frozenset():
-            if (kind := type(given).__name__) in KINDS:
+            if (kind := type(value).__name__) in KINDS:
                 values[f"{name}.{KIND}"] = kind
-            values[f"{name}.{LENGTH}"] = len(given)
-            ordered = sorted(given, key=repr) if isinstance(given, (set, frozenset)) else given  # as on any other day
+            values[f"{name}.{LENGTH}"] = len(value)
+            ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value  # as on any other day
             for index, item in enumerate(ordered):
                 flatten(f"{name}.{index}", item, tensors, values, depth + 1)
-        case dict() if given and all(
-            isinstance(key, str) and key and not key.isdigit() and "." not in key for key in given
+        case dict() if value and all(
+            isinstance(key, str) and key and not key.isdigit() and "." not in key for key in value
         ):
-            for key, item in given.items():
+            for key, item in value.items():
                 flatten(f"{name}.{key}", item, tensors, values, depth + 1)
         case _:
             raise Refused(
-                f"{name} in the conditioning holds a {type(given).__name__}, which cannot be sent to the workers: remove the "
+                f"{name} in the conditioning holds a {type(value).__name__}, which cannot be sent to the workers: remove the "
                 "node that adds it, or use Load Diffusion Model."
             )
 

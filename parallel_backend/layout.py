@@ -88,7 +88,7 @@ class SequenceSplit:
         return [slice(run.start // self.group, -(-run.stop // self.group)) for run in self.head_runs()]
 
     def kv_counts(self) -> list[int]:
-        """How many these are."""
+        """How many heads of keys and values each Ulysses rank needs."""
         return list(map(length, self.kv_runs()))
 
     def head_chunks(self, most: int) -> list[list[HeadRuns]]:

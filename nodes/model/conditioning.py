@@ -73,13 +73,13 @@ def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Conditionin
     Raises:
         Refused: it cannot be sent.
     """
-    given = Conditioning({})
+    conditioning = Conditioning({})
     for name, condition in model_conds.items():
-        flatten(NAMES.get(name, name), _sent(name, condition.cond), given.tensors, given.values)
-    for name, tensor in given.tensors.items():
-        untouched = (tensor.dtype in UNCAST and name not in NAMES.values()) or in_dict(name, given.values)
-        given.tensors[name] = tensor if untouched else tensor.to(dtype)
-    return given
+        flatten(NAMES.get(name, name), _sent(name, condition.cond), conditioning.tensors, conditioning.values)
+    for name, tensor in conditioning.tensors.items():
+        untouched = (tensor.dtype in UNCAST and name not in NAMES.values()) or in_dict(name, conditioning.values)
+        conditioning.tensors[name] = tensor if untouched else tensor.to(dtype)
+    return conditioning
 
 
 def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
@@ -88,11 +88,11 @@ def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
     Raises:
         Refused: it cannot be sent.
     """
-    given = Conditioning({} if context is None else {"context": context})
+    conditioning = Conditioning({} if context is None else {"context": context})
     for name, value in inputs.items():
         if value is not None:
-            flatten(name, _sent(name, value), given.tensors, given.values)
-    return given
+            flatten(name, _sent(name, value), conditioning.tensors, conditioning.values)
+    return conditioning
 
 
 def repeated_text(model: Any) -> tuple[type, ...]:
@@ -132,19 +132,19 @@ def is_plain(option: Any) -> bool:
 
 def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     """What nodes have put among them that is plain, and positions, under the names by which they go with a prompt."""
-    given: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name, value in transformer_options.items():
         if is_plain(value) and name not in OWN_OPTIONS:
-            flatten(f"{OPTIONS}.{name}", value, {}, given)
+            flatten(f"{OPTIONS}.{name}", value, {}, values)
     named = {option: transformer_options.get(option) or {} for option in NUMBERS}
-    return given | {
+    return values | {
         f"{OPTIONS}.{option}.{name}": value for option, numbers in named.items() for name, value in numbers.items()
     }
 
 
 def sigmas_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     """Those of the call and of all steps, under the names by which they go with a call."""
-    given: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name in SIGMAS:
-        flatten(f"{OPTIONS}.{name}", transformer_options[name].float().tolist(), {}, given)
-    return given
+        flatten(f"{OPTIONS}.{name}", transformer_options[name].float().tolist(), {}, values)
+    return values

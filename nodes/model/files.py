@@ -16,7 +16,7 @@ MODELS, CHECKPOINTS, DIFFUSERS = "diffusion_models", "checkpoints", "diffusers"
 
 
 def choices() -> list[str]:
-    """What can be chosen."""
+    """The names of all model files that a loader offers."""
     full = [f"{CHECKPOINTS}/{name}" for name in folder_paths.get_filename_list(CHECKPOINTS)]
     names = [*folder_paths.get_filename_list(MODELS), *_gguf_files(), *full, *_folders()]
     return list(dict.fromkeys(names))

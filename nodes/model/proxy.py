@@ -89,27 +89,27 @@ class DiffusionProxy(nn.Module):
         refuse_transformer_options(options, self.skeleton)
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
-        given = of_call(context, inputs)
+        conditioning = of_call(context, inputs)
         if control is not None and self.remote.shape.whole:
-            self._check_control(control, x, {"timestep": timestep, **given.tensors})
+            self._check_control(control, x, {"timestep": timestep, **conditioning.tensors})
             lists = {kind: list(tensors) for kind, tensors in control.items()}
-            flatten(CONTROL, lists, given.tensors, given.values)
+            flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
         compared = guides_as_values(transformer_options)
-        given.values.update(options_of(transformer_options) | values_of(skipped) | compared)
-        given.values.update(free_u_as_values(transformer_options, self.skeleton))
+        conditioning.values.update(options_of(transformer_options) | values_of(skipped) | compared)
+        conditioning.values.update(free_u_as_values(transformer_options, self.skeleton))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:
-            given.values.update(sigmas_of(transformer_options))
+            conditioning.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
-            given.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
+            conditioning.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
-        self.remote.check(x, given)
+        self.remote.check(x, conditioning)
         self.remote.attention(x.dtype)
-        flatten("timestep", timestep, given.tensors, given.values)
-        call = Conditioning({"x": x, **given.tensors}, given.values)
+        flatten("timestep", timestep, conditioning.tensors, conditioning.values)
+        call = Conditioning({"x": x, **conditioning.tensors}, conditioning.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
-            names = {name.partition(".")[0] for name in (*given.tensors, *given.values)}
+            names = {name.partition(".")[0] for name in (*conditioning.tensors, *conditioning.values)}
             proofs().check(self.remote.config, self.skeleton, names, say)
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype)
@@ -118,16 +118,16 @@ class DiffusionProxy(nn.Module):
         check_stages(skipped, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
-    def _check_control(self, control: Control, x: Tensor, given: Mapping[str, Tensor]) -> None:
+    def _check_control(self, control: Control, x: Tensor, inputs: Mapping[str, Tensor]) -> None:
         """Raise Refused where a ControlNet's output does not fit the model, of which UNets alone take one whole."""
         if not isinstance(self.skeleton, UNetModel):
             raise Refused(
                 f"A ControlNet cannot be used with a parallel {self.remote.shape.name} MODEL yet: remove it, or use Load "
                 "Diffusion Model."
             )
-        key = tuple((name, tensor.shape) for name, tensor in {"x": x, **given}.items())
+        key = tuple((name, tensor.shape) for name, tensor in {"x": x, **inputs}.items())
         if key not in self._control_shapes:
-            self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, given)
+            self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, inputs)
         refuse_other_control(control, self._control_shapes[key])
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -48,8 +48,8 @@ def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> 
         raise Refused(f"the option {name} (a {kind}) cannot be applied to a parallel MODEL: {WAY_OUT}.")
 
 
-def _numbers(given: Any) -> bool:
-    return isinstance(given, Mapping) and all(isinstance(value, (int, float)) for value in given.values())
+def _numbers(option: Any) -> bool:
+    return isinstance(option, Mapping) and all(isinstance(value, (int, float)) for value in option.values())
 
 
 def refuse_prompts(prompts: Mapping[str, list[Mapping[str, Any]]]) -> None:

@@ -133,19 +133,19 @@ class RemoteModel:
         kernel = choose_kernel(self.wish.attention, torch.device(device), dtype, self.shape.head_dim)
         return f"{kernel.name} ({kernel.reason})"
 
-    def check(self, latent: Tensor, given: Conditioning) -> None:
+    def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
-        conditioning = given.tensors
-        picture = comfy.utils.unpack_latents(latent, packed_shapes(given.values))[0]
-        self.family.check(self.config, picture, conditioning, given.values)
+        tensors, values = conditioning.tensors, conditioning.values
+        picture = comfy.utils.unpack_latents(latent, packed_shapes(values))[0]
+        self.family.check(self.config, picture, tensors, values)
         takes = self.family.takes
-        names = {name.partition(".")[0] for name in (*conditioning, *given.values)} - {OPTIONS}
+        names = {name.partition(".")[0] for name in (*tensors, *values)} - {OPTIONS}
         if takes is not None and (unknown := sorted(names - takes)):
             raise Refused(
                 f"{', '.join(unknown)} in the conditioning cannot be used with this parallel MODEL: remove the node that adds "
                 "it, or use Load Diffusion Model."
             )
-        for name, tensor in conditioning.items():
+        for name, tensor in tensors.items():
             self.check_numbers(f"conditioning ({name})", tensor)
 
     def check_numbers(self, what: str, tensor: Tensor, remedy: str = OF_A_MODEL) -> None:

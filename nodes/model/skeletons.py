@@ -75,13 +75,18 @@ class PixArt(comfy.model_base.PixArt):
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """With `attention_mask`, and with the picture's size if the model takes it."""
         conds = super().extra_conds(**kwargs)
-        given = {"attention_mask": kwargs.get("attention_mask")}
+        conditioning = {"attention_mask": kwargs.get("attention_mask")}
         if self._micro_conditions and "c_size" not in conds:
             height, width = kwargs["noise"].shape[-2:]
-            given |= {"c_size": torch.tensor([[8.0 * height, 8.0 * width]]), "c_ar": torch.tensor([[height / width]])}
+            conditioning |= {
+                "c_size": torch.tensor([[8.0 * height, 8.0 * width]]),
+                "c_ar": torch.tensor([[height / width]]),
+            }
         if not self._micro_conditions:
             conds = {name: cond for name, cond in conds.items() if name not in ("c_size", "c_ar")}
-        return conds | {name: comfy.conds.CONDRegular(tensor) for name, tensor in given.items() if tensor is not None}
+        return conds | {
+            name: comfy.conds.CONDRegular(tensor) for name, tensor in conditioning.items() if tensor is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -143,4 +148,4 @@ SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
         "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),
     }
 )
-"""By the family's name."""
+"""How each family's MODEL is built without weights, by the family's name."""

@@ -46,9 +46,9 @@ class StepByStep:
         self._collected: list[Conditioning] | None = None
         self._outputs: deque[Tensor] = deque()
 
-    def model_options(self, given: Mapping[str, Any]) -> Any:
+    def model_options(self, model_options: Mapping[str, Any]) -> Any:
         """A run's model options, so that its model calls find this object."""
-        options = copy_nested_dicts(given)
+        options = copy_nested_dicts(model_options)
         options["transformer_options"][KEY] = self
         if self.plan.cfg > 1:
             add_wrapper(WrappersMP.CALC_COND_BATCH, self._calc_cond_batch, options, is_model_options=True)
@@ -90,11 +90,11 @@ class StepByStep:
             control.begin_again()
         proxy = model.diffusion_model
         one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
-        for together in [calls] if one_size else [[call] for call in calls]:
-            first = together[0].tensors["x"]
+        for batch in [calls] if one_size else [[call] for call in calls]:
+            first = batch[0].tensors["x"]
             adapters = proxy.adapters(options["transformer_options"], first.shape)
-            with self.costs.request(together):
-                found = proxy.remote.forward(together, first.dtype, adapters, self.plan, self._working)
+            with self.costs.request(batch):
+                found = proxy.remote.forward(batch, first.dtype, adapters, self.plan, self._working)
             self._outputs.extend(found)
         return executor(model, conds, x, timestep, options)
 

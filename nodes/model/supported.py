@@ -107,7 +107,9 @@ def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tup
         yield from foreign(transformer_options[STEP_CACHE], "step cache")
     for kind, wrappers in transformer_options.get("wrappers", {}).items():
         if kind not in WRAPPERS:
-            unknown = (name for name, given in wrappers.items() if given and (kind, name) not in {*known, *cache})
+            unknown = (
+                name for name, functions in wrappers.items() if functions and (kind, name) not in {*known, *cache}
+            )
             yield from (f"the {kind} wrapper {name or 'unnamed'}" for name in unknown)
     for kind, callbacks in transformer_options.get("callbacks", {}).items():
         if kind not in CALLBACKS and any(callbacks.values()):
@@ -117,7 +119,7 @@ def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tup
 def _unknown_in_model(model: Any) -> Iterator[str]:
     patcher, plain = model.current_patcher, comfy.model_base.BaseModel
     yield from (f"the object patch {name}" for name in sorted(set(patcher.object_patches) - OBJECT_PATCHES))
-    yield from (f"the injection {name}" for name, given in patcher.injections.items() if given)
+    yield from (f"the injection {name}" for name, functions in patcher.injections.items() if functions)
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
     yield from foreign(model, "model")

@@ -107,7 +107,7 @@ class Verdicts:
 
 @functools.cache
 def verdicts() -> Verdicts:
-    """Those of this ComfyUI process."""
+    """The verdicts of this ComfyUI process, which all MODELs share."""
     return Verdicts(Content(FOLDER))
 
 

@@ -25,7 +25,7 @@ from .guard import Handler, guarded
 EVENT = "parallel.status"
 
 SECONDS = 1.0
-"""Between two looks."""
+"""Between two comparisons of the state with what the page has been sent."""
 
 MEMORY_SECONDS = 3.0
 """Between two questions to the driver, whose tool is a process of its own."""
@@ -165,15 +165,15 @@ class Panel:
 
     async def _broadcast(self) -> None:
         """Send the state to all pages whenever it has changed, for as long as one wants to know."""
-        told: PanelStatus | None = None
+        sent: PanelStatus | None = None
         while time.monotonic() < self._wanted_until:
             if time.monotonic() - self._memory_at > MEMORY_SECONDS:
                 self._memory = await asyncio.to_thread(device_memory)
                 self._memory_at = time.monotonic()
             now = self._now()
-            if now != told:
+            if now != sent:
                 PromptServer.instance.send_sync(EVENT, msgspec.to_builtins(now))
-                told = now
+                sent = now
             await asyncio.sleep(SECONDS)
 
 

@@ -97,7 +97,7 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
             return super().decode(samples_in, vae_options or {})
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """As VAE Encode does."""
+        """The latent of pixels, as VAE Encode asks for it; the node shows how far it is."""
         with progress().run("Encoding"):
             return super().encode(pixel_samples)
 
@@ -213,7 +213,7 @@ class VAEProxy(nn.Module):
         return self.decode(latent)
 
     def encode_tiled(self, pixels: Tensor, **_: int) -> Tensor:
-        """As `decode_tiled`."""
+        """The latent of pixels; an autoencoder with tiles of its own has no others."""
         return self.encode(pixels)
 
 
@@ -221,5 +221,5 @@ class ParallelVAEPatcher(MainShare):
     """A VAE of Load Parallel VAE, as ComfyUI's memory management sees it."""
 
     def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:
-        """Select VAE Device."""
+        """Refuse Select VAE Device, which asks for this."""
         raise Refused("Select VAE Device cannot be used with a parallel VAE: choose devices in Parallel Plan.")

@@ -52,14 +52,14 @@ class HeadExchange:
         send_sizes = [row * local * sum(theirs) for theirs in self._widths]
         send = q.new_empty(sum(send_sizes))
         if self._apart:
-            places = send.view(axis.size, local, batch, sum(mine), row_size).split(mine, dim=3)
-            for part, run, place in zip((q, k, v), self._runs[0], places, strict=True):
-                place.copy_(part.unflatten(2, (axis.size, -1))[:, :, :, run].permute(2, 1, 0, 3, 4))
+            views = send.view(axis.size, local, batch, sum(mine), row_size).split(mine, dim=3)
+            for part, run, view in zip((q, k, v), self._runs[0], views, strict=True):
+                view.copy_(part.unflatten(2, (axis.size, -1))[:, :, :, run].permute(2, 1, 0, 3, 4))
         else:
             for piece, runs, theirs in zip(send.split(send_sizes), self._runs, self._widths, strict=True):
-                places = piece.view(local, batch, sum(theirs), row_size).split(theirs, dim=2)
-                for part, run, place in zip((q, k, v), runs, places, strict=True):
-                    place.copy_(part[:, :, run].transpose(0, 1))
+                views = piece.view(local, batch, sum(theirs), row_size).split(theirs, dim=2)
+                for part, run, view in zip((q, k, v), runs, views, strict=True):
+                    view.copy_(part[:, :, run].transpose(0, 1))
         wait = self._begin(send, send_sizes, [row * n * sum(mine) for n in self._tokens])
 
         def arrived() -> QKV:

@@ -127,12 +127,12 @@ FLASH_ATTN = Package("flash-attn", "flash_attn", 256, range(8, 100), _flash_attn
 FLASH_ATTN_3 = Package("flash-attn 3", "flash_attn_interface", 256, range(9, 10), _flash_attn_3)
 
 SAGE_ATTENTION = Package("SageAttention", "sageattention", 128, range(8, 100), _sage_attention, approximate=True)
-"""It multiplies in int8 and fp8."""
+"""SageAttention, which multiplies in int8 and fp8."""
 
 PACKAGES = FLASH_ATTN_3, FLASH_ATTN, SAGE_ATTENTION
 
 WORKS: Mapping[str, str] = {}
-"""No faults."""
+"""Faults of packages, by name, where there are none."""
 
 
 @functools.cache

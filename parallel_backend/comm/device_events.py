@@ -15,7 +15,7 @@ class DeviceEvents:
         self._clock: list[float] = []
         self._events: list[torch.cuda.Event] = []
 
-    def mark(self) -> None:
+    def record(self) -> None:
         """One more; the host does not wait."""
         if self._device.type != "cuda":
             self._clock.append(time.perf_counter())

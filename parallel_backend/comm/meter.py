@@ -35,7 +35,7 @@ class Meter:
         self.sent.clear()
         self._blocked = 0.0
         self._waits.clear()
-        now = self._mark()
+        now = self._record()
         self._base = None if now is None else (time.perf_counter(), now)
 
     @contextmanager
@@ -44,10 +44,10 @@ class Meter:
 
         On a GPU that is the time in which its stream does not get on: NCCL lets the stream wait, and not the host.
         """
-        start, begun = time.perf_counter(), self._mark()
+        start, begun = time.perf_counter(), self._record()
         with self.span(f"wait {kind}"):
             yield
-        ended = self._mark()
+        ended = self._record()
         if begun is not None and ended is not None:
             self._waits.append((kind, begun, ended))
         else:
@@ -69,7 +69,7 @@ class Meter:
         self._waits.clear()
         return self._blocked
 
-    def _mark(self) -> torch.cuda.Event | None:
+    def _record(self) -> torch.cuda.Event | None:
         """A moment of the GPU's stream; None without one."""
         if self.device.type != "cuda":
             return None

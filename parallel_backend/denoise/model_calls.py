@@ -47,13 +47,13 @@ class ModelCalls:
     access: BlockAccess
     """How the weights of its blocks are made usable."""
     prompts: Prompts
-    """Those that this rank computes."""
+    """The prompts that this rank computes."""
     guidance: Guidance
     """How their outputs combine."""
     process: Process
     """How the latent and sigma become the model's input and time."""
     sigmas: Tensor
-    """Of all steps, fp32 on the CPU."""
+    """The sigmas of all steps, fp32 on the CPU."""
     cache: StepCache
     """What may save calls, where there is one stage and one patch."""
     dtype: torch.dtype

@@ -41,7 +41,7 @@ class Flow:
     timestep_scale: float = 1.0
 
     def timestep(self, sigma: Tensor) -> Tensor:
-        """Proportional to sigma."""
+        """The model's timestep, proportional to sigma."""
         return sigma * self.timestep_scale
 
     def model_input(self, x: Tensor, _sigma: Tensor) -> Tensor:

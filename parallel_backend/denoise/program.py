@@ -76,7 +76,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     numbers: tuple[float, ...]
     dtype: str
-    """By torch's name."""
+    """Torch's name of the type that the numbers have."""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

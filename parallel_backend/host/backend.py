@@ -248,9 +248,9 @@ class Backend:
         self._on_event(Planned(question, answer.choice, answer.memory))
         return answer.choice.plan
 
-    def rows_meet(self, spec: ModelSpec) -> bool:
+    def couples_rows(self, spec: ModelSpec) -> bool:
         """Whether a model that was planned for computes the rows of a batch together."""
-        return self._planner.rows_meet(spec)
+        return self._planner.couples_rows(spec)
 
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
         """How packages of attention kernels failed for running workers on these devices, by name."""
@@ -288,7 +288,7 @@ class Backend:
                     continue
                 if group.alive():
                     try:
-                        answer = group.carry_out(Exchange(Release(self._number(), model, ranks)))
+                        answer = group.execute(Exchange(Release(self._number(), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
@@ -394,7 +394,7 @@ class Backend:
             self._lock.release()
 
     def _number(self) -> int:
-        """A new request's."""
+        """The number of a new request."""
         return next(self._requests)
 
     def _request(self, exchange: Exchange) -> Answer:
@@ -430,9 +430,7 @@ class Backend:
                 if for_diffusers:
                     check_members_diffusers(group.members)
                 try:
-                    return group.carry_out(
-                        replace(exchange, caller=replace(exchange.caller, is_cancelled=is_cancelled))
-                    )
+                    return group.execute(replace(exchange, caller=replace(exchange.caller, is_cancelled=is_cancelled)))
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
                         self._journal.failed(str(failure))

@@ -53,14 +53,14 @@ class Execution:
         mesh: the rank's communicators.
         plan: what they were opened for.
         access: how the rank makes the weights of its blocks usable.
-        mark: called after each block, so that a watcher sees that the rank gets on.
+        on_progress: called after each block, so that a watcher sees that the rank gets on.
         compiler: the backend of torch.compile for the blocks; empty for none.
     """
 
     mesh: Mesh
     plan: ResolvedPlan
     access: BlockAccess
-    mark: Callable[[], None]
+    on_progress: Callable[[], None]
     compiler: str = ""
 
 
@@ -98,7 +98,7 @@ class Model(Protocol):
         """The latent's part of each of `count` patches."""
 
     def forward_on(self, execution: Execution) -> Forward:
-        """Its forward under a plan."""
+        """The forward of this stage under a plan."""
 
 
 class Family(Protocol):
@@ -139,7 +139,7 @@ class Family(Protocol):
             Refused: with the numbers.
         """
 
-    def rows_meet(self, config: Any, conditioning: Conditioning) -> str:
+    def couples_rows(self, config: Any, conditioning: Conditioning) -> str:
         """What makes the rows of a batch with this conditioning change one another, in words; empty where nothing does."""
 
     def keys(self, config: Any) -> KeyMap:

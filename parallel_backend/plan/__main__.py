@@ -86,25 +86,25 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
+def asked_for(options: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
     """What is asked for, its model, and in words what was assumed because nothing was said."""
-    known = known_model(given.model or "flux-dev")
+    known = known_model(options.model or "flux-dev")
     shape = known.shape
-    area = given.size or Size(*known.size)
-    steps, dtype, card = given.steps or known.steps, given.dtype or "bf16", given.card or "4090"
-    cfg = given.cfg if given.cfg is not None else (USUAL_CFG if shape.guided else 1.0)
+    area = options.size or Size(*known.size)
+    steps, dtype, card = options.steps or known.steps, options.dtype or "bf16", options.card or "4090"
+    cfg = options.cfg if options.cfg is not None else (USUAL_CFG if shape.guided else 1.0)
     machine = profile(card)
-    machine = machine if given.bandwidth is None else linked(machine, given.bandwidth)
-    memory_limit = machine.device.memory if given.memory is None else given.memory
+    machine = machine if options.bandwidth is None else linked(machine, options.bandwidth)
+    memory_limit = machine.device.memory if options.memory is None else options.memory
     machine = replace(
         machine,
         device=replace(machine.device, memory=memory_limit),
-        software=software("inductor" if given.compiled else ""),
+        software=software("inductor" if options.compiled else ""),
     )
     job = Job(
         image_tokens=shape.image_tokens(area.width, area.height, area.frames),
-        text_tokens=shape.text if given.text is None else given.text,
-        batch=given.batch,
+        text_tokens=shape.text if options.text is None else options.text,
+        batch=options.batch,
         two_sided=cfg != 1.0,
         steps=steps,
     )
@@ -117,8 +117,8 @@ def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
         "memory": f"{memory_limit / 1e9:g}GB",
         "cfg": f"{cfg:g}",
     }
-    assumed = [f"--{name} {value}" for name, value in values.items() if getattr(given, name) is None]
-    weights = WEIGHTS if given.weights is None else (given.weights,)
+    assumed = [f"--{name} {value}" for name, value in values.items() if getattr(options, name) is None]
+    weights = WEIGHTS if options.weights is None else (options.weights,)
     rows = shape.rows(area.height, area.frames)
     return (
         Asked(
@@ -128,9 +128,9 @@ def asked_for(given: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
             dtype,
             rows,
             weights,
-            given.patches,
-            given.approximate,
-            given.exchange,
+            options.patches,
+            options.approximate,
+            options.exchange,
         ),
         known,
         assumed,
@@ -150,17 +150,17 @@ def heading(asked: Asked) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the choice; 2 where no plan can work."""
-    given = parser().parse_args(arguments)
-    asked, known, assumed = asked_for(given)
+    options = parser().parse_args(arguments)
+    asked, known, assumed = asked_for(options)
     if assumed:
         print("Assumed:", " ".join(assumed))
     print(heading(asked))
     if known.note:
         print(known.note)
-    counts = COUNTS if given.devices is None else (given.devices,)
+    counts = COUNTS if options.devices is None else (options.devices,)
     print("\nPredicted, not measured: seconds of the denoise, without text encoder, VAE and loading.")
-    if given.devices is not None:
-        return ranking(asked, given.devices)
+    if options.devices is not None:
+        return ranking(asked, options.devices)
     print(by_count(asked, counts))
     if not offered(asked, 1)[0].fits:
         print(f"\n{asked.model.name} in {asked.dtype} does not fit whole into one GPU. The choices, in seconds:")

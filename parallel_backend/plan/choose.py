@@ -128,9 +128,9 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
         if entry.plan.head_chunks > 1:
             notes.append(f"heads in {entry.plan.head_chunks} chunks")
         parts = (f"{1e3 * getattr(entry.breakdown, part):.1f}" for part in PARTS)
-        mark = "*" if entry.plan == chosen else ""
+        star = "*" if entry.plan == chosen else ""
         memory = f"{entry.breakdown.memory / 1e9:.1f}"
-        rows.append((mark, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", *parts, memory, ", ".join(notes)))
+        rows.append((star, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", *parts, memory, ", ".join(notes)))
     shown = [
         column for column in range(len(heads)) if column < 4 or any(row[column] not in ("", "0.0") for row in rows[1:])
     ]

@@ -52,7 +52,7 @@ class Asked:
         return candidates(wish, gpus, self.model.limits, workload)
 
     def as_dtype(self, dtype: str) -> Asked:
-        """The same with weights of another type."""
+        """The question for the same model with weights of another type."""
         return replace(self, dtype=dtype, job=with_weights(self.job, dtype))
 
 

@@ -243,10 +243,10 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
     """The refusal of degrees that do not come to the number of workers."""
     count = len(named_devices(plan.devices, gpus))
-    given = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
+    axes = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
     product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
-    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in given)
-    asked += f" = {product}" if len(given) > 1 else ""
+    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes)
+    asked += f" = {product}" if len(axes) > 1 else ""
     instead = _instead(plan, gpus, limits, workload)
     if is_automatic(plan) and product > count:
         trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""

@@ -16,7 +16,7 @@ SCHEDULES = ("original", "comfyui")
 """How a clip's frames are put into batches: as its authors do, or as ComfyUI's VAE Decode does."""
 
 
-class Mark(Protocol):
+class OnProgress(Protocol):
     """What is called whenever something got done, on every rank as often."""
 
     def __call__(self, layers: int = 1) -> None:
@@ -33,13 +33,13 @@ class Autoencoder(Protocol):
     module: nn.Module
     scale: int
 
-    def decode(self, latent: Slab, schedule: str, mark: Mark, give: Give) -> None:
+    def decode(self, latent: Slab, schedule: str, on_progress: OnProgress, give: Give) -> None:
         """Decode one item of a batch, `[1, channels, (frames,) rows, width]`, and give its frames as they come. A collective.
 
-        What `mark` and `give` raise ends it.
+        What `on_progress` and `give` raise ends it.
         """
 
-    def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+    def encode(self, pixels: Slab, schedule: str, on_progress: OnProgress) -> Iterator[Slab]:
         """The means of one item, `[1, 3, (frames,) rows, width]` from -1 to 1, piece by piece along its frames."""
 
 
@@ -55,7 +55,7 @@ class AutoencoderFamily(Protocol):
         """The configuration, read off the tensors. Raises KeyError for a missing tensor and Refused for another variant."""
 
     def kind(self, config: Any) -> str:
-        """Its name in sentences."""
+        """The autoencoder's name in sentences for the user."""
 
     def dims(self, config: Any) -> int:
         """Dimensions of a latent."""

@@ -19,7 +19,7 @@ from ..errors import Refused
 from ..layout import cut
 from ..weights.files.checkpoint import Checkpoint
 from ..weights.files.keymap import KeyMap
-from .autoencoder import SCHEDULES, Give, Mark, whole_tensors
+from .autoencoder import SCHEDULES, Give, OnProgress, whole_tensors
 from .conv import CausalConvolution, doubled, halved, twice
 from .norm import PARTS, affine, group_norm
 from .rows import Slab
@@ -60,10 +60,10 @@ class CogVideoXFamily:
         """Read off the encoder's blocks."""
         entries = checkpoint.entries
         stem = "encoder.down_blocks."
-        places = {
+        indices = {
             tuple(map(int, name.split(".")[2:5:2])) for name in entries if name.startswith(stem) and ".resnets." in name
         }
-        levels, layers = max(level for level, _ in places) + 1, max(layer for _, layer in places) + 1
+        levels, layers = max(level for level, _ in indices) + 1, max(layer for _, layer in indices) + 1
         if levels <= TIME_BLOCKS:
             raise Refused(
                 f"{checkpoint.path.name} has {levels} levels and CogVideoX has 4: choose a complete VAE file."
@@ -75,7 +75,7 @@ class CogVideoXFamily:
         )
 
     def kind(self, _config: CogVideoXConfig) -> str:
-        """Its name in sentences."""
+        """The autoencoder's name in sentences for the user."""
         return "a CogVideoX VAE"
 
     def dims(self, _config: CogVideoXConfig) -> int:
@@ -118,14 +118,14 @@ class CogVideoXAutoencoder:
                 layers_per_block=config.layers,
             )
 
-    def decode(self, latent: Slab, schedule: str, mark: Mark, give: Give) -> None:
+    def decode(self, latent: Slab, schedule: str, on_progress: OnProgress, give: Give) -> None:
         """The frames of a clip in order, batch by batch."""
-        for frames in Clip(self.module, schedule, mark).decode(latent):
+        for frames in Clip(self.module, schedule, on_progress).decode(latent):
             give(frames)
 
-    def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+    def encode(self, pixels: Slab, schedule: str, on_progress: OnProgress) -> Iterator[Slab]:
         """The latent frames of a clip in order, batch by batch."""
-        return Clip(self.module, schedule, mark).encode(pixels)
+        return Clip(self.module, schedule, on_progress).encode(pixels)
 
 
 class Clip:
@@ -134,14 +134,14 @@ class Clip:
     Args:
         module: diffusers' AutoencoderKLCogVideoX.
         schedule: one of SCHEDULES.
-        mark: called whenever something got done.
+        on_progress: called whenever something got done.
     """
 
-    def __init__(self, module: Any, schedule: str, mark: Mark) -> None:
+    def __init__(self, module: Any, schedule: str, on_progress: OnProgress) -> None:
         assert schedule in SCHEDULES
         self._module = module
         self._rolling = schedule == "comfyui"
-        self._mark = mark
+        self._on_progress = on_progress
         self._conv = CausalConvolution(forgets_single_frames=self._rolling)
 
     def decode(self, latent: Slab) -> Iterator[Slab]:
@@ -219,7 +219,7 @@ class Clip:
             h = self._conv(conv, h.with_values(F.silu(values, inplace=True)))
             del values
         residual = x.values if block.in_channels == block.out_channels else pointwise(block.conv_shortcut, x.values)
-        self._mark()
+        self._on_progress()
         return h.with_values(h.values.add_(residual))
 
 

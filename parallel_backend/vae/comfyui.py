@@ -15,7 +15,7 @@ from ..models.comfyui.autoencoder import Detected, detect, noise_scale
 from ..weights.files.checkpoint import Checkpoint
 from ..weights.files.keymap import KeyMap
 from . import frames
-from .autoencoder import Give, Mark, whole_tensors
+from .autoencoder import Give, OnProgress, whole_tensors
 from .row_neighbours import attend
 from .row_rules import RULES
 from .row_tensor import RowTensor
@@ -80,38 +80,38 @@ class ComfyAutoencoder:
         self.module = module
         self.scale = scale
 
-    def decode(self, latent: Slab, schedule: str, mark: Mark, give: Give) -> None:
+    def decode(self, latent: Slab, schedule: str, on_progress: OnProgress, give: Give) -> None:
         """Each rank keeps its rows of the few frames that are on their way.
 
         Noise that ComfyUI mixes into a latent is in it already.
         """
         batches = frames.Batches(give)
         if self._in_turns(latent):
-            batches.add(in_tiles(self.module, "decode", latent, mark))
+            batches.add(in_tiles(self.module, "decode", latent, on_progress))
         else:
             frames.decode(
                 self.module,
-                lambda **options: self._run("decode", latent, mark, **options),
+                lambda **options: self._run("decode", latent, on_progress, **options),
                 lambda made: batches.add(_rows(made, latent.axis)),
                 latent.values.dim(),
             )
         batches.flush()
 
-    def encode(self, pixels: Slab, schedule: str, mark: Mark) -> Iterator[Slab]:
+    def encode(self, pixels: Slab, schedule: str, on_progress: OnProgress) -> Iterator[Slab]:
         """The means, in one piece."""
         if self._in_turns(pixels):
-            yield in_tiles(self.module, "encode", pixels, mark)
+            yield in_tiles(self.module, "encode", pixels, on_progress)
         else:
-            yield _rows(self._run("encode", pixels, mark), pixels.axis)
+            yield _rows(self._run("encode", pixels, on_progress), pixels.axis)
 
-    def _in_turns(self, given: Slab) -> bool:
+    def _in_turns(self, slab: Slab) -> bool:
         """Whether ranks take turns at whole tiles."""
-        return given.axis.size > 1 and has_tiles(self.module)
+        return slab.axis.size > 1 and has_tiles(self.module)
 
-    def _run(self, method: str, given: Slab, mark: Mark, **options: Any) -> Any:
+    def _run(self, method: str, slab: Slab, on_progress: OnProgress, **options: Any) -> Any:
         """What ComfyUI's method returns of the rows of all ranks, or of a tensor on one."""
-        alone = given.axis.size == 1
-        values = given.values if alone else RowTensor.of(given, RULES)
+        alone = slab.axis.size == 1
+        values = slab.values if alone else RowTensor.of(slab, RULES)
         with ExitStack() as undo:
 
             def replace(owner: Any, name: str, value: Any) -> None:
@@ -122,13 +122,13 @@ class ComfyAutoencoder:
                 replace(self.module, "timestep_conditioning", False)  # its layers' own stays
             for module in self.module.modules():
                 if isinstance(module, nn.Conv2d | nn.Conv3d):
-                    undo.callback(module.register_forward_hook(lambda *_: mark()).remove)
+                    undo.callback(module.register_forward_hook(lambda *_: on_progress()).remove)
                 if not alone and hasattr(module, ATTENTION):
                     replace(module, ATTENTION, attend)
             code = sys.modules[type(self.module).__module__]
             if not alone and hasattr(code, CHUNK):
-                size = _smallest(getattr(code, CHUNK)(given.values.device), given.axis)
-                replace(code, CHUNK, lambda _: given.axis.size * size)
+                size = _smallest(getattr(code, CHUNK)(slab.values.device), slab.axis)
+                replace(code, CHUNK, lambda _: slab.axis.size * size)
             return getattr(self.module, method)(values, **options)
 
 

@@ -62,7 +62,7 @@ def decode(module: Any, run: Callable[..., Tensor | None], take: Take, dims: int
         return
     code = sys.modules[type(module).__module__]
 
-    def give_away(_layer: nn.Module, _given: Any, frames: Tensor) -> Tensor:
+    def give_away(_layer: nn.Module, _inputs: Any, frames: Tensor) -> Tensor:
         take(getattr(code, ORDER)(frames, patch_size=SQUARE) if hasattr(code, ORDER) else frames)
         return frames.new_empty((*frames.shape[:2], 0, *frames.shape[3:]))
 

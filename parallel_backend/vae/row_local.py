@@ -221,14 +221,14 @@ def _beside(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
 def reduce(func: Any, x: RowTensor, *args: Any, **kwargs: Any) -> Any:
     """Along other dimensions than the rows."""
     names = [argument.name for argument in func._schema.arguments]
-    given: dict[str, Any] = {**dict(zip(names[1:], args, strict=False)), **kwargs}
-    dims = given.get("dim")
+    arguments: dict[str, Any] = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+    dims = arguments.get("dim")
     if dims is None:
         return NotImplemented
     gone = {dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)}
     if not gone or x.along in gone:
         return NotImplemented
-    along = x.along if given.get("keepdim", False) else x.along - sum(dim < x.along for dim in gone)
+    along = x.along if arguments.get("keepdim", False) else x.along - sum(dim < x.along for dim in gone)
     return x.like(func(x.local, *args, **kwargs), along=along)
 
 

@@ -200,8 +200,8 @@ def enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Sequ
     if size is None:
         assert scales is not None
         size = [int(length * scale) for length, scale in zip(x.shape[2:], scales, strict=True)]
-    given: Sequence[float | None] = scales or [None] * len(size)
-    return enlarge(func.overloadpacket.default, x, size, *given)
+    factors: Sequence[float | None] = scales or [None] * len(size)
+    return enlarge(func.overloadpacket.default, x, size, *factors)
 
 
 def attend(q: Any, k: Any, v: Any) -> RowTensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .autoencoder import Mark
+from .autoencoder import OnProgress
 from .rows import Slab
 
 OF_A_TILE: Mapping[str, str] = MappingProxyType({"decode": "_decode_pixels", "encode": "_encode_moments"})
@@ -27,13 +27,13 @@ def has_tiles(module: Any) -> bool:
     return all(hasattr(module, name) for name in OF_A_TILE.values())
 
 
-def in_tiles(module: Any, method: str, given: Slab, mark: Mark) -> Slab:
+def in_tiles(module: Any, method: str, slab: Slab, on_progress: OnProgress) -> Slab:
     """Decoded or encoded; all rows are on the first rank. A collective.
 
     Every rank holds the whole of what is given, and the tile that it computes.
     """
-    axis, name = given.axis, OF_A_TILE[method]
-    whole = given.fetch([slice(0, given.height)] * axis.size)
+    axis, name = slab.axis, OF_A_TILE[method]
+    whole = slab.fetch([slice(0, slab.height)] * axis.size)
     compute = getattr(module, name)
     tiles: list[Tensor] = []
 
@@ -43,11 +43,11 @@ def in_tiles(module: Any, method: str, given: Slab, mark: Mark) -> Slab:
 
     with _NoValues():
         result = _run(module, method, whole, listed)  # of the shape and dtype, without values
-    done = _computed(module, method, tiles, compute, given, mark)
+    done = _computed(module, method, tiles, compute, slab, on_progress)
     runs = (slice(0, result.shape[-2]), *[slice(result.shape[-2], result.shape[-2])] * (axis.size - 1))
     if axis.rank == 0:
         joined = _run(module, method, whole, lambda _: next(done))  # which ComfyUI's code may put into host memory
-        return Slab(joined.to(given.values.device), runs, axis)
+        return Slab(joined.to(slab.values.device), runs, axis)
     for _ in done:
         pass
     return Slab(whole.new_empty((*result.shape[:-2], 0, result.shape[-1]), dtype=result.dtype), runs, axis)
@@ -68,11 +68,11 @@ class _NoValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """On the meta device, wherever the caller wants it."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if given and not any(tensor.is_meta for tensor in given):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if tensors and not any(tensor.is_meta for tensor in tensors):
             return func(*args, **(kwargs or {}))
-        if func._schema.is_mutable and given and not given[0].is_meta:
-            return given[0]  # something without values was to be written into it
+        if func._schema.is_mutable and tensors and not tensors[0].is_meta:
+            return tensors[0]  # something without values was to be written into it
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (tuple(args), dict(kwargs or {})))
         if any(argument.name == "device" for argument in func._schema.arguments):
             kwargs["device"] = torch.device("meta")
@@ -97,17 +97,22 @@ def _shape(module: Any, method: str, tile: Tensor) -> tuple[int, ...]:
 
 
 def _computed(
-    module: Any, method: str, tiles: list[Tensor], compute: Callable[[Tensor], Tensor], given: Slab, mark: Mark
+    module: Any,
+    method: str,
+    tiles: list[Tensor],
+    compute: Callable[[Tensor], Tensor],
+    slab: Slab,
+    on_progress: OnProgress,
 ) -> Iterator[Tensor]:
     """All tiles in order on the first rank, nothing on the others. As many are computed at a time as there are ranks."""
-    axis = given.axis
+    axis = slab.axis
     for first in range(0, len(tiles), axis.size):
         batch = tiles[first : first + axis.size]
         mine = batch[axis.rank] if axis.rank < len(batch) else None
-        tile = given.values.new_empty(0) if mine is None else compute(mine)
+        tile = slab.values.new_empty(0) if mine is None else compute(mine)
         shapes = [torch.Size(_shape(module, method, each)) for each in batch]
-        assert mine is None or (tile.shape, tile.dtype) == (shapes[axis.rank], given.values.dtype)
-        mark(sum(1 for _ in module.modules()))
+        assert mine is None or (tile.shape, tile.dtype) == (shapes[axis.rank], slab.values.dtype)
+        on_progress(sum(1 for _ in module.modules()))
         leaving = 0 if axis.rank == 0 else tile.numel()
         coming = [shape.numel() if rank and axis.rank == 0 else 0 for rank, shape in enumerate(shapes)]
         coming += [0] * (axis.size - len(shapes))

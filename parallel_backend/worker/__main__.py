@@ -106,7 +106,7 @@ def _serve(rank: Rank) -> None:
                 group.close()
                 return
             case _:
-                engine.carry_out(frame)
+                engine.execute(frame)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> No
     for _ in range(2):
         assert moments.take() == []
         for _ in range(3):
-            moments.mark()
+            moments.record()
             time.sleep(SECONDS)
         first, second, third = moments.take()
         assert first == 0
@@ -65,8 +65,8 @@ def test_moments_of_a_gpu_are_when_it_gets_there() -> None:
     moments = DeviceEvents(device)
     torch.cuda._sleep(1)  # its kernel is loaded
     started = time.perf_counter()
-    moments.mark()
+    moments.record()
     torch.cuda._sleep(200_000_000)
-    moments.mark()
+    moments.record()
     on_host = time.perf_counter() - started
     assert moments.take()[1] > 2 * on_host

@@ -113,7 +113,7 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
         dry = DryDecoder(gpu, Part(autoencoder), plan.world_size)
         message = Decode(1, ModelSpec(family, name, 0, 0, "bfloat16"), plan, "comfyui", shared=True)
         given: Mapping[str, Tensor] = {"latent": torch.zeros(shape, dtype=torch.bfloat16)}
-        Autoencoding(dry).carry_out(message, given)  # type: ignore[arg-type]
+        Autoencoding(dry).execute(message, given)  # type: ignore[arg-type]
         counts = gpu.begin()
     needed = config.vae.memory_used_decode(shape, torch.bfloat16) / plan.world_size
     return Result(

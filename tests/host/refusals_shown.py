@@ -126,7 +126,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "in the middle": {
-        "nodes/model/run/rows.py": ("…, so they cannot be computed apart, as",),
+        "nodes/model/run/coupled_rows.py": ("…, so they cannot be computed apart, as",),
         "nodes/model/features/controlnet.py": ("the ControlNet gives tensors of … and",),
         "nodes/model/run/wrapper.py": ("Parallel Sampler does not support …:",),
         "nodes/model/features/skipped_blocks.py": ("the guidance leaves out … of the",),
@@ -261,7 +261,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "devices … are … workers, and …: …, … at",
             "data … x cfg … takes … workers or a",
         ),
-        "parallel_backend/worker/requests/apart.py": ("a … model computes the rows of a batch",),
+        "parallel_backend/worker/requests/row_coupling.py": ("a … model computes the rows of a batch",),
     },
     "videos and pictures": {
         "nodes/model/features/controlnet.py": ("the ControlNet changes … blocks, which",),

@@ -84,7 +84,7 @@ def apart(two: Case) -> float:
 
 
 def declared(two: Case) -> str:
-    return two.declaration.rows_meet(
+    return two.declaration.couples_rows(
         {name: value for name, value in two.arguments.items() if isinstance(value, Tensor)}
     )
 
@@ -109,4 +109,4 @@ def test_rows_that_meet_are_declared(name: str) -> None:
     two = two_of(small(name), **MEET[name])
     assert apart(two) > 10 * TOLERANCE
     assert declared(two)
-    assert not two.declaration.rows_meet(part(dict(two.arguments), 0))
+    assert not two.declaration.couples_rows(part(dict(two.arguments), 0))

@@ -205,6 +205,6 @@ def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
     for _ in range(2):
         assert chosen(planner, whole).devices == ("cuda:0",)
     assert measured == [2, 1]
-    assert planner.rows_meet(whole.spec)
+    assert planner.couples_rows(whole.spec)
     with pytest.raises(Refused, match="its rows meet"):
         chosen(Planner(), dataclasses.replace(whole, wish=ParallelPlan(devices="0,1")))

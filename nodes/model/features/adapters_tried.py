@@ -15,13 +15,13 @@ from ....parallel_backend.weights.adapters.lora import AdapterSet, apply
 
 TOLERANCE = 1e-6
 SIZE = 6, 4
-"""Of the weight."""
+"""The shape of the weight that adapters are tried on."""
 
 OF_ALL = frozenset({"comfy.lora.calculate_weight", "comfy.utils.swap_scale_shift"})
 """What takes part in every kind of adapter."""
 
 ADAPTERS: Mapping[str, str] = {name.lower(): f"{name}Adapter" for name in ("LoRA", "LoHa", "LoKr", "GLoRA", "OFT")}
-"""By the workers' names."""
+"""ComfyUI's class of each kind of adapter, by the workers' name of the kind."""
 
 Translate = Callable[[Mapping[str, Any]], AdapterSet]
 """Makes of ComfyUI's patches of a weight `w` of that size what the workers are told."""
@@ -37,11 +37,11 @@ def fault(kind: str, translate: Translate) -> str:
     for value in _values(kind):
         for patch in _patches(value):
             before = _random(0, SIZE)
-            stock = comfy.lora.calculate_weight([patch], before.clone(), "w")
+            expected = comfy.lora.calculate_weight([patch], before.clone(), "w")
             adapters = translate({"diffusion_model.w": [patch]})
             ours = before.clone()
             apply(adapters.recipe["w"], adapters.tensors, ours, slice(0, SIZE[0]), SIZE)
-            if stock.shape != ours.shape or float((ours - stock).norm()) > TOLERANCE * float(stock.norm()):
+            if expected.shape != ours.shape or float((ours - expected).norm()) > TOLERANCE * float(expected.norm()):
                 return "which gives other weights than the workers' where both were tried"
     return ""
 

@@ -26,15 +26,15 @@ def attention_guidance_functions(transformer_options: Mapping[str, Any]) -> list
 
 def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
     """They, and the sides that are in the call, as values that go with it."""
-    given: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     if functions := attention_guidance_functions(transformer_options):
         settings = [
             {"module": function.module, "function": function.function, "values": function.values}
             for function in functions
         ]
-        flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", settings, {}, given)
-        flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, given)
-    return given
+        flatten(f"{OPTIONS}.{ATTENTION_GUIDANCE}", settings, {}, values)
+        flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, values)
+    return values
 
 
 def name_of(function: GuidanceFunction) -> str:

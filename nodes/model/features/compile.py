@@ -31,10 +31,10 @@ def compiles(model_options: Mapping[str, Any]) -> bool:
     """Whether a run's compilation is the whole diffusion model's, asked for by ComfyUI's own function."""
     asked = model_options.get(OPTION)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
-    given = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(KEY, [])
-    if asked is None or len(given) != 1 or set(asked) != KNOWN:
+    functions = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(KEY, [])
+    if asked is None or len(functions) != 1 or set(asked) != KNOWN:
         return False
-    (wrapper,) = given
+    (wrapper,) = functions
     module = sys.modules.get(getattr(wrapper, "__module__", ""))
     own = getattr(module, "__file__", None) == str(SOURCE) and wrapper.__qualname__.startswith(f"{FACTORY}.")
     compiled = inspect.getclosurevars(wrapper).nonlocals.get("compiled_module_dict", {}) if own else {}

@@ -26,9 +26,9 @@ class KeptControl:
         if self._again:
             return self._outputs.popleft()
         with self._costs.made():
-            given = self._control.get_control(*args)
-        self._outputs.append(given)
-        return given and {kind: list(tensors) for kind, tensors in given.items()}
+            output = self._control.get_control(*args)
+        self._outputs.append(output)
+        return output and {kind: list(tensors) for kind, tensors in output.items()}
 
     def begin_again(self) -> None:
         """From here on give what was given."""

@@ -15,13 +15,13 @@ Shapes = Mapping[str, Sequence[torch.Size]]
 """Of what a ControlNet's tensors are added to, by the list that they come from, in the order in which a model takes them."""
 
 
-def shapes_in(unet: Any, x: Tensor, given: Mapping[str, Tensor]) -> Shapes:
+def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:
     """Those of a forward of ComfyUI's UNet, found without computing it.
 
     Args:
         unet: on the meta device.
         x: `[batch, channels, height, width]`, with what is concatenated.
-        given: `timestep`, `context` and what else it takes that is a tensor.
+        inputs: `timestep`, `context` and what else it takes that is a tensor.
     """
     found: dict[str, list[torch.Size]] = {"input": [], "middle": [], "output": []}
 
@@ -43,7 +43,7 @@ def shapes_in(unet: Any, x: Tensor, given: Mapping[str, Tensor]) -> Shapes:
         "output_block_patch": [of_output],
     }
     options = {"patches": patches, "optimized_attention_override": lambda _, query, *rest, **more: query}
-    tensors = {name: tensor.to("meta") for name, tensor in given.items()}
+    tensors = {name: tensor.to("meta") for name, tensor in inputs.items()}
     unet(x.to("meta"), tensors.pop("timestep"), transformer_options=options, **tensors)
     return found
 
@@ -55,15 +55,15 @@ def refuse_other_control(control: Control, shapes: Shapes) -> None:
         Refused: with what does not fit.
     """
     for kind, tensors in control.items():
-        places = shapes.get(kind, ())
-        wrong = f"{len(tensors)} tensors for {len(places)} {kind} blocks" if len(tensors) > len(places) else None
-        for place, tensor in zip(places, reversed(tensors), strict=False):
-            if tensor is not None and not _fits(tensor.shape, place):
-                wrong = f"tensors of {list(tensor.shape)} for the {list(place)} of {kind} blocks"
+        expected = shapes.get(kind, ())
+        wrong = f"{len(tensors)} tensors for {len(expected)} {kind} blocks" if len(tensors) > len(expected) else None
+        for shape, tensor in zip(expected, reversed(tensors), strict=False):
+            if tensor is not None and not _fits(tensor.shape, shape):
+                wrong = f"tensors of {list(tensor.shape)} for the {list(shape)} of {kind} blocks"
         if wrong is not None:
             raise Refused(f"the ControlNet gives {wrong} of this model: {OTHER}")
 
 
-def _fits(given: torch.Size, place: torch.Size) -> bool:
+def _fits(shape: torch.Size, place: torch.Size) -> bool:
     """Whether it can be added in place, one item for all of a batch too."""
-    return len(given) == len(place) and all(size in (1, wanted) for size, wanted in zip(given, place, strict=True))
+    return len(shape) == len(place) and all(size in (1, wanted) for size, wanted in zip(shape, place, strict=True))

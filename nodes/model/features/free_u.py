@@ -38,10 +38,10 @@ def free_u(transformer_options: Mapping[str, Any], model: nn.Module) -> list[dic
 
 def values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:
     """They as values that go with a call."""
-    given: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     if settings := free_u(transformer_options, model):
-        flatten(f"{OPTIONS}.{FREE_U}", settings, {}, given)
-    return given
+        flatten(f"{OPTIONS}.{FREE_U}", settings, {}, values)
+    return values
 
 
 def _settings(function: Any) -> dict[str, Any] | None:

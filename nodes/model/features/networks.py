@@ -60,7 +60,7 @@ def networks_of(
     Raises:
         Refused: patches are there that the workers do not know, or that do not fit the model.
     """
-    patches = {place: given for place, given in (options.get(PATCHES) or {}).items() if given}
+    patches = {place: functions for place, functions in (options.get(PATCHES) or {}).items() if functions}
     if attention_guidance_functions(options):
         del patches[ATTENTION_GUIDANCE_PATCH]
     if free_u(options, skeleton):
@@ -179,7 +179,7 @@ def _all_infinitetalk(patches: PatchTable) -> bool:
     kinds = {"attn2_patch": MultiTalkCrossAttnPatch, "attn1_patch": MultiTalkGetAttnMapPatch}
     return (
         patches.keys() <= kinds.keys()
-        and all(len(given) == 1 and _own(given[0], kinds[place]) for place, given in patches.items())
+        and all(len(functions) == 1 and _own(functions[0], kinds[place]) for place, functions in patches.items())
         and "attn2_patch" in patches
         and _of_nodes(patches["attn2_patch"][0].model_patch.model, "MultiTalkModelPatch")
     )

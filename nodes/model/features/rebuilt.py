@@ -57,9 +57,9 @@ def _attention(function: Any, module: str) -> bool:
     equal = True
     for whole, parts in ((None, (None, None)), ([3, 8], ([3, 4], [0, 4]))):
         runs = zip((out[:, :4], out[:, 4:]), parts, strict=True)
-        given = function(out.clone(), sides if whole is None else {**sides, "img_slice": whole})
+        output = function(out.clone(), sides if whole is None else {**sides, "img_slice": whole})
         local = [made(part.clone(), sides if own is None else {**sides, "img_slice": own}) for part, own in runs]
-        equal = equal and _close(given, torch.cat(local, dim=1))
+        equal = equal and _close(output, torch.cat(local, dim=1))
     return equal
 
 
@@ -67,8 +67,8 @@ def _skip(function: Any, module: str) -> bool:
     """A block's arguments, as they were given."""
     arguments = {"img": _random(0, (1, 4, 4)), "txt": _random(1, (1, 3, 4))}
     before = _copies(arguments)
-    given = function(arguments, {"original_block": None})
-    return given.keys() == before.keys() and all(torch.equal(given[name], value) for name, value in before.items())
+    output = function(arguments, {"original_block": None})
+    return output.keys() == before.keys() and all(torch.equal(output[name], value) for name, value in before.items())
 
 
 def _free_u(function: Any, module: str) -> bool:
@@ -98,8 +98,8 @@ TRIALS: Mapping[str, Callable[[Any, str], bool]] = MappingProxyType(
 """By module, whether a function gives what it gives when workers run it."""
 
 
-def _copies(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in given.items()}
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in tensors.items()}
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

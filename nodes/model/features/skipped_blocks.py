@@ -33,10 +33,10 @@ def skipped_in(transformer_options: Mapping[str, Any]) -> Blocks:
 
 def values_of(skipped: Blocks) -> dict[str, Value]:
     """They as values that go with a call."""
-    given: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     if skipped:
-        flatten(f"{OPTIONS}.{SKIPPED_BLOCKS}", skipped, {}, given)
-    return given
+        flatten(f"{OPTIONS}.{SKIPPED_BLOCKS}", skipped, {}, values)
+    return values
 
 
 def check_stages(skipped: Blocks, plan: ResolvedPlan) -> None:

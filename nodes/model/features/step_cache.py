@@ -52,7 +52,7 @@ HOLDERS = MappingProxyType(
         ),
     }
 )
-"""By the class of their state."""
+"""ComfyUI's step caches, by the class of their state."""
 
 
 def known_wrappers(transformer_options: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
@@ -63,8 +63,8 @@ def known_wrappers(transformer_options: Mapping[str, Any]) -> frozenset[tuple[st
     module, node = sys.modules.get(type(holder).__module__), HOLDERS.get(type(holder).__name__)
     if node is None or getattr(module, "__file__", None) != str(SOURCE):
         return frozenset()
-    given = transformer_options.get("wrappers", {})
-    if all(given.get(kind, {}).get(node.key) == [vars(module)[name]] for kind, name in node.wrappers.items()):
+    wrappers = transformer_options.get("wrappers", {})
+    if all(wrappers.get(kind, {}).get(node.key) == [vars(module)[name]] for kind, name in node.wrappers.items()):
         return frozenset((kind, node.key) for kind in node.wrappers)
     return frozenset()
 

@@ -38,7 +38,7 @@ class Kept:
         )
 
     def put_back(self) -> None:
-        """Make all as it was."""
+        """Give every container that has changed the contents that it had."""
         for now, then in self._containers:
             if _same(now, then):
                 continue
@@ -134,12 +134,12 @@ class Generators:
         return any(self._moved())
 
     def put_back(self) -> None:
-        """As if nothing had been drawn."""
+        """Set all generators as if nothing had been drawn."""
         self._left = self._states()
         self._set(self._then)
 
     @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[Generators]:
+    def another_state(self) -> Iterator[Generators]:
         """While this is entered all are in another state."""
         torch.default_generator.manual_seed(ANOTHER_SEED)
         if self._devices:

@@ -43,7 +43,7 @@ def brownian_noise_sampler(
 STANDING_IN: Mapping[str, Callable[..., NoiseSampler]] = MappingProxyType(
     {"default_noise_sampler": default_noise_sampler, "BrownianTreeNoiseSampler": brownian_noise_sampler}
 )
-"""By ComfyUI's name."""
+"""What stands in for ComfyUI's noise samplers, by ComfyUI's name."""
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def recorded(run: SamplerRun) -> Recording:
     recording = _recorded(run, generators)
     if recording.program is None or not generators.moved:
         return recording
-    with generators.elsewhere() as others:
+    with generators.another_state() as others:
         again = _recorded(run, others)
     same = again.program is not None and torch.equal(encoded(again.program), encoded(recording.program))
     if same and generators.seeded_like(others):
@@ -101,9 +101,11 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas), Rules())
         masked = spoilt(tape, "uses the mask") if run.mask is not None else None
-        given = {**run.extra_args, "denoise_mask": masked}
+        extra_args = {**run.extra_args, "denoise_mask": masked}
         fixed = Kept(fixed_of(run))
-        stand_in = StandIn(run.guider, sigmas, given, fixed, recorded_answers(tape, run.guider, masked is not None))
+        stand_in = StandIn(
+            run.guider, sigmas, extra_args, fixed, recorded_answers(tape, run.guider, masked is not None)
+        )
         stand_in.noise = spoilt(tape, "uses the noise")
         stand_in.latent_image = spoilt(tape, "uses the latent before the noise")
         stand_in.denoise_mask = masked
@@ -111,7 +113,7 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         try:
             with left_alone(run, fixed, generators) as options, _Watched(tape):
                 x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
-                result = call(function, stand_in, x, sigmas, given, _callback(tape), options)
+                result = call(function, stand_in, x, sigmas, extra_args, _callback(tape), options)
                 program = tape.program(name, value_of(result, "returns"))
         except (comfy.model_management.InterruptProcessingException, Refused):
             raise
@@ -190,12 +192,12 @@ def call(
     model: Any,
     x: Tensor,
     sigmas: Tensor,
-    given: Mapping[str, Any],
+    extra_args: Mapping[str, Any],
     callback: Callable[..., None],
     options: Mapping[str, Any],
 ) -> Any:
     """Call a sampler's function as KSAMPLER does."""
-    return function(model, x, sigmas, extra_args=dict(given), callback=callback, disable=True, **options)
+    return function(model, x, sigmas, extra_args=dict(extra_args), callback=callback, disable=True, **options)
 
 
 def _callback(tape: Tape) -> Callable[[Mapping[str, Any]], None]:

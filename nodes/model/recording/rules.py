@@ -25,7 +25,7 @@ FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0
 
 
 class Rules:
-    """See `tape.Rules`."""
+    """What torch's functions do to recorded latents: all rules of this folder, in the form that `tape.Rules` asks for."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A sum of stacked latents with plain weights is one operation, not the many that torch makes of it."""
@@ -92,10 +92,10 @@ def _filled(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs: 
     )
 
 
-def _overwritten(tape: Tape, this: Recorded, given: Any) -> Recorded:
-    number = number_of(given)
-    if isinstance(given, Recorded) and given.shape == this.shape:
-        copy = copied(tape, given, this.dtype).cell
+def _overwritten(tape: Tape, this: Recorded, source: Any) -> Recorded:
+    number = number_of(source)
+    if isinstance(source, Recorded) and source.shape == this.shape:
+        copy = copied(tape, source, this.dtype).cell
     elif number is not None:
         value = tape.operation("full_like", (Ref(0), number))
         copy = Cell(tape.cast(value, tape.dtype, this.dtype))

@@ -48,16 +48,16 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
     if func is torch.einsum:
         formula, *operands = args
         operands = list(operands[0]) if len(operands) == 1 else operands
-        places = _einsum_places(formula, operands)
+        axes = _einsum_axes(formula, operands)
     else:
         operands = list(args[:2])
         dims = kwargs.get("dims", args[2] if len(args) > 2 else None)
         pairs = [list(each) for each in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
-        places = [each[0] for each in pairs] if all(len(each) == 1 for each in pairs) else []
-    if len(operands) != 2 or len(places) != 2:
+        axes = [each[0] for each in pairs] if all(len(each) == 1 for each in pairs) else []
+    if len(operands) != 2 or len(axes) != 2:
         return None
     (stack, dim), (weights, _) = sorted(
-        zip(operands, places, strict=True), key=lambda pair: not isinstance(pair[0], Recorded)
+        zip(operands, axes, strict=True), key=lambda pair: not isinstance(pair[0], Recorded)
     )
     if not isinstance(stack, Recorded) or isinstance(weights, Recorded | Deviation) or weights.ndim != 1:
         return None
@@ -70,12 +70,12 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
     return Recorded(tape, Cell(tape.operation("combine", (Ref(cell.value), cell.dim, along))), tape.shape, stack.dtype)
 
 
-def _einsum_places(formula: Any, operands: Sequence[Any]) -> list[int]:
+def _einsum_axes(formula: Any, operands: Sequence[Any]) -> list[int]:
     """Where in each of two operands the one letter is that is summed over, all others keeping their order; else nothing."""
     if not isinstance(formula, str) or len(operands) != 2:
         return []
-    given, _, kept = formula.replace(" ", "").partition("->")
-    letters = given.split(",")
+    inputs, _, kept = formula.replace(" ", "").partition("->")
+    letters = inputs.split(",")
     vector = min(letters, key=len)
     if len(letters) != 2 or len(vector) != 1 or max(letters, key=len).replace(vector, "", 1) != kept:
         return []

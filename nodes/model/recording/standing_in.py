@@ -31,28 +31,30 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
 
     Args:
         guider: the run's.
-        given: what the function was given to hand on at each call.
+        extra_args: what the function was given to hand on at each call.
         same: whether all is still as it was when the run began.
     """
 
-    def __init__(self, guider: Any, sigmas: Tensor, given: Mapping[str, Any], kept: Kept, answering: Answering) -> None:
+    def __init__(
+        self, guider: Any, sigmas: Tensor, extra_args: Mapping[str, Any], kept: Kept, answering: Answering
+    ) -> None:
         super().__init__(guider, sigmas)
-        self._arguments = dict(given)
+        self._arguments = dict(extra_args)
         self._kept = kept
         self._answering = answering
         self.both_sides: bool | None = None
         """Whether the function asks for both prompts whatever the cfg; None before it has called the model."""
 
-    def __call__(self, x: Any, sigma: Any, **given: Any) -> Any:
+    def __call__(self, x: Any, sigma: Any, **extra_args: Any) -> Any:
         comfy.model_management.throw_exception_if_processing_interrupted()
         if self._kept.changed:
             raise NotLocal("changes the guider or the model's options on its way")
-        if set(given) != set(self._arguments):
+        if set(extra_args) != set(self._arguments):
             raise NotLocal("gives the model other arguments than it was given")
-        for name, value in given.items():
+        for name, value in extra_args.items():
             if name != "model_options" and not _alike(value, self._arguments[name]):
                 raise NotLocal(f"gives the model another {name}")
-        options = given["model_options"]
+        options = extra_args["model_options"]
         hooks = self._hooks(options)
         asks = bool(options.get(KEEPS_NEGATIVE, False))
         if self.both_sides not in (None, asks):

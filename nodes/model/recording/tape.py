@@ -146,9 +146,9 @@ class Tape:
             self.weights.append(weights)
         return self.weights.index(weights)
 
-    def cast(self, value: int, given: torch.dtype, wanted: torch.dtype) -> int:
+    def cast(self, value: int, dtype: torch.dtype, wanted: torch.dtype) -> int:
         """A value in another type."""
-        return value if given == wanted else self.operation("to", (Ref(value), str(wanted).removeprefix("torch.")))
+        return value if dtype == wanted else self.operation("to", (Ref(value), str(wanted).removeprefix("torch.")))
 
     def program(self, name: str, result: int) -> Program:
         """What has been recorded, of a function by its name; `result` is the value that it returns."""

@@ -124,12 +124,12 @@ def _plain(run: SamplerRun, x: Tensor) -> Tensor:
     """What the function itself makes of it; nothing is left behind."""
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider):
         sigmas = run.sigmas.detach().to("cpu", copy=True)
-        given = {**run.extra_args, "denoise_mask": None}
+        extra_args = {**run.extra_args, "denoise_mask": None}
         fixed = Kept(fixed_of(run))
-        stand_in = StandIn(run.guider, sigmas, given, fixed, _plain_answers(run))
+        stand_in = StandIn(run.guider, sigmas, extra_args, fixed, _plain_answers(run))
         stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
         with left_alone(run, fixed, Generators()) as options:
-            made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, given, _silent, options)
+            made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, extra_args, _silent, options)
             result = made.to(x.dtype)
     return result
 

@@ -17,8 +17,8 @@ from ..features.rebuilt import fault_of
 from ..proxy import DiffusionProxy
 from ..refusals import WAY_OUT
 from ..sampler_run import SamplerRun
+from .coupled_rows import coupling_of, refuse_split
 from .message import refuse_what_cannot_work
-from .rows import refuse_apart, why_together
 from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
 
 OF_A_MASK = "set it from 0 to 1"
@@ -42,13 +42,13 @@ class Checked:
         adapters: what changes the weights.
         attention: the choice of kernels, in words.
         compared: functions that compare the rows of an attention.
-        together: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
+        coupling: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
     """
 
     adapters: AdapterSet
     attention: str
     compared: Sequence[GuidanceFunction]
-    together: str
+    coupling: str
 
 
 def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
@@ -68,16 +68,16 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     prompts = []
     for entries in guider.conds.values():
         for entry in entries:
-            given = of_prompt(entry["model_conds"], dtype)
-            prompts.append(given)
-            remote.check(run.noise, given)
-            refuse_guidance(given.tensors)
+            conditioning = of_prompt(entry["model_conds"], dtype)
+            prompts.append(conditioning)
+            remote.check(run.noise, conditioning)
+            refuse_guidance(conditioning.tensors)
             if isinstance(entry.get("mask"), Tensor):
                 remote.check_numbers("mask of a prompt", entry["mask"], OF_A_MASK)
     remote.check_numbers("latent", run.latent)
     if run.mask is not None:
         remote.check_numbers("noise mask", run.mask, OF_A_MASK)
     compared = attention_guidance_functions(run.transformer_options)
-    together = why_together(compared, prompts, remote)
-    refuse_apart(remote.wish, together)
-    return Checked(adapters, attention, compared, together)
+    coupling = coupling_of(compared, prompts, remote)
+    refuse_split(remote.wish, coupling)
+    return Checked(adapters, attention, compared, coupling)

@@ -41,12 +41,12 @@ def example_of(run: SamplerRun) -> Conditioning:
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=_text_length)
-    given = of_prompt(longest, dtype)
+    conditioning = of_prompt(longest, dtype)
     tensors = {
-        name: tensor if in_dict(name, given.values) else tensor[:1].expand(batch, *tensor.shape[1:])
-        for name, tensor in given.tensors.items()
+        name: tensor if in_dict(name, conditioning.values) else tensor[:1].expand(batch, *tensor.shape[1:])
+        for name, tensor in conditioning.tensors.items()
     }
-    return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, given.values)
+    return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, conditioning.values)
 
 
 def conditioning_of(guider: Any) -> frozenset[str]:

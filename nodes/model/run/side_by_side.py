@@ -118,8 +118,8 @@ def fault(kind: Kind, caches: Any = None) -> str:
         caches: ComfyUI's module of step caches, which is looked at for these alone.
     """
     for case in CASES[kind]:
-        stock, ours = Trial(case, caches).both()
-        if not _close(ours, stock):
+        expected, ours = Trial(case, caches).both()
+        if not _close(ours, expected):
             return "which gives another result than the workers' where both were tried"
     return ""
 
@@ -169,9 +169,9 @@ def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
 class Model(comfy.model_base.BaseModel):
     """ComfyUI's model of such a network."""
 
-    def extra_conds(self, **given: Any) -> dict[str, Any]:
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """A text, as those of models whose blocks are spread."""
-        return {"c_crossattn": comfy.conds.CONDRegular(given["cross_attn"])}
+        return {"c_crossattn": comfy.conds.CONDRegular(kwargs["cross_attn"])}
 
 
 class Config(comfy.supported_models_base.BASE):
@@ -199,11 +199,11 @@ class Trial:
     def both(self) -> tuple[Tensor, Tensor]:
         """What ComfyUI's loop gives, and the workers'."""
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            stock = self._run({})
+            expected = self._run({})
             ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
         if not self._reached:
             raise RuntimeError("this ComfyUI runs samplers without the wrappers around them")
-        return stock, ours
+        return expected, ours
 
     def _run(self, wrappers: Mapping[str, Any]) -> Tensor:
         case, patcher = self._case, self._patcher.clone()
@@ -226,7 +226,7 @@ class Trial:
         guider.set_conds(positive, [[_random(30, (1, 3, 4)), {}]])
         guider.set_cfg(case.cfg)
         guider.inner_model = self._model
-        guider.conds = {side: [entry.copy() for entry in given] for side, given in guider.original_conds.items()}
+        guider.conds = {side: [entry.copy() for entry in entries] for side, entries in guider.original_conds.items()}
         sampler = comfy.samplers.sampler_object(case.sampler)
         latent = torch.zeros(SHAPE) if case.denoise == 1.0 and not case.masked else self._latent
 

@@ -56,9 +56,9 @@ def _negative_counts(run: SamplerRun, keeps_negative: bool) -> bool:
 
 def _wrappers(run: SamplerRun) -> Mapping[str, list[Any]]:
     """Those of ComfyUI's own around a guider's function, by key, less the step caches, which count its calls."""
-    given = run.transformer_options.get("wrappers", {}).get(WrappersMP.PREDICT_NOISE, {})
+    wrappers = run.transformer_options.get("wrappers", {}).get(WrappersMP.PREDICT_NOISE, {})
     caches = {key for _, key in known_wrappers(run.transformer_options)}
-    return {key: functions for key, functions in given.items() if key not in caches and all(map(own, functions))}
+    return {key: functions for key, functions in wrappers.items() if key not in caches and all(map(own, functions))}
 
 
 class _Asked(BaseException):

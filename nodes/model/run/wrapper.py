@@ -76,9 +76,9 @@ def run_in_workers(
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone
-        planned_for = replace(job, batch=1, two_sided=False) if checked.together else job
+        planned_for = replace(job, batch=1, two_sided=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler)
-        if message is not None and remote.backend.rows_meet(remote.spec):
+        if message is not None and remote.backend.couples_rows(remote.spec):
             reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run)
         if message is not None and max(plan.patches, plan.pipefusion) > 1:
             whole = whole_picture_only(message[0], recording)

@@ -46,7 +46,7 @@ class Measurements:
         return message.machine
 
     def machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        """The same, as it was measured once."""
+        """The machine's speeds, measured once and kept on disk."""
         key = machine_key(plan.devices, plan.attention)
         return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
 

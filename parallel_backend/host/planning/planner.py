@@ -64,7 +64,7 @@ class Planner:
         self.latest: Chosen | None = None
         """What the last question was answered with."""
 
-    def rows_meet(self, spec: ModelSpec) -> bool:
+    def couples_rows(self, spec: ModelSpec) -> bool:
         """Whether a model looks at all rows of a batch, as was found when it was planned for.
 
         One device alone can run it, and only with the rows that ComfyUI puts into a call.

@@ -63,7 +63,7 @@ def joined(calls: Sequence[tuple[float, Report]]) -> Report:
 
 
 def coarse(times: Times) -> Times:
-    """The same in MOST_BINS bins at most."""
+    """The timeline joined into MOST_BINS bins at most."""
     factor = 1
     while times.seconds > MOST_BINS * factor * times.width:
         factor *= 2

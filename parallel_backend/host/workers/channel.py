@@ -120,11 +120,11 @@ class LocalChannel(Channel):
         self._thread.start()
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """As in Channel."""
+        """Send a rank a message with its tensors. Raises OSError when the connection is gone."""
         self._connections[rank].sendall(encode(message, tensors))
 
     def close(self) -> None:
-        """As in Channel."""
+        """Stop reading and wait until the thread that reads has ended."""
         self._closing.set()
         self._thread.join()
 

@@ -213,7 +213,7 @@ class WorkerGroup:
         ranks = rank_statuses(self.devices, self._channel.heard, self._latest)
         return GroupStatus((State.FAILED if lost else self.state).value, self._model, ranks)
 
-    def carry_out(self, exchange: Exchange) -> Answer:
+    def execute(self, exchange: Exchange) -> Answer:
         """Send what the workers do not know yet of the adapters, then the request, and wait for its end.
 
         Raises:

@@ -140,7 +140,7 @@ class RemoteChannel(Channel):
             self._connection.sendall(encode(message, tensors))
 
     def close(self) -> None:
-        """As in Channel."""
+        """End the connection; one that is gone already is no error."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:

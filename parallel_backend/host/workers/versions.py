@@ -77,8 +77,8 @@ def _check_files(members: Sequence[Facts]) -> None:
             f"ComfyUI's files have changed since it was started ({changed[0]}): restart ComfyUI, so that it and its workers "
             "run the same."
         )
-    told = {member.comfyui_files: (rank, member.host) for rank, member in reversed([*enumerate(members)])}
-    for files, (rank, host) in told.items():
+    by_files = {member.comfyui_files: (rank, member.host) for rank, member in reversed([*enumerate(members)])}
+    for files, (rank, host) in by_files.items():
         if files and (path := other_file(ours, folder, files)):
             raise Refused(
                 f"worker {rank} on {host} has another {path} than this ComfyUI, though both are {own_comfyui_version()}: "

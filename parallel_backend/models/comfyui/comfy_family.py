@@ -25,7 +25,7 @@ from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
 from ..spread.declaration import Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
-from .computed import CPU, made_elsewhere
+from .computed_buffers import CPU, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes, reference_tokens
@@ -250,9 +250,9 @@ class ComfyFamily:
             )
         _check_sound(config, packed_shapes(values))
 
-    def rows_meet(self, config: ComfyConfig, conditioning: Conditioning) -> str:
-        """What is declared of it."""
-        return config.declaration.rows_meet(conditioning)
+    def couples_rows(self, config: ComfyConfig, conditioning: Conditioning) -> str:
+        """What the model's declaration says of it."""
+        return config.declaration.couples_rows(conditioning)
 
     def keys(self, config: ComfyConfig) -> KeyMap:
         """Each parameter is a tensor of its own name."""
@@ -407,8 +407,8 @@ def _fits(shapes: Sequence[Sequence[int]], sound: Sequence[int | None]) -> bool:
     )
 
 
-def _as_tuple(given: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else given
+def _as_tuple(width: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (width,) if isinstance(width, int) else width
 
 
 def _whole(name: str, parameter: Tensor) -> Piece:
@@ -462,7 +462,7 @@ def _token_layers(block: Block) -> dict[str, Tensor]:
     return {
         name: parameter
         for name, parameter in block.module.named_parameters()
-        if parameter.ndim == 2 and not any(mark in name for mark in MODULATION)
+        if parameter.ndim == 2 and not any(part in name for part in MODULATION)
     }
 
 
@@ -475,11 +475,11 @@ def _token_weights(block: Block) -> float:
 def _copies(blocks: Sequence[Block], hidden: int) -> float:
     """`ModelShape.copies` by the widest layers of any block."""
     layers = {f"{block.path}.{name}": weight.shape for block in blocks for name, weight in _token_layers(block).items()}
-    taken, given = {width for _, width in layers.values()}, {width for width, _ in layers.values()}
+    widths_in, widths_out = {width for _, width in layers.values()}, {width for width, _ in layers.values()}
     side_by_side = Counter((name.rsplit(".", 2)[0], width) for name, (width, _) in layers.items())
-    pairs = {width for (_, width), count in side_by_side.items() if count > 1} | {width // 2 for width in given}
-    gated = max((width for width in pairs & taken if width > hidden), default=0)
-    return copies_of(hidden, max(taken), max(given), gated)
+    pairs = {width for (_, width), count in side_by_side.items() if count > 1} | {width // 2 for width in widths_out}
+    gated = max((width for width in pairs & widths_in if width > hidden), default=0)
+    return copies_of(hidden, max(widths_in), max(widths_out), gated)
 
 
 def _spread_attentions(block: Block) -> list[Spread]:

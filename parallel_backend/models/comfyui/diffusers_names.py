@@ -33,14 +33,14 @@ def converted(part: Checkpoint) -> Checkpoint | None:
     names = [name for name, entry in part.entries.items() if entry.nbytes and entry.shape]
     ends = list(accumulate((part.entries[name].shape[0] for name in names), initial=0))
     rows = [torch.arange(start, stop) for start, stop in pairwise(ends)]
-    given = _Asked(zip(names, rows, strict=True))
+    state_dict = _Asked(zip(names, rows, strict=True))
     try:
         with _Marked():
-            made: Mapping[str, Tensor] | None = comfy.model_detection.convert_diffusers_mmdit(given, "")
+            made: Mapping[str, Tensor] | None = comfy.model_detection.convert_diffusers_mmdit(state_dict, "")
     except KeyError as error:
         raise _incomplete(part, error.args[0]) from None
     except RuntimeError:
-        raise _incomplete(part, given.asked) from None
+        raise _incomplete(part, state_dict.asked) from None
     if not made:
         return None
     if scale := next((name for name in part.entries if name.rpartition(".")[2] in COMPANIONS), None):

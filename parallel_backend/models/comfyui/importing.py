@@ -32,9 +32,9 @@ def import_comfyui(variables: Mapping[str, str] = os.environ) -> None:
     options = importlib.import_module("comfy.options")
     default = [] if torch.cuda.is_available() else ["--cpu"]
     arguments = json.loads(variables[ARGUMENTS]) if ARGUMENTS in variables else default
-    given, sys.argv = sys.argv, ["main.py", *arguments]
+    argv, sys.argv = sys.argv, ["main.py", *arguments]
     try:
         options.enable_args_parsing()
         importlib.import_module("comfy.cli_args")
     finally:
-        sys.argv = given
+        sys.argv = argv

@@ -62,9 +62,9 @@ def check_sizes(kind: str, declaration: Declaration, picture: Picture, condition
     _check_guides(picture, conditioning)
 
 
-def _check_sized(kind: str, name: str, given: Tensor, picture: Picture, values: Sequence[int]) -> None:
+def _check_sized(kind: str, name: str, tensor: Tensor, picture: Picture, values: Sequence[int]) -> None:
     """Of conditioning that goes with every token, `values` for one of the latent's; a model pads the latent, and not this."""
-    sizes = tuple(size // each for size, each in zip(given.shape[-len(values) :], values, strict=False))
+    sizes = tuple(size // each for size, each in zip(tensor.shape[-len(values) :], values, strict=False))
     tokens = tuple(size // step for size, step in zip(sizes, picture.patch_size, strict=False))
     if tokens == picture.grid:
         return
@@ -76,16 +76,16 @@ def _check_sized(kind: str, name: str, given: Tensor, picture: Picture, values: 
     )
 
 
-def _check_frames(name: str, given: Tensor, picture: Picture) -> None:
+def _check_frames(name: str, tensor: Tensor, picture: Picture) -> None:
     """Of frames that are laid over the latent's first or behind its last ones."""
     sizes = picture.shape[3:]
     if (
-        given.ndim == len(picture.shape)
-        and Picture(tuple(given.shape), picture.patch_size).grid[1:] == picture.grid[1:]
+        tensor.ndim == len(picture.shape)
+        and Picture(tuple(tensor.shape), picture.patch_size).grid[1:] == picture.grid[1:]
     ):
         return
     raise Refused(
-        f"{name} in the conditioning has the shape {list(given.shape)} and the latent to sample frames of {by(sizes)}: encode "
+        f"{name} in the conditioning has the shape {list(tensor.shape)} and the latent to sample frames of {by(sizes)}: encode "
         "the picture at the width and height of that latent."
     )
 

@@ -78,7 +78,7 @@ class ComfyModel:
         return picture.beside(conditioning.get(self._beside))
 
     def forward_on(self, execution: Execution) -> ComfyForward:
-        """Its forward under a plan."""
+        """The forward of this stage under a plan."""
         return ComfyForward(self, self._spread, execution)
 
     def compute(
@@ -100,9 +100,9 @@ class ComfyModel:
         """
         import comfy.utils
 
-        given = arguments(inputs.conditioning, inputs.values)
-        concat, context = given.pop("concat", None), given.pop("context", None)
-        more = given.pop(OPTIONS, {})
+        kwargs = arguments(inputs.conditioning, inputs.values)
+        concat, context = kwargs.pop("concat", None), kwargs.pop("context", None)
+        more = kwargs.pop(OPTIONS, {})
         if SKIPPED_BLOCKS in more:
             more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
         if self._asks_sigmas or networks:
@@ -112,19 +112,19 @@ class ComfyModel:
             patches |= guided(more.pop(ATTENTION_GUIDANCE), self._spread.now)
         if patches:
             more["patches"] = patches
-        asked = given.pop(TEXT_PREPARATION, None)
+        asked = kwargs.pop(TEXT_PREPARATION, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
             context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()
         if picture_tokens is not None:
-            given["control"] = self._control_of(inputs.residuals, picture_tokens)
-        timestep = given.pop("timestep", inputs.timestep)
+            kwargs["control"] = self._control_of(inputs.residuals, picture_tokens)
+        timestep = kwargs.pop("timestep", inputs.timestep)
         if not inputs.processed:
-            timestep = self._base.process_timestep(timestep, x=latent, **given)
+            timestep = self._base.process_timestep(timestep, x=latent, **kwargs)
         x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
-        if SHAPES in given:
-            x = comfy.utils.unpack_latents(x, given.pop(SHAPES))
+        if SHAPES in kwargs:
+            x = comfy.utils.unpack_latents(x, kwargs.pop(SHAPES))
         with self._numbers.in_use():
-            out = self._spread.entrance(x, timestep, context=context, transformer_options={**options, **more}, **given)
+            out = self._spread.entrance(x, timestep, context=context, transformer_options={**options, **more}, **kwargs)
         return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
 
     def _control_of(self, residuals: Mapping[int, Tensor], placement: Placement) -> dict[str, list[Stream | None]]:
@@ -136,8 +136,8 @@ class ComfyModel:
 
 def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
     """As ComfyUI has them among its options: from the run, or as numbers with the call, or of no run."""
-    given = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
-    return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, given, strict=True)}
+    sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
+    return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, sigmas, strict=True)}
 
 
 class ComfyForward(SpreadForward):

@@ -46,5 +46,5 @@ def _by_row(name: str, tensor: Tensor, values: Mapping[str, Value], batch: int) 
 
 
 def run_of(rows: slice) -> Tensor:
-    """The numbers in a run."""
+    """The numbers of the rows in a run, as an index."""
     return torch.arange(rows.start, rows.stop)

@@ -19,7 +19,7 @@ from ...weights.values import values_of
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from .comfy_family import UNCONVERTED, make
-from .computed import compute_buffers, missing_buffers
+from .computed_buffers import compute_buffers, missing_buffers
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .quantised_layers import pieces_of, quantise_layers
@@ -129,11 +129,11 @@ class WholeFamily:
         return config.shape
 
     def token_rows(self, config: WholeConfig, latent_shape: Sequence[int]) -> int:
-        """A latent is not cut."""
+        """One: a latent is not cut into patches."""
         return 1
 
     def image_tokens(self, config: WholeConfig, latent_shape: Sequence[int]) -> int:
-        """The latent's places."""
+        """As many as the latent has positions."""
         return math.prod(latent_shape[2:])
 
     def beside_tokens(self, config: WholeConfig, conditioning: Conditioning) -> int:
@@ -183,8 +183,8 @@ class WholeFamily:
                 "belongs to this model."
             )
 
-    def rows_meet(self, config: WholeConfig, conditioning: Conditioning) -> str:
-        """Nothing that is known beforehand: a worker tries it (worker/requests/apart.py)."""
+    def couples_rows(self, config: WholeConfig, conditioning: Conditioning) -> str:
+        """Nothing that is known beforehand: a worker tries it (worker/requests/row_coupling.py)."""
         return ""
 
     def keys(self, config: WholeConfig) -> KeyMap:

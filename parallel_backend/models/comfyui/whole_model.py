@@ -35,7 +35,7 @@ class WholeModel:
         self._base = base
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
-        """The latent itself."""
+        """The whole latent, as the only patch."""
         assert count == 1, "plans refuse patches"
         return (Region(2, slice(0, latent_shape[2])),)
 
@@ -47,32 +47,32 @@ class WholeModel:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is."""
         import comfy.utils
 
-        given = arguments(inputs.conditioning, inputs.values)
-        concat, context = given.pop("concat", None), given.pop("context", None)
-        options: dict[str, Any] = given.pop(OPTIONS, {})
+        kwargs = arguments(inputs.conditioning, inputs.values)
+        concat, context = kwargs.pop("concat", None), kwargs.pop("context", None)
+        options: dict[str, Any] = kwargs.pop(OPTIONS, {})
         sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
         options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
-        timestep, control = given.pop("timestep", inputs.timestep), given.pop(CONTROL, None)
+        timestep, control = kwargs.pop("timestep", inputs.timestep), kwargs.pop(CONTROL, None)
         if FREE_U in options:
             options["patches"] = free_u_patches(options.pop(FREE_U))
         if not inputs.processed:
-            timestep = self._base.process_timestep(timestep, x=latent, **given)
+            timestep = self._base.process_timestep(timestep, x=latent, **kwargs)
         x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
-        if SHAPES in given:
-            x = comfy.utils.unpack_latents(x, given.pop(SHAPES))
+        if SHAPES in kwargs:
+            x = comfy.utils.unpack_latents(x, kwargs.pop(SHAPES))
         text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
-        out = self.module(x, timestep, context=text, control=control, transformer_options=options, **given)
+        out = self.module(x, timestep, context=text, control=control, transformer_options=options, **kwargs)
         return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
 
 
 class WholeForward:
-    """Runs a WholeModel for one request, which finds nothing on its modules that the request before has left there."""
+    """A WholeModel's forward, the same on every rank; it finds nothing on the modules that the request before has left there."""
 
     cache_bytes = 0
 
     def __init__(self, model: WholeModel, execution: Execution) -> None:
         self._model = model
-        self._mark = execution.mark
+        self._on_progress = execution.on_progress
         self._compiles = bool(execution.compiler)
         self._first = True
         model.left_behind.put_back()
@@ -89,5 +89,5 @@ class WholeForward:
         if before is not None:
             self._model.left_behind.find(before)
         self._first = False
-        self._mark()
+        self._on_progress()
         return out

@@ -25,7 +25,7 @@ DOUBLE = replace(
 SINGLE = replace(flux.SINGLE, arguments={**flux.SINGLE.arguments, "attn_mask": TextMask("x")})
 
 
-def _rows_meet(conditioning: Mapping[str, Tensor]) -> str:
+def _couples_rows(conditioning: Mapping[str, Tensor]) -> str:
     """Of two rows with a first frame, the guidance of the one is added to what modulates the first frame of both, that of the
     other to what modulates the other frames."""
     return "guidance" if "guiding_frame_index" in conditioning and rows_differ(conditioning.get("guidance")) else ""
@@ -40,5 +40,5 @@ HUNYUAN_VIDEO = Declaration(
     divides=True,
     positions=flux.FLUX.positions,
     sigmas=lambda model: model.time_r_in is not None,  # MeanFlow: the next step's
-    rows_meet=_rows_meet,
+    couples_rows=_couples_rows,
 )

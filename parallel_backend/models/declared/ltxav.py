@@ -67,7 +67,7 @@ def _unless(*names: str, by_itself: bool = False) -> Callable[[Options], bool]:
     return comes
 
 
-def _rows_meet(conditioning: Mapping[str, Tensor]) -> str:
+def _couples_rows(conditioning: Mapping[str, Tensor]) -> str:
     """What passes between video and sound goes by the most noise in the whole batch, frames by the mask of its first row."""
     masks = (conditioning.get(name) for name in ("denoise_mask", "audio_denoise_mask"))
     return "noise masks" if any(map(rows_differ, masks)) else ""
@@ -114,5 +114,5 @@ LTXAV = Declaration(
     joint_text=False,
     patch_size=lambda model: model.patchifier.patch_size,
     sound=lambda model: (model.num_audio_channels, None, model.audio_frequency_bins),
-    rows_meet=_rows_meet,
+    couples_rows=_couples_rows,
 )

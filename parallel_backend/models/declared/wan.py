@@ -22,8 +22,8 @@ BEHIND = ("time_dim_concat", "context_latents")
 def behind(*names: str) -> Callable[[Mapping[str, Any]], int]:
     """How many tokens are made of the latents of these names, which may be lists."""
 
-    def tokens(given: Mapping[str, Any]) -> int:
-        latents = tree_leaves([given.get(name) for name in names])
+    def tokens(arguments: Mapping[str, Any]) -> int:
+        latents = tree_leaves([arguments.get(name) for name in names])
         return sum(Picture(tuple(latent.shape), STEP).tokens for latent in latents if latent is not None)
 
     return tokens

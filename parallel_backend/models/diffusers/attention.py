@@ -59,7 +59,7 @@ class _Answered(TorchFunctionMode):
         self._answer = answer
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """All else as it is."""
+        """Answer torch's scaled dot product; every other function is computed as it is."""
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         return self._attend(*args, **(kwargs or {}))
@@ -67,9 +67,9 @@ class _Answered(TorchFunctionMode):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **others: Any
     ) -> Tensor:
-        if given := sorted(name for name, value in others.items() if value):
+        if unknown := sorted(name for name, value in others.items() if value):
             raise Refused(
-                f"diffusers' attention is given {', '.join(given)}, which this pack does not know: update the pack, or install "
+                f"diffusers' attention is given {', '.join(unknown)}, which this pack does not know: update the pack, or install "
                 "an older diffusers."
             )
         return self._answer(query, key, value, attn_mask)
@@ -88,4 +88,4 @@ def _run_answered(module: nn.Module, _: None, taken: list[None], args: Any, name
 
 
 ENTRY = Entry(_run_answered, options="")
-"""Of diffusers' blocks."""
+"""How diffusers' blocks come to call the operator of attention when they are compiled."""

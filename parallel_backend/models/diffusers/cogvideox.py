@@ -90,8 +90,8 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, CogVideoXConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no CogVideoX model."""
         name = checkpoint.path.name
-        marks = ("blocks.0.norm1.linear.weight", "transformer_blocks.0.norm1.linear.weight")
-        prefix = find_prefix(checkpoint, PREFIXES, (*marks, "patch_embed.text_proj.weight"), least=2)
+        markers = ("blocks.0.norm1.linear.weight", "transformer_blocks.0.norm1.linear.weight")
+        prefix = find_prefix(checkpoint, PREFIXES, (*markers, "patch_embed.text_proj.weight"), least=2)
         if prefix is None:
             raise Refused(f"{name} has no CogVideoX tensors: choose a CogVideoX 2b, 5b or 1.5-5B file.")
         part = resolve_scales(checkpoint.select(prefix, comfy_name), prefix)
@@ -247,17 +247,17 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
         """With ComfyUI's conditioning, and dimensions in ComfyUI's order."""
 
         def call(spread: SpreadModel, latent: Tensor, inputs: Inputs) -> Tensor:
-            given, rope = inputs.conditioning, None
-            x = torch.cat([latent, given["concat"]], dim=1) if "concat" in given else latent
+            conditioning, rope = inputs.conditioning, None
+            x = torch.cat([latent, conditioning["concat"]], dim=1) if "concat" in conditioning else latent
             x = padded(x, PATCH).transpose(1, 2)
             if config.rotary:
                 rope = spread.now.once_a_run("positions", (x,), lambda: rotary(config.head_dim, config.patch_frames, x))
-            with positions_for(spread.module.patch_embed, given["context"].shape[1]):
+            with positions_for(spread.module.patch_embed, conditioning["context"].shape[1]):
                 (out,) = spread.entrance(
                     x,
-                    given["context"],
+                    conditioning["context"],
                     inputs.timestep,
-                    ofs=given.get("ofs"),
+                    ofs=conditioning.get("ofs"),
                     image_rotary_emb=rope,
                     return_dict=False,
                 )

@@ -49,14 +49,14 @@ class DiffusersFamily(ABC, Generic[C]):
 
     @abstractmethod
     def call(self, config: C) -> Call:
-        """How it is called."""
+        """What calls the module with a forward's inputs."""
 
     @abstractmethod
     def keys(self, config: C) -> KeyMap:
         """Which rows of the file make each parameter, in ComfyUI's names."""
 
-    def rows_meet(self, config: C, conditioning: Conditioning) -> str:
-        """Nothing."""
+    def couples_rows(self, config: C, conditioning: Conditioning) -> str:
+        """Nothing: diffusers computes each row for itself."""
         return ""
 
     def comfyui_keys(self, config: C) -> KeyMap:

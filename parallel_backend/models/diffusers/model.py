@@ -53,7 +53,7 @@ class DiffusersModel:
         return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
 
     def forward_on(self, execution: Execution) -> DiffusersForward:
-        """Its forward under a plan."""
+        """The forward of this stage under a plan."""
         return DiffusersForward(self, self._spread, execution)
 
     def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:

@@ -31,7 +31,7 @@ from .pixart_keys import PATCH, TIME_FEATURES, pixart_keys
 
 PREFIXES = ("", "model.diffusion_model.")
 ORIGINAL_NAMES = {
-    "mark": "t_block.1.weight",
+    "marker": "t_block.1.weight",
     "image": "x_embedder.proj.weight",
     "text": "y_embedder.y_proj.fc1.weight",
     "output": "final_layer.linear.weight",
@@ -39,7 +39,7 @@ ORIGINAL_NAMES = {
     "blocks": "blocks",
 }
 DIFFUSERS_NAMES = {
-    "mark": "caption_projection.linear_1.weight",
+    "marker": "caption_projection.linear_1.weight",
     "image": "pos_embed.proj.weight",
     "text": "caption_projection.linear_1.weight",
     "output": "proj_out.weight",
@@ -86,13 +86,13 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, PixArtConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no PixArt model."""
         name = checkpoint.path.name
-        prefix = find_prefix(checkpoint, PREFIXES, (ORIGINAL_NAMES["mark"], DIFFUSERS_NAMES["mark"]))
+        prefix = find_prefix(checkpoint, PREFIXES, (ORIGINAL_NAMES["marker"], DIFFUSERS_NAMES["marker"]))
         if prefix is None:
             raise Refused(f"{name} has no PixArt tensors: choose a PixArt-alpha or PixArt-Sigma file.")
         part = resolve_scales(checkpoint.select(prefix, str), prefix)
         if any(".attn.sr." in tensor for tensor in part.entries):
             raise Refused(f"{name} compresses its keys and values, which is not supported: choose another PixArt file.")
-        original = ORIGINAL_NAMES["mark"] in part.entries
+        original = ORIGINAL_NAMES["marker"] in part.entries
         try:
             config = _read_config(part, ORIGINAL_NAMES if original else DIFFUSERS_NAMES)
         except KeyError as missing:
@@ -203,13 +203,13 @@ def _read_config(part: Checkpoint, names: Mapping[str, str]) -> PixArtConfig:
 
 def _call(spread: SpreadModel, latent: Tensor, inputs: Inputs) -> Tensor:
     """The predicted noise; what the model says of the variance is not used."""
-    given = inputs.conditioning
-    mask = given.get("attention_mask")
+    conditioning = inputs.conditioning
+    mask = conditioning.get("attention_mask")
     (out,) = spread.entrance(
         padded(latent, PATCH),
-        encoder_hidden_states=given["context"],
+        encoder_hidden_states=conditioning["context"],
         timestep=inputs.timestep,
-        added_cond_kwargs={"resolution": given.get("c_size"), "aspect_ratio": given.get("c_ar")},
+        added_cond_kwargs={"resolution": conditioning.get("c_size"), "aspect_ratio": conditioning.get("c_ar")},
         encoder_attention_mask=None if mask is None else mask.flatten(1),
         return_dict=False,
     )

@@ -60,8 +60,8 @@ class Arguments:
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
-        together = {name for names in group.tuples.values() for name in names}
-        named = {*group.streams, *group.arguments} - together | set(group.tuples)
+        in_tuples = {name for names in group.tuples.values() for name in names}
+        named = {*group.streams, *group.arguments} - in_tuples | set(group.tuples)
         missing = sorted(named - set(self._signature.parameters))
         if missing and not self._rest:
             raise Refused(
@@ -98,17 +98,17 @@ class Arguments:
     def kept(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
         """The positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
-            given = values.get(name)
-            if given is None:
+            value = values.get(name)
+            if value is None:
                 continue
             if isinstance(argument, TextLength) and argument.stream == stream:
-                return torch.arange(min(int(given), values[stream].shape[1]))
+                return torch.arange(min(int(value), values[stream].shape[1]))
             if isinstance(argument, TextMask) and argument.stream == stream:
                 before, length, behind = (
                     sum(values[each].shape[1] for each in streams)
                     for streams in (argument.before, (stream,), argument.behind)
                 )
-                return self._visible(name, given, before, length, before + length + behind)
+                return self._visible(name, value, before, length, before + length + behind)
         return None
 
     def _visible(self, name: str, mask: Tensor, start: int, length: int, total: int) -> Tensor:
@@ -178,8 +178,8 @@ class Arguments:
             case ByPart(stream, each, whole):
                 return self._by_part(name, value, each, whole, self._group.streams[stream], placements[stream], call)
             case Known(stream, take):
-                places, length = positions_of(placements[stream], call.rank), placements[stream].length
-                return value if len(places) == length else take(value, places, length)
+                positions, length = positions_of(placements[stream], call.rank), placements[stream].length
+                return value if len(positions) == length else take(value, positions, length)
             case Weighs(stream, of):
                 weights = of(value)
                 return weights.index_select(0, sent_to(positions_of(placements[stream], call.rank), weights.device))
@@ -237,15 +237,15 @@ class Arguments:
         if positions.numel() == placement.length:
             return value  # type: ignore[no-any-return]
         part, run = call.layout.part_of(kind)
-        given, expected = value.shape[1] // each, (placement.length if whole else call.layout.tokens) // part
-        if given != expected:  # the block would share them out among the tokens, wherever a part of a frame ends
-            raise self._refused(name, f"has {given} parts for {expected} of the latent, which is not supported")
+        count, expected = value.shape[1] // each, (placement.length if whole else call.layout.tokens) // part
+        if count != expected:  # the block would share them out among the tokens, wherever a part of a frame ends
+            raise self._refused(name, f"has {count} parts for {expected} of the latent, which is not supported")
 
         def parts() -> Tensor:
-            own = positions[positions < given * part]
+            own = positions[positions < count * part]
             return sent_to(torch.div(own[::run], part, rounding_mode="floor"), value.device)
 
-        chosen = call.layout.once(("parts", placement, kind, given), parts)
+        chosen = call.layout.once(("parts", placement, kind, count), parts)
         return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)
 
     def _refused(self, name: str, reason: str) -> Refused:

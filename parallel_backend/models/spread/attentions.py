@@ -207,8 +207,8 @@ class Attentions:
         weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
             assert block is not None
-            given = self._shared_heads(block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
-            out = self._merged(block, attention, given)
+            operands = self._shared_heads(block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
+            out = self._merged(block, attention, operands)
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         if not spread or (alone and weights is None and not self._masked(attention)):
             return (kernel or self._product)(
@@ -217,10 +217,12 @@ class Attentions:
             )  # fmt: skip
         assert block is not None and isinstance(attention, Spread)
         kv_heads = attention.kv_heads or heads
-        given = self._shared_heads(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
-        width = given.v.shape[3]
-        exactly = given.exact or weights is not None
-        out = self._spread(block, attention, given if weights is None else given.weighed(weights), exactly)[..., :width]
+        operands = self._shared_heads(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
+        width = operands.v.shape[3]
+        exactly = operands.exact or weights is not None
+        out = self._spread(block, attention, operands if weights is None else operands.weighed(weights), exactly)[
+            ..., :width
+        ]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def _masked(self, attention: Attention) -> bool:
@@ -230,20 +232,20 @@ class Attentions:
     def _idle(self, placement: Placement) -> bool:
         return placement.counts[self._call.rank] == 0
 
-    def _shared_heads(self, block: BlockCall, kv_heads: int, given: Operands) -> Operands:
+    def _shared_heads(self, block: BlockCall, kv_heads: int, operands: Operands) -> Operands:
         """With each head of k and v once, where the model has repeated it for the heads of q that share it.
 
         Raises:
             Refused: it has other heads than are declared, or, looked at in the first call of a run, has not repeated them.
         """
-        if given.k.shape[1] == given.v.shape[1] == kv_heads:
-            return given
-        group = given.q.shape[1] // kv_heads
-        once = replace(given, k=given.k[:, ::group], v=given.v[:, ::group])
+        if operands.k.shape[1] == operands.v.shape[1] == kv_heads:
+            return operands
+        group = operands.q.shape[1] // kv_heads
+        once = replace(operands, k=operands.k[:, ::group], v=operands.v[:, ::group])
 
         def repeated() -> bool:
             counts = once.k.shape[1], once.v.shape[1]
-            return counts == (kv_heads, kv_heads) and _repeats(given.k, once.k) and _repeats(given.v, once.v)
+            return counts == (kv_heads, kv_heads) and _repeats(operands.k, once.k) and _repeats(operands.v, once.v)
 
         if not self._call.layout.once(("repeated", block.number, block.turn, block.done), repeated):
             raise Refused(
@@ -252,29 +254,29 @@ class Attentions:
             )
         return once
 
-    def _merged(self, block: BlockCall, attention: Merged, given: Operands) -> Tensor:
+    def _merged(self, block: BlockCall, attention: Merged, operands: Operands) -> Tensor:
         """`[batch, tokens, heads, head_dim]`, the same on all ranks."""
         queries, keys = block.placements[attention.of].length, block.placements[attention.keys].counts[self._call.rank]
-        if given.q.shape[2] != queries or given.k.shape[2] != max(1, keys):
+        if operands.q.shape[2] != queries or operands.k.shape[2] != max(1, keys):
             raise Refused(
-                f"the model's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
-                f"knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
+                f"pack knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
-        q, k, v = (x.transpose(1, 2) for x in (given.q, given.k[:, :, :keys], given.v[:, :, :keys]))
-        return replicated_queries(self._mesh.sequence, self.kernel(q, given.exact), q, k, v)
+        q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k[:, :, :keys], operands.v[:, :, :keys]))
+        return replicated_queries(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
 
-    def _spread(self, block: BlockCall, attention: Spread, given: Operands, exactly: bool) -> Tensor:
+    def _spread(self, block: BlockCall, attention: Spread, operands: Operands, exactly: bool) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
         placements = [block.placements[name] for name in attention.streams]
         counts = [placement.counts[self._call.rank] for placement in placements]
         shown = [max(1, count) for count in counts]
-        if not given.q.shape[2] == given.k.shape[2] == sum(shown):
+        if not operands.q.shape[2] == operands.k.shape[2] == sum(shown):
             raise Refused(
-                f"the model's {block.name} attends with {given.q.shape[2]} queries to {given.k.shape[2]} keys where this pack "
-                f"knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
+                f"pack knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
-        q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (given.q, given.k, given.v))
-        attend, layout = self.kernel(q, given.exact), self._call.layout
+        q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
+        attend, layout = self.kernel(q, operands.exact), self._call.layout
         payload = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._payload
         key = block.number, block.turn, block.done - 1
         kind = attend, payload, q.shape[2], k.shape[2], *placements

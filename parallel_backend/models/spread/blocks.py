@@ -143,10 +143,10 @@ class SpreadModel:
                     module.set_submodule(path, nn.Identity())
         self._with_doors = _with_doors(module, doors)
 
-    def entrance(self, *args: Any, **given: Any) -> Any:
+    def entrance(self, *args: Any, **arguments: Any) -> Any:
         """The model's forward: that of a copy without weights of its own, with doorways in the place of blocks."""
-        self.now.call.arguments = given
-        return self._with_doors(*args, **given)
+        self.now.call.arguments = arguments
+        return self._with_doors(*args, **arguments)
 
     def compiled_by(self, compiler: str) -> CompiledBlocks | None:
         """The blocks compiled by one of torch.compile's backends, which are kept with the model; None for no name."""
@@ -220,7 +220,7 @@ class _Through:
         expected.finish()
         now.attentions.block = None
         if block.ends_unit:
-            now.mark()
+            now.on_progress()
         now.call.blocks_done |= self._last
         return _returned(block.group, out, streams)
 
@@ -276,8 +276,8 @@ class _Modulation:
         self._path = path
         self._make = of_vectors(module)
 
-    def __call__(self, given: Tensor) -> Any:
-        return self._model.now.modulation(self._path, given, self._make)
+    def __call__(self, tensor: Tensor) -> Any:
+        return self._model.now.modulation(self._path, tensor, self._make)
 
 
 class _Between(_TokenWise):
@@ -304,8 +304,8 @@ class _Once:
         self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = (args, kwargs)
-        return self._model.now.once_a_run(self._path, given, lambda: self._module.forward(*args, **kwargs))
+        inputs = (args, kwargs)
+        return self._model.now.once_a_run(self._path, inputs, lambda: self._module.forward(*args, **kwargs))
 
 
 def _modulations(model: SpreadModel, block: Block) -> dict[str, Doorway]:

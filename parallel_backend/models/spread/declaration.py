@@ -34,7 +34,7 @@ class Pictured:
     grid: bool = False
     dim: int = 1
     parts: int = 0
-    behind: Callable[[Mapping[str, Any]], int] = lambda given: 0
+    behind: Callable[[Mapping[str, Any]], int] = lambda arguments: 0
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Declaration:
         silent: whether a video may come without sound.
         channels: those of the video where the latent format has others.
         one_at_a_time: whether batches are not taken.
-        rows_meet: what makes the rows of a batch with this conditioning change one another, in words; empty where it does not.
+        couples_rows: what makes the rows of a batch with this conditioning change one another, in words; empty where it does not.
     """
 
     groups: tuple[Group, ...]
@@ -311,4 +311,4 @@ class Declaration:
     silent: bool = True
     channels: Callable[[Any], int | None] = lambda model: None
     one_at_a_time: bool = False
-    rows_meet: Callable[[Mapping[str, Tensor]], str] = lambda conditioning: ""
+    couples_rows: Callable[[Mapping[str, Tensor]], str] = lambda conditioning: ""

@@ -34,7 +34,7 @@ class Forward:
         mesh: this rank's communicators.
         arrivals: what comes from the stage before.
         access: how this rank makes the weights of its blocks usable.
-        mark: called after each block.
+        on_progress: called after each block.
         kept: what is kept for a run of what follows from sizes and the prompt alone.
         modulations: of the model call's patches before this one; None where they are not kept.
         compiled: runs the blocks, if they are to be compiled.
@@ -46,7 +46,7 @@ class Forward:
     mesh: Mesh
     arrivals: Arrivals
     access: BlockAccess
-    mark: Callable[[], None]
+    on_progress: Callable[[], None]
     kept: dict[Hashable, Any]
     modulations: dict[Hashable, Any] | None = None
     compiled: CompiledBlocks | None = None
@@ -57,25 +57,25 @@ class Forward:
         self.turns[block] += 1
         return self.turns[block] - 1
 
-    def once_a_run(self, place: Hashable, given: Sequence[Any], make: Callable[[], T]) -> T:
+    def once_a_run(self, place: Hashable, inputs: Sequence[Any], make: Callable[[], T]) -> T:
         """What `make` gave at this place of the model's forward, for arguments of these shapes, when it was first asked."""
-        shapes = tuple(leaf.shape for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+        shapes = tuple(leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         key = place, self.turn(place), shapes
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]  # type: ignore[no-any-return]
 
-    def modulation(self, place: Hashable, given: Tensor, make: Callable[[Vector], T]) -> T:
+    def modulation(self, place: Hashable, tensor: Tensor, make: Callable[[Vector], T]) -> T:
         """What `make` gave for an earlier patch of the model call, or gives now."""
         if self.modulations is None:
-            return make(self._vector(given))
+            return make(self._vector(tensor))
         key = place, self.turn(place)
         if key not in self.modulations:
-            self.modulations[key] = make(self._vector(given))
+            self.modulations[key] = make(self._vector(tensor))
         return self.modulations[key]  # type: ignore[no-any-return]
 
-    def _vector(self, given: Tensor) -> Vector:
-        return self.call.once(given, Vector, lambda: Vector(given))
+    def _vector(self, tensor: Tensor) -> Vector:
+        return self.call.once(tensor, Vector, lambda: Vector(tensor))
 
     def received(self, stream: Stream) -> Stream:
         """A stream with its tokens here: those that the stage before has come from there."""

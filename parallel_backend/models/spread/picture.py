@@ -82,8 +82,8 @@ def by(sizes: Iterable[int]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def as_patch_size(given: int | Sequence[int], latent_dims: int) -> tuple[int, ...]:
+def as_patch_size(size: int | Sequence[int], latent_dims: int) -> tuple[int, ...]:
     """A model's `patch_size` for every dimension of its latents; a single number is that of height and width."""
-    if isinstance(given, int):
-        return (*[1] * (latent_dims - 2), given, given)
-    return tuple(given)
+    if isinstance(size, int):
+        return (*[1] * (latent_dims - 2), size, size)
+    return tuple(size)

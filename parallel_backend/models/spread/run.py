@@ -38,7 +38,7 @@ class SpreadForward:
         self._mesh = execution.mesh
         self._plan = execution.plan
         self._access = execution.access
-        self._mark = execution.mark
+        self._on_progress = execution.on_progress
         self._caches: dict[Hashable, Caches] = {}
         self._layouts: dict[tuple[Picture, int | None], TokenLayout] = {}
         self._kept: dict[Hashable, dict[Hashable, Any]] = {}
@@ -83,7 +83,15 @@ class SpreadForward:
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
         self._blocks.running = Forward(
-            call, attentions, self._mesh, self._arrivals, self._access, self._mark, kept, modulations, self._compiled
+            call,
+            attentions,
+            self._mesh,
+            self._arrivals,
+            self._access,
+            self._on_progress,
+            kept,
+            modulations,
+            self._compiled,
         )
         self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.behind)
         try:

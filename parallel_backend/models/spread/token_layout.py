@@ -64,7 +64,7 @@ class TokenLayout:
 
     @property
     def tokens(self) -> int:
-        """Those of the picture."""
+        """How many tokens the picture has."""
         return self._picture.tokens
 
     def part_of(self, kind: StreamKind) -> tuple[int, int]:

@@ -26,9 +26,9 @@ def select_gpus(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     GPUs with little memory are left out, and of the others those that are much slower than the fastest.
     """
     largest = max(gpu.memory for gpu in gpus)
-    roomy = [index for index, gpu in enumerate(gpus) if gpu.memory >= LEAST_MEMORY * largest]
-    fastest = max(pace(gpus[index]) for index in roomy)
-    return tuple(index for index in roomy if pace(gpus[index]) >= LEAST_PACE * fastest)
+    large = [index for index, gpu in enumerate(gpus) if gpu.memory >= LEAST_MEMORY * largest]
+    fastest = max(pace(gpus[index]) for index in large)
+    return tuple(index for index in large if pace(gpus[index]) >= LEAST_PACE * fastest)
 
 
 def pace(gpu: Gpu) -> float:

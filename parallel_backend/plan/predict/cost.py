@@ -108,7 +108,7 @@ class Cost:
         return self.fits_into(self.free)
 
     def fits_into(self, free: Sequence[float]) -> bool:
-        """The same where other amounts are free."""
+        """Whether every rank may take what it needs where so many bytes are free."""
         return all(map(operator.le, self.needed, free))
 
     @property
@@ -190,11 +190,11 @@ def lacking(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -
         activations, cache = working[rank % len(working)]
         return profile.memory(rank) - beside - activations, cache
 
-    rooms = [set(map(left, plan.stage_ranks(stage))) for stage in range(plan.pipefusion)]
+    spare = [set(map(left, plan.stage_ranks(stage))) for stage in range(plan.pipefusion)]
 
     def lacks(stage: int, first: int, count: int) -> float:
         held = sum(_held(plan, model, job, first, count))
-        return max(0.0, *(held + cache * count - room for room, cache in rooms[stage]))
+        return max(0.0, *(held + cache * count - left_over for left_over, cache in spare[stage]))
 
     return lacks
 
@@ -410,7 +410,7 @@ class _Estimate:
         return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
     def _added_operations(self, patched: bool) -> int:
-        """Of one attention, by the plan."""
+        """How many operations the plan adds to one attention."""
         soft, plan = self.profile.software, self.plan
         found = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
         found += FP8 * plan.head_chunks * plan.exchanges_approximately
@@ -515,8 +515,8 @@ class _Estimate:
         """Seconds of copying the blocks that do not stay, beyond those of computing all of them."""
         device = self.profile.device
         largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
-        room = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))
-        if room + 2 * largest >= held:
+        spare = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))
+        if spare + 2 * largest >= held:
             return 0.0
-        copied = held - max(0.0, room)
-        return max(largest / device.host_bandwidth * (room < largest), copied / device.host_bandwidth - seconds)
+        copied = held - max(0.0, spare)
+        return max(largest / device.host_bandwidth * (spare < largest), copied / device.host_bandwidth - seconds)

@@ -249,9 +249,9 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     events = DeviceEvents(device)
     best, end = float("inf"), time.perf_counter() + BUDGET
     while True:
-        events.mark()
+        events.record()
         work()
-        events.mark()
+        events.record()
         best = min(best, events.take()[1])
         if time.perf_counter() > end:
             return best
@@ -275,7 +275,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file so that others see all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_bytes(data)

@@ -112,14 +112,14 @@ The residual, what is normed and modulated, the attention's output and the copie
 """
 
 
-def copies_of(hidden: int, taken: int, given: int, gated: int = 0) -> float:
+def copies_of(hidden: int, width_in: int, width_out: int, gated: int = 0) -> float:
     """`ModelShape.copies` of blocks whose widest layers take and give so many features a token.
 
     Args:
         gated: the width of a feed-forward layer whose gate is multiplied in: both, the gate's activation and the product
             are held at once.
     """
-    return BESIDE_LAYERS + (max(taken, 2 * gated) + max(given, 2 * gated)) / hidden
+    return BESIDE_LAYERS + (max(width_in, 2 * gated) + max(width_out, 2 * gated)) / hidden
 
 
 UNPACKING = 30

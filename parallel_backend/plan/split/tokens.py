@@ -55,8 +55,8 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
     Args:
         paces: every rank's speed, in any unit.
     """
-    places = len(plan.shares)
-    slowest = [min(paces[place::places]) for place in range(places)]
+    ranks = len(plan.shares)
+    slowest = [min(paces[rank::ranks]) for rank in range(ranks)]
     if max(slowest) < ALIKE * min(slowest):
         return plan
     shares = tuple(max(1, round(FASTEST * pace / max(slowest))) for pace in slowest)
@@ -68,25 +68,25 @@ def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Pr
 
     It is what it was where all have room, and where that does not help: every rank holds its weights whatever its tokens are.
     """
-    places = len(plan.shares)
+    ranks = len(plan.shares)
 
     def left(shares: Sequence[int]) -> list[float]:
         """Bytes left on the fullest rank at each place."""
         cut = msgspec.structs.replace(plan, shares=tuple(shares))
         each = [profile.memory(rank) - needed for rank, needed in enumerate(needed_by_rank(cut, model, job, profile))]
-        return [min(each[place::places]) for place in range(places)]
+        return [min(each[rank::ranks]) for rank in range(ranks)]
 
-    def lack(rooms: Sequence[float]) -> float:
-        return -sum(min(0.0, room) for room in rooms)
+    def lack(spare: Sequence[float]) -> float:
+        return -sum(min(0.0, each) for each in spare)
 
-    rooms = left(plan.shares)
-    if min(rooms) >= 0:
+    spare = left(plan.shares)
+    if min(spare) >= 0:
         return plan
     shares = [max(1, FASTEST * share // max(plan.shares)) for share in plan.shares]
-    while before := lack(rooms):
-        fullest, emptiest = rooms.index(min(rooms)), rooms.index(max(rooms))
+    while before := lack(spare):
+        fullest, emptiest = spare.index(min(spare)), spare.index(max(spare))
         shares[fullest] -= 1
         shares[emptiest] += 1
-        if shares[fullest] < 1 or lack(rooms := left(shares)) >= before:
+        if shares[fullest] < 1 or lack(spare := left(shares)) >= before:
             return plan
     return msgspec.structs.replace(plan, shares=tuple(shares))

@@ -55,7 +55,7 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Values = Mapping[str, Tensor]
-"""Tensors by id."""
+"""The tensors of adapters, by their ids."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _kronecker_rows(w1: Tensor, w2: Tensor, rows: slice) -> Tensor:
 
 
 def _glora(parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
-    """W a1 a2 + b1 b2."""
+    """GLoRA's change of some rows of a weight W: W a1 a2 + b1 b2."""
     a1, a2, b1, b2 = (parts[name].flatten(1) for name in ("a1", "a2", "b1", "b2"))
     return _joined([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1).float(), rows, runs) @ a1) @ a2
 

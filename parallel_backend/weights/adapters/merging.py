@@ -200,13 +200,13 @@ class Patching:
 
     def _quantise_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
         """Expand a whole weight, change it and quantise it as ComfyUI does. A collective where ranks share the weights."""
-        layer, places = self._layers[name]
-        parts = {part: self._store.full(place).to(self._device) for part, place in places.items()}
+        layer, parameters = self._layers[name]
+        parts = {part: self._store.full(parameter).to(self._device) for part, parameter in parameters.items()}
         weight = layer.values(parts)
         size = self._sizes[name]
         apply(recipe, values, weight, slice(0, size[0]), size)
         for part, changed in layer.quantised(parts, weight, name).items():
-            run = self._store.run(places[part])
+            run = self._store.run(parameters[part])
             run.values.copy_(changed[run.start : run.stop])
 
     def _column_norms(
@@ -221,10 +221,10 @@ class Patching:
 
     def _whole(self, name: str) -> Tensor:
         """All rows of a file's tensor, fp32. A collective where ranks share the weights."""
-        places = self._placed[name]
-        assert sum(piece.rows for _, piece in places) == self._sizes[name][0], f"{name} is in pieces"
+        pieces = self._placed[name]
+        assert sum(piece.rows for _, piece in pieces) == self._sizes[name][0], f"{name} is in pieces"
         rows = {}
-        for parameter, piece in places:
+        for parameter, piece in pieces:
             full = self._store.full(parameter).to(self._device)
             packed = self._packed.get(parameter)
             if packed is not None:

@@ -21,7 +21,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """How many it has."""
+        """How many rows the piece has."""
         return self.stop - self.start
 
 

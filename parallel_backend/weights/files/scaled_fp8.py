@@ -18,10 +18,10 @@ from ..formats.storage import FLOAT8
 from .entry import Checkpoint, Entry
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2")
-OLD_MARK = "scaled_fp8"
+OLD_MARKER = "scaled_fp8"
 METADATA = "_quantization_metadata"
 COMPANIONS = ("comfy_quant", "weight_scale", "scale_weight", "input_scale", "scale_input")
-MAX_MARK_BYTES = 1 << 16
+MAX_MARKER_BYTES = 1 << 16
 
 
 def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
@@ -43,7 +43,7 @@ def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
     kept: dict[str, Entry] = {}
     for name, entry in entries.items():
         layer, _, last = name.rpartition(".")
-        if name == OLD_MARK or last in COMPANIONS:
+        if name == OLD_MARKER or last in COMPANIONS:
             continue
         scale = None
         if last == "weight":
@@ -88,7 +88,7 @@ def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
 
 
 def _read_settings(entry: Entry) -> Mapping[str, Any]:
-    if entry.nbytes > MAX_MARK_BYTES:
+    if entry.nbytes > MAX_MARKER_BYTES:
         raise ValueError(f"one of {entry.nbytes} bytes")
     descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -35,7 +35,7 @@ class Sharded(Store, BlockAccess):
         blocks: of the module, in the order in which they run.
         everyone: the ranks that share them, on the device.
         most: the largest of all ranks' numbers, a collective; by default they run equally many forwards.
-        mark: called when a block has come, so that a watcher sees that a rank gets on which computes nothing.
+        on_progress: called when a block has come, so that a watcher sees that a rank gets on which computes nothing.
     """
 
     shared = True
@@ -46,12 +46,12 @@ class Sharded(Store, BlockAccess):
         blocks: Sequence[nn.Module],
         everyone: Communicator,
         most: Callable[[int], int] = int,
-        mark: Callable[[], object] = lambda: None,
+        on_progress: Callable[[], object] = lambda: None,
     ) -> None:
         self._bytes = BlockBytes(module, blocks, everyone.size)
         self._everyone = everyone
         self._most = most
-        self._mark = mark
+        self._on_progress = on_progress
         self._shards: list[Tensor] = []
         self._gathered = False
         self._whole = NONE
@@ -152,7 +152,7 @@ class Sharded(Store, BlockAccess):
         self._coming = self._begin(following + 1) if following + 1 < len(self._shards) else None
         arrive()
         self._whole = following
-        self._mark()
+        self._on_progress()
 
     def _leave(self) -> None:
         if self._whole != NONE:

@@ -43,11 +43,11 @@ class Whole(Store):
 
     @property
     def nbytes(self) -> int:
-        """Of parameters and buffers."""
+        """The bytes of all parameters and buffers."""
         return self._nbytes
 
     def materialise(self, device: torch.device) -> None:
-        """Of every parameter and buffer."""
+        """Give every parameter and buffer memory on the device."""
         self._device = device
         made = [
             (part, name, buffer.to(device))

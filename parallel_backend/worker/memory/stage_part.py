@@ -63,7 +63,7 @@ class StagePart:
         self._neighbours = neighbours
         self._watch = watch
         self.model: Model = family.build(config, stage)
-        self.rows_meet = functools.partial(family.rows_meet, config)
+        self.couples_rows = functools.partial(family.couples_rows, config)
         self.module = self.model.module
         keep_type(self.module, dtype)
         compute = STORAGE_DTYPES[spec.compute]

@@ -41,12 +41,12 @@ class Status:
         """Begin a phase, or a step of it."""
         self.phase, self.step = phase, step
         self.entered.append((phase, step, time.perf_counter()))
-        self.mark()
+        self.on_progress()
         self.changed.set()
         if self.faults is not None:
             self.faults(phase, step)
 
-    def mark(self) -> None:
+    def on_progress(self) -> None:
         """Note that something got done."""
         self.progress += 1
 
@@ -62,7 +62,7 @@ class Status:
         if self._compiling_since is None:
             self._compiling_since = now
         if now - self._compiling_since < LONGEST_COMPILE:
-            self.mark()
+            self.on_progress()
 
     def waiting(self) -> bool:
         """Whether the main thread is in a collective, the rendezvous included, by the function it is in."""

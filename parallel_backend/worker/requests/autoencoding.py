@@ -11,7 +11,7 @@ from ...comm.communicator import Communicator
 from ...diffusion import ModelSpec
 from ...errors import Cancelled
 from ...vae import AUTOENCODERS, Autoencoder, recognise
-from ...vae.autoencoder import Give, Mark
+from ...vae.autoencoder import Give, OnProgress
 from ...vae.rows import Slab, slab_of
 from ...weights.files.checkpoint import read_header
 from ...weights.loading.loader import Source, load_weights
@@ -59,7 +59,7 @@ class Autoencoding:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    def carry_out(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
+    def execute(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
         """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
         rank, first = self._rank, self._rank.group.rank == 0
         watch = rank.watch(message.request, first)
@@ -97,10 +97,10 @@ class Autoencoding:
             Cancelled: now and then.
         """
         self._rank.status.enter("decoding")
-        mark = self._beat(message.request)
+        on_progress = self._beat(message.request)
         for item in range(latent.shape[0]):
             slab = slab_of(latent[item : item + 1].to(self._rank.device), axis)
-            autoencoder.decode(slab, message.schedule, mark, self._sender(message, item))
+            autoencoder.decode(slab, message.schedule, on_progress, self._sender(message, item))
 
     def _sender(self, message: Decode, item: int) -> Give:
         """What sends an item's pieces in order, each a collective."""
@@ -131,32 +131,32 @@ class Autoencoding:
             Cancelled: now and then.
         """
         self._rank.status.enter("encoding")
-        mark = self._beat(message.request)
+        on_progress = self._beat(message.request)
         items = []
         for item in range(pixels.shape[0]):
             slab = slab_of(pixels[item : item + 1], axis, autoencoder.scale)
             pieces = []
             for piece in autoencoder.encode(
-                slab.with_values(slab.values.to(self._rank.device)), message.schedule, mark
+                slab.with_values(slab.values.to(self._rank.device)), message.schedule, on_progress
             ):
                 pieces.append(piece.whole())
                 self._next(message.request, "encoding")
             items.append(torch.cat(pieces, dim=2))
         return torch.cat(items)
 
-    def _beat(self, request: int) -> Mark:
+    def _beat(self, request: int) -> OnProgress:
         """What an autoencoder calls whenever it got something done. Raises Cancelled now and then."""
         since = 0
 
-        def mark(layers: int = 1) -> None:
+        def on_progress(layers: int = 1) -> None:
             nonlocal since
-            self._rank.status.mark()
+            self._rank.status.on_progress()
             since += layers
             if since >= LAYERS_BETWEEN_WORDS:
                 since = 0
                 self._cancel_if_asked(request)
 
-        return mark
+        return on_progress
 
     def _next(self, request: int, phase: str) -> None:
         self._rank.status.enter(phase, self._rank.status.step + 1)

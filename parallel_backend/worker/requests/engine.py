@@ -39,7 +39,7 @@ class Engine:
         self._agreement = Agreement(rank.group, rank.files, rank.status, kernel_refusals(rank.device))
 
     @torch.inference_mode()
-    def carry_out(self, frame: Frame) -> None:
+    def execute(self, frame: Frame) -> None:
         """Do what a frame asks for and answer."""
         rank, message = self._rank, frame.message
         rank.begin()
@@ -48,7 +48,7 @@ class Engine:
             return
         match message:
             case Decode() | Encode():
-                self._autoencoding.carry_out(message, frame.tensors)
+                self._autoencoding.execute(message, frame.tensors)
             case Adapters():
                 rank.adapters.learn(message, frame.tensors)
             case Release():

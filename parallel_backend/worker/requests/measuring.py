@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,13 +13,11 @@ from ...attention.kernels import choose_kernel, kernel_refusals
 from ...attention.packages import package_faults
 from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
-from ...diffusion import Value
 from ...errors import Refused
 from ...mesh import build_mesh
 from ...models import FAMILIES
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.family import Execution, Family, Stage
-from ...models.inputs import Inputs
 from ...plan import AXES, ResolvedPlan
 from ...plan.predict.cost import connections
 from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
@@ -37,8 +35,9 @@ from ...wire.messages import (
     MemoryMeasured,
 )
 from ..memory.stage_part import STORAGE_DTYPES
-from .apart import refuse_rows_that_meet
+from .example import Example
 from .rank import Rank
+from .row_coupling import refuse_coupled_rows
 from .timing_whole import RUNS, time_forward
 
 
@@ -75,27 +74,25 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     family = FAMILIES[spec.family]
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
-    mark = rank.status.mark
-    together = ""
+    example = Example(rank.device, dtype, tensors, message.values, rank.status.on_progress)
+    coupling = ""
     if isinstance(family, WholeFamily):
-        together = _rows_that_meet(rank, message, family, config, tensors)
-        if together and message.plan.world_size > 1:
+        coupling = _coupling(rank, family, config, example)
+        if coupling and message.plan.world_size > 1:
             if rank.group.rank == 0:
-                rank.host.send(Declined(message.request, together))
+                rank.host.send(Declined(message.request, coupling))
             return
-        seconds, counts = time_forward(family, config, rank.device, dtype, tensors, message.values, mark)
+        seconds, counts = time_forward(family, config, example)
     else:
-        seconds, counts = time_blocks(family, config, message.plan, rank.device, dtype, tensors, message.values, mark)
+        seconds, counts = time_blocks(family, config, message.plan, example)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
-        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(together))
+        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
         rank.host.send(BlocksMeasured(message.request, times))
 
 
-def _rows_that_meet(
-    rank: Rank, message: MeasureBlocks, family: WholeFamily, config: Any, tensors: Mapping[str, Tensor]
-) -> str:
+def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) -> str:
     """Why the rows of a batch cannot be computed apart; nothing if they can.
 
     Rank 0 tries that alone, as it is so of a class wherever it runs. A collective.
@@ -103,21 +100,14 @@ def _rows_that_meet(
     problem = ""
     if rank.group.rank == 0:
         try:
-            refuse_rows_that_meet(family, config, rank.device, tensors, message.values, rank.status.mark)
+            refuse_coupled_rows(family, config, example)
         except Refused as refusal:
             problem = str(refusal)
     return rank.group.gather(problem)[0]
 
 
 def time_blocks(
-    family: Family,
-    config: Any,
-    plan: ResolvedPlan,
-    device: torch.device,
-    dtype: torch.dtype,
-    tensors: dict[str, Tensor],
-    values: Mapping[str, Value],
-    mark: Callable[[], None],
+    family: Family, config: Any, plan: ResolvedPlan, example: Example
 ) -> tuple[list[float], tuple[int, ...]]:
     """Seconds of one block of each kind, the shortest of some runs, and how many of each the model has.
 
@@ -125,35 +115,30 @@ def time_blocks(
 
     Args:
         plan: its attention kernel is used.
-        dtype: of the weights; inputs come in the compute dtype.
-        tensors, values: `x`, `timestep` and the conditioning of one forward.
-        mark: called after each block and each run, so that a watcher sees that the rank gets on.
+        example: whose `on_progress` is called after each block and each run.
     """
     small, counts = family.two_of_each(config)
-    blocks = 2 * len(counts)
+    blocks, device = 2 * len(counts), example.device
     model = family.build(small, Stage(0, blocks, blocks))
-    compute_in(model.module, tensors["x"].dtype)
-    materialise(model.module, dtype, device)
+    compute_in(model.module, example.x.dtype)
+    materialise(model.module, example.dtype, device)
     for parameter in model.module.parameters():
         parameter.zero_()
     meter = Meter()
     alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
-    events = DeviceEvents(device)
-    conditioning = {name: tensor for name, tensor in tensors.items() if name not in ("x", "timestep")}
-    x = tensors["x"]
-    inputs = Inputs("time", x.shape, x.dtype, device, tensors.get("timestep"), conditioning, values=values)
+    events, inputs = DeviceEvents(device), example.inputs("time")
 
     def block_done() -> None:
-        events.mark()
-        mark()
+        events.record()
+        example.on_progress()
 
     forward = model.forward_on(Execution(build_mesh(alone, device, meter), alone, BlockAccess(), block_done))
     runs = []
     for _ in range(RUNS):
-        forward(inputs, x, None)
+        forward(inputs, example.x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
         runs.append(events.take()[-blocks:])
-        mark()  # a GPU has done by now what the host gave it in a moment
+        example.on_progress()  # a GPU has done by now what the host gave it in a moment
     return _second_of_each(runs), counts
 
 

@@ -62,7 +62,7 @@ class Prepared:
     """The model's forward under the request's plan."""
     access: BlockAccess
     """How the weights of its blocks are made usable."""
-    rows_meet: Callable[[Conditioning], str]
+    couples_rows: Callable[[Conditioning], str]
     """What makes the rows of a batch with some conditioning change one another; empty where nothing does."""
 
 
@@ -174,12 +174,12 @@ class Rank:
         part.adapt(adapters, watch)
         self.expansion.make_kernels(part.module, getattr(torch, message.compute_dtype), self.device)
         compiler = message.compiler if isinstance(message, Sample) else ""
-        forward = part.model.forward_on(Execution(mesh, plan, part.access, self.status.mark, compiler))
+        forward = part.model.forward_on(Execution(mesh, plan, part.access, self.status.on_progress, compiler))
         networks = self._networks.of(adapters)
         if networks:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
             forward.networks = networks
-        return Prepared(part.model, forward, part.access, part.rows_meet)
+        return Prepared(part.model, forward, part.access, part.couples_rows)
 
     def keeping(self) -> AbstractContextManager[None]:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""
@@ -203,7 +203,7 @@ class Rank:
         """How a plan's weights are held. A collective."""
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
-            return lambda module, blocks: _twice(Sharded(module, blocks, everyone, self._most, self.status.mark))
+            return lambda module, blocks: _twice(Sharded(module, blocks, everyone, self._most, self.status.on_progress))
         sharers = self.group.alike(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
@@ -215,7 +215,7 @@ class Rank:
 
         def progress(done: int, total: int) -> None:
             nonlocal reported
-            self.status.mark()
+            self.status.on_progress()
             if reports and (done == total or time.monotonic() - reported > LOADING_SECONDS):
                 reported = time.monotonic()
                 self.host.send(Loading(request, done, total))

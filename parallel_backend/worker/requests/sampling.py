@@ -108,7 +108,7 @@ class _Run:
         return {"result": _whole_batch(result, self._mesh, self._runs)}
 
     def pipeline(self) -> Pipeline:
-        """The loop."""
+        """The loop of this request, with its samplers and callbacks."""
         rank, message, mesh = self._rank, self._message, self._mesh
         rows = self._runs[mesh.data.rank]
         return Pipeline(

@@ -42,7 +42,7 @@ def single_forward(
     started = rank.start()
     rank.status.enter("running the model once")
     groups = mesh.data.size * mesh.cfg.size
-    pieces = _pieces(message.calls, tensors, message.plan, message.values, prepared.rows_meet)
+    pieces = _pieces(message.calls, tensors, message.plan, message.values, prepared.couples_rows)
     parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
     run = parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]
     every = message.values if message.calls > 1 else message.values * len(pieces)
@@ -101,7 +101,7 @@ def _pieces(
     tensors: Mapping[str, Tensor],
     plan: ResolvedPlan,
     values: Sequence[Mapping[str, Value]],
-    rows_meet: Callable[[Conditioning], str],
+    couples_rows: Callable[[Conditioning], str],
 ) -> list[dict[str, Tensor]]:
     """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group.
 
@@ -115,7 +115,7 @@ def _pieces(
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
     unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
-    if calls > 1 or not all(map(length, runs)) or compared or rows_meet(found[0]) or batch % unit:
+    if calls > 1 or not all(map(length, runs)) or compared or couples_rows(found[0]) or batch % unit:
         return found
     return [rows_of(found[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
 

@@ -28,12 +28,14 @@ def main() -> None:
     parser.add_argument(
         "--read", action="store_true", help="no test ran against it: it was judged by reading what changed"
     )
-    given = parser.parse_args()
-    folder = given.folder.resolve()
+    options = parser.parse_args()
+    folder = options.folder.resolve()
     import_comfyui({**os.environ, FOLDER: str(folder)})
     for name in sorted({thing.module for thing in THINGS}):
         importlib.import_module(name)
-    found = Content(folder, ()).table(given.version or comfyui_version(str(folder)), "read" if given.read else "tested")
+    found = Content(folder, ()).table(
+        options.version or comfyui_version(str(folder)), "read" if options.read else "tested"
+    )
     table = msgspec.structs.replace(found, files=dict(sorted({**found.files, **_sources(folder)}.items())))
     print(f"{write(table)}: {len(table.things)} things of {len(table.functions)} functions in {len(table.files)} files")
 

@@ -20,7 +20,7 @@ PACKAGE = "comfy"
 OF_NODES = frozenset(
     f"{thing.module.replace('.', '/')}.py" for thing in THINGS if not thing.module.startswith("comfy.")
 )
-"""The files of those."""
+"""The files of nodes that single functions are imported from."""
 
 SHORT = 4
 """Bytes that a file takes in what ranks tell."""

@@ -45,9 +45,9 @@ class Measured:
 class Content:
     """The things of a ComfyUI that is imported here, held against tables."""
 
-    def __init__(self, folder: Path, given: Sequence[Table] | None = None) -> None:
+    def __init__(self, folder: Path, known: Sequence[Table] | None = None) -> None:
         self._folder = folder
-        self._tables = tables() if given is None else given
+        self._tables = tables() if known is None else known
         self._walk = Walk(folder)
         self._sources = Sources()
         self._judged: dict[Thing, tuple[frozenset[int], Unknown | None]] = {}

@@ -119,7 +119,7 @@ class Walk:
         return _names(code)
 
     def _walked(self, value: Any, thing: Thing) -> bool:
-        module = self._home(value)
+        module = self._comfyui_module(value)
         return module is not None and self._inside(module, thing)
 
     def _inside(self, module: str, thing: Thing) -> bool:
@@ -127,9 +127,9 @@ class Walk:
 
     def _stranger(self, value: Any) -> bool:
         """Whether what ComfyUI's modules call is neither ComfyUI's nor a library's."""
-        return self._home(value) is None and _package(value) not in LIBRARIES | {"", "builtins"}
+        return self._comfyui_module(value) is None and _package(value) not in LIBRARIES | {"", "builtins"}
 
-    def _home(self, value: Any) -> str | None:
+    def _comfyui_module(self, value: Any) -> str | None:
         """The module of ComfyUI's that a function or class is of; None for others."""
         if isinstance(value, type):
             module = sys.modules.get(value.__module__)
@@ -139,7 +139,7 @@ class Walk:
 
     def _name_of(self, value: Any) -> str:
         inner = value if isinstance(value, type) else [*_layers(value)][-1]
-        return f"{self._home(value)}.{inner.__qualname__}"
+        return f"{self._comfyui_module(value)}.{inner.__qualname__}"
 
     def _module_of(self, function: FunctionType) -> str | None:
         return self._dotted(function.__code__.co_filename)

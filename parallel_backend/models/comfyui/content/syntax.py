@@ -68,9 +68,9 @@ def _tokens(node: ast.AST) -> Iterator[str]:
     yield ")"
 
 
-def _statements(given: list[ast.AST]) -> Iterator[ast.AST]:
+def _statements(nodes: list[ast.AST]) -> Iterator[ast.AST]:
     """What is computed: no docstrings, no other bare constants, and an annotated name only where it gets a value."""
-    for each in given:
+    for each in nodes:
         if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
             continue
         if isinstance(each, ast.AnnAssign):

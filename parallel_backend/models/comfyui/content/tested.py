@@ -27,13 +27,13 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tables(folder: Path = FOLDER) -> tuple[Table, ...]:
-    """All of them."""
+    """The tables of all tested ComfyUIs, the files of a folder."""
     return tuple(msgspec.json.decode(path.read_bytes(), type=Table) for path in sorted(folder.glob("*.json")))
 
 
-def versions(given: Iterable[Table]) -> str:
+def versions(known_tables: Iterable[Table]) -> str:
     """The versions, for a sentence."""
-    return ", ".join(table.version for table in given)
+    return ", ".join(table.version for table in known_tables)
 
 
 def write(table: Table, folder: Path = FOLDER) -> Path:
@@ -43,6 +43,6 @@ def write(table: Table, folder: Path = FOLDER) -> Path:
     return path
 
 
-def same_files(files: Sequence[tuple[str, str]], given: Iterable[Table]) -> bool:
+def same_files(files: Sequence[tuple[str, str]], known_tables: Iterable[Table]) -> bool:
     """Whether all of these files, each a path and a digest, are those of one version."""
-    return any(all(table.files.get(path) == digest for path, digest in files) for table in given)
+    return any(all(table.files.get(path) == digest for path, digest in files) for table in known_tables)

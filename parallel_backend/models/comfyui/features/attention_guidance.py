@@ -18,9 +18,9 @@ PICTURE = "img_slice"
 """The option that says where the picture lies behind the text."""
 
 
-def guided(given: Sequence[Mapping[str, Any]], now: Forward) -> dict[str, list[Callable[..., Any]]]:
-    """The patches that do what such functions do; `given` are theirs, as the host tells them."""
-    return {PLACE: [_on_local_tokens(guidance_function(GuidanceFunction(**guide)), now) for guide in given]}
+def guided(functions: Sequence[Mapping[str, Any]], now: Forward) -> dict[str, list[Callable[..., Any]]]:
+    """The patches that do what such functions do; `functions` are theirs, as the host tells them."""
+    return {PLACE: [_on_local_tokens(guidance_function(GuidanceFunction(**guide)), now) for guide in functions]}
 
 
 def _on_local_tokens(function: Any, now: Forward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:

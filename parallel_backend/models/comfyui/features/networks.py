@@ -181,9 +181,9 @@ class ZImageControl:
 
         def add(args: Any) -> Any:
             assert args["x"].shape[-2:] == patch.encoded_image_size, "the host has encoded the picture for this latent"
-            given = args["img_input"]
-            if args["block_index"] == 0 and isinstance(given, Stream):  # the network's first block alone takes it
-                args["img_input"] = call.whole(given)
+            tokens = args["img_input"]
+            if args["block_index"] == 0 and isinstance(tokens, Stream):  # the network's first block alone takes it
+                args["img_input"] = call.whole(tokens)
             return patch(args)
 
         return {"noise_refiner": [add], "double_block": [add]}
@@ -232,14 +232,14 @@ class InfiniteTalk:
             frames, counts = _frames(call, options)
             speakers = self._by_speaker(options.pop(SPEAKERS, None), call, options)
             begin, added = 0, []
-            for frame, given in zip(frames, block.norm_x(x).split(counts, dim=1), strict=True):
-                length = given.shape[1]
+            for frame, tokens in zip(frames, block.norm_x(x).split(counts, dim=1), strict=True):
+                length = tokens.shape[1]
                 speech = self._speech[None, None, frame].to(x.dtype)
                 of_them = None
                 if speakers is not None:  # two more tokens, so that ComfyUI's code sees the extremes of the whole video
                     of_them = torch.cat([speakers[0][:, begin : begin + length], speakers[1]], dim=1)
-                    given = torch.cat([given, given[:, :1].expand(-1, 2, -1)], dim=1)
-                out = block.audio_cross_attn(given, speech, (1, 1, given.shape[1]), of_them)
+                    tokens = torch.cat([tokens, tokens[:, :1].expand(-1, 2, -1)], dim=1)
+                out = block.audio_cross_attn(tokens, speech, (1, 1, tokens.shape[1]), of_them)
                 added.append(out[:, :length])
                 begin += length
             return x + torch.cat(added, dim=1) * self._strength

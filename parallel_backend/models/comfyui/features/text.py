@@ -19,8 +19,8 @@ class PreparedTexts:
 
     def prepared(self, key: Hashable, module: Any, text: Tensor, asked: Mapping[str, Any]) -> Tensor:
         """What the model makes of each row of `text` `[batch, tokens, features]`."""
-        given, made = self._made.get(key, (None, text))
-        if given is not text:
+        original, made = self._made.get(key, (None, text))
+        if original is not text:
             with_it = {name: value for name, value in asked.items() if name != ASKED}
             made = torch.cat([module.preprocess_text_embeds(row[None], **with_it) for row in text])
             self._made[key] = text, made

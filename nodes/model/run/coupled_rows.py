@@ -15,7 +15,7 @@ from ..features.attention_guidance import name_of
 from ..remote_model import RemoteModel
 
 
-def why_together(compared: Sequence[GuidanceFunction], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
+def coupling_of(compared: Sequence[GuidanceFunction], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
     """Why the rows of a call change one another, as a sentence begins; empty where they do not.
 
     Args:
@@ -24,7 +24,7 @@ def why_together(compared: Sequence[GuidanceFunction], prompts: Sequence[Conditi
     if compared:
         return f"{name_of(compared[0])} compares both prompts in every attention"
     for call in shared_calls(prompts):
-        if what := remote.family.rows_meet(remote.config, call):
+        if what := remote.family.couples_rows(remote.config, call):
             kind = remote.config.kind
             return f"the {what} of this batch differ, and {kind} models compute such rows from one another"
     return ""
@@ -41,10 +41,10 @@ def shared_calls(prompts: Sequence[Conditioning]) -> Iterator[Mapping[str, Tenso
         yield {name: torch.cat([each[name] for each in group]) for name, first in group[0].items() if first.ndim}
 
 
-def refuse_apart(wish: ParallelPlan, together: str) -> None:
-    """Raise Refused where a plan cuts a call between rows that are `together`."""
-    if together and (wish.cfg > 1 or wish.data > 1):
+def refuse_split(wish: ParallelPlan, coupling: str) -> None:
+    """Raise Refused where a plan cuts a call between rows that change one another; `coupling` says why."""
+    if coupling and (wish.cfg > 1 or wish.data > 1):
         raise Refused(
-            f"{together}, so they cannot be computed apart, as cfg {max(1, wish.cfg)} and data {max(1, wish.data)} would: choose "
+            f"{coupling}, so they cannot be computed apart, as cfg {max(1, wish.cfg)} and data {max(1, wish.data)} would: choose "
             "cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
         )

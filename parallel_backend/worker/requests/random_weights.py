@@ -1,4 +1,4 @@
-"""A model that runs whole with made-up weights, which take next to no memory: to see what is so of any weights."""
+"""A model that runs whole with random weights, which take next to no memory: to see what is so of any weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = tuple[torch.dtype, int]
 it is a scale or a bias."""
 
 
-def made_up(family: WholeFamily, config: Any, dtype: torch.dtype, device: torch.device) -> WholeModel:
+def randomly_weighted(family: WholeFamily, config: Any, dtype: torch.dtype, device: torch.device) -> WholeModel:
     """One whose parameters are views of a buffer for each of their kinds.
 
     Args:
