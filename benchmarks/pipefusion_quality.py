@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,8 @@ def row(patches: str, warmup: str, decibels: list[float]) -> str:
     return f"| {patches} | {warmup} | {statistics.median(decibels):.1f} | {min(decibels):.1f} |"
 
 
-def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=28)
-    steps = parser.parse_args().steps
-
+def drawing() -> Callable[[int, int, int], Tensor]:
+    """What draws every picture in so many steps, patches and warm-up steps: `[pictures, height, width, 3]`."""
     model, vae = load_model(load_file(SPRITES / "sprites-flux-schnell.safetensors")), load_vae()
     positive, negative = prompts()
     noise = torch.cat([torch.randn(LATENT, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS])
@@ -84,8 +81,21 @@ def main() -> None:
         )
         return vae.decode(process_out(latent))
 
+    return draw
+
+
+def steps_asked(description: str | None) -> int:
+    """Of the command."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=28)
+    return parser.parse_args().steps
+
+
+def main() -> None:
+    """Measure and print the table."""
+    steps, draw = steps_asked(__doc__), drawing()
     exact = draw(steps, 1, steps)
-    print(f"{len(noise)} pictures, {steps} steps; PSNR against the exact run, dB\n")
+    print(f"{len(exact)} pictures, {steps} steps; PSNR against the exact run, dB\n")
     print("| patches | warm-up steps | median | minimum |\n|---|---|---|---|")
     for patches in PATCHES:
         for warmup_steps in WARMUP_STEPS:
