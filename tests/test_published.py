@@ -146,3 +146,12 @@ def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it(
         "write them into refusals_shown.py or refusals_not_shown.py"
     )
     assert len(told) > 200
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), REPO / "tests" / "README.md"]), ids=str
+)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    """Files of the repository, without the place in them."""
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (page.parent / target).exists()]
