@@ -69,7 +69,7 @@ class DryDecoder:
         """A piece is done."""
         self.step = step
 
-    def mark(self) -> None:
+    def on_progress(self) -> None:
         """A layer is done: from the first one on nobody may wait, but for pixels."""
         self._gpu.watch = True
 
