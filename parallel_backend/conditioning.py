@@ -37,6 +37,9 @@ SKIPPED_BLOCKS = "skipped_blocks"
 ATTENTION_GUIDANCE = "attention_guidance_functions"
 """Functions that change what attentions give (diffusion.GuidanceFunction) go under this name among these options."""
 
+ATTENTION_OVERRIDE = "attention_override"
+"""A function in attention's place (features/attention_override.py) goes under this name among these options."""
+
 TEXT_PREPARATION = "text_preparation"
 """The conditioning that asks for a text to be prepared: the arguments of the model's `preprocess_text_embeds` besides it."""
 

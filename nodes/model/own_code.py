@@ -42,6 +42,11 @@ def foreign(thing: Any, what: str) -> Iterator[str]:
             yield f"a {what} with its own {name}"
 
 
+def name_of(function: Any) -> str:
+    """A function as its author knows it."""
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
 def own(value: Any) -> bool:
     """Whether this is nothing to be called, or ComfyUI's own or this pack's."""
     if isinstance(value, (staticmethod, classmethod)) or inspect.ismethod(value):

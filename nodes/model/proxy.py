@@ -15,13 +15,19 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import SHAPES, Conditioning, flatten
+from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.rows import CONTROL
+from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from ..progress import say
 from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values
+from .features.attention_override import OPTION as OVERRIDE
+from .features.attention_override import recipe_of, refuse_split, tried
+from .features.attention_override import values_of as values_of_override
 from .features.controlnet import Control
 from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
 from .features.free_u import values_of as free_u_as_values
@@ -51,6 +57,7 @@ class DiffusionProxy(nn.Module):
         self.remote = remote
         self.shares = shares
         self.asked_of_text: dict[str, Any] | None = None
+        self._overriding: tuple[Any, torch.dtype, dict[str, Value]] | None = None
         self._control_shapes: dict[object, Shapes] = {}
         self._snapshot = SkeletonSnapshot(skeleton)
         self._own = {*vars(self), "_own"}
@@ -84,7 +91,7 @@ class DiffusionProxy(nn.Module):
             return comfy.utils.unpack_latents(out, shapes) if len(shapes) > 1 else out
         self.refuse_changes()
         skipped = skipped_in(transformer_options)
-        known = {PATCHES, REPLACED} if skipped else {PATCHES}
+        known = {PATCHES, OVERRIDE, REPLACED} if skipped else {PATCHES, OVERRIDE}
         options = {name: value for name, value in transformer_options.items() if name not in known}
         refuse_transformer_options(options, self.skeleton)
         adapters = self.adapters(transformer_options, x.shape)
@@ -97,6 +104,8 @@ class DiffusionProxy(nn.Module):
             control = None
         compared = guides_as_values(transformer_options)
         conditioning.values.update(options_of(transformer_options) | values_of(skipped) | compared)
+        overriding = self.override(transformer_options, x.dtype)
+        conditioning.values.update(overriding)
         conditioning.values.update(free_u_as_values(transformer_options, self.skeleton))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks:
             conditioning.values.update(sigmas_of(transformer_options))
@@ -112,7 +121,7 @@ class DiffusionProxy(nn.Module):
             names = {name.partition(".")[0] for name in (*conditioning.tensors, *conditioning.values)}
             proofs().check(self.remote.config, self.skeleton, names, say)
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
-            plan = self.remote.plan(job, call, x.dtype)
+            plan = self.remote.plan(job, call, x.dtype, all_tokens=bool(overriding))
             refuse_stages(plan, adapters.networks)
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
         check_stages(skipped, run.plan)
@@ -129,6 +138,24 @@ class DiffusionProxy(nn.Module):
         if key not in self._control_shapes:
             self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, inputs)
         refuse_other_control(control, self._control_shapes[key])
+
+    def override(self, options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Value]:
+        """What has the workers put the options' function in attention's place, as values that go with a call; empty for none.
+
+        Raises:
+            Refused: they cannot, or not under the plan that is wished for.
+        """
+        function = options.get(OVERRIDE)
+        if function is None:
+            return {}
+        if self._overriding is None or self._overriding[:2] != (function, dtype):
+            recipe = recipe_of(function) if isinstance(self.remote.family, ComfyFamily | WholeFamily) else None
+            if recipe is None:
+                refuse_transformer_options({OVERRIDE: function}, self.skeleton)
+            assert recipe is not None
+            refuse_split(function, self.remote.wish)
+            self._overriding = function, dtype, values_of_override(tried(recipe, self.remote.shape, dtype))
+        return self._overriding[2]
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""

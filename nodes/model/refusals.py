@@ -11,11 +11,12 @@ from ...parallel_backend.conditioning import SIDES, SIGMAS
 from ...parallel_backend.errors import Refused
 from .conditioning import NUMBERS, is_plain
 from .named_options import named_by
+from .own_code import name_of
 
 TRANSFORMER_OPTIONS = {
     "patches": "attention and block patches ({names})",
     "patches_replace": "replaced attention or blocks ({names})",
-    "optimized_attention_override": "an attention override",
+    "optimized_attention_override": "an attention override ({names})",
     **{name: f"{what} that are no numbers" for name, what in NUMBERS.items()},
 }
 """Options that reach into the model, and how the user knows them."""
@@ -40,7 +41,7 @@ def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> 
     """
     for key, description in TRANSFORMER_OPTIONS.items():
         if (value := options.get(key)) and not (key in NUMBERS and _numbers(value)):
-            names = ", ".join(map(str, value)) if isinstance(value, Mapping) else ""
+            names = ", ".join(map(str, value)) if isinstance(value, Mapping) else name_of(value)
             raise Refused(f"{description.format(names=names)} cannot be applied to a parallel MODEL: {WAY_OUT}.")
     strange = {name: value for name, value in options.items() if name not in HANDLED and not is_plain(value)}
     for name in sorted(strange.keys() & named_by(model)) if strange else ():

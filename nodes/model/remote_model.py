@@ -83,19 +83,23 @@ class RemoteModel:
             return 0.0
         return rows_a_unit(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype)
 
-    def plan(self, job: Job, forward: Conditioning, dtype: torch.dtype, compiler: str = "") -> ResolvedPlan:
+    def plan(
+        self, job: Job, forward: Conditioning, dtype: torch.dtype, compiler: str = "", all_tokens: bool = False
+    ) -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.
 
         Args:
             compiler: what the run asks the workers to compile blocks with; empty for nothing.
+            all_tokens: whether an attention needs all tokens of its heads at once, so that there is neither Ring nor PipeFusion.
 
         Raises:
             Refused: the wish cannot be met.
         """
         rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
         workload = Workload(job.batch, job.two_sided, rows)
+        wish = self.backend.located(self.wish)
         question = Question(
-            self.backend.located(self.wish),
+            msgspec.structs.replace(wish, ring=1, pipefusion=1) if all_tokens else wish,
             torch.cuda.device_count(),
             self.spec,
             self.shape,

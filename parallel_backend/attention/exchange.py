@@ -23,7 +23,7 @@ class HeadExchange:
     """The exchange for the tokens of one split, and for a chunk of every rank's heads.
 
     Args:
-        runs: the chunk, by Ulysses rank.
+        runs: the chunk, by Ulysses rank; without heads of keys where these stay where they are.
         behind: whether this rank computes meanwhile; else it waits at once.
     """
 
@@ -32,7 +32,8 @@ class HeadExchange:
         self._tokens = split.ulysses_tokens(mesh.ring.rank)
         self._runs = [(run.q, run.kv, run.kv) for run in runs]
         self._widths = [[length(run) for run in own] for own in self._runs]
-        self._apart = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group == split.heads
+        even = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group == split.heads
+        self._apart = even and all(length(run.kv) for run in runs)
         self._behind = behind
 
     def to_heads(self, q: Tensor, k: Tensor, v: Tensor, opened: Callable[[Tensor], Tensor]) -> Callable[[], QKV]:

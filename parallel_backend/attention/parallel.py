@@ -9,6 +9,7 @@ online softmax does it (arXiv 2205.14135), in fp32.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,11 @@ from .payload import EXACT, Payload
 
 Attention = Callable[[Hashable, Tensor, Tensor, Tensor], Tensor]
 """(block, q, k, v), each `[batch, local tokens, heads, head_dim]`, to attention of q's shape; heads are the split's."""
+
+HeadFunction = Callable[[slice, Tensor, Tensor, Tensor], Tensor]
+"""(heads, q, k, v), of these heads the operands `[batch, all tokens, heads, head_dim]`, to attention of q's shape."""
+
+Computed = TypeVar("Computed")
 
 
 class PartialAttention:
@@ -78,7 +84,9 @@ class KVCache:
         return whole
 
 
-def repeated_heads(attend: Attend, group: int, own: HeadRuns) -> Attend:
+def repeated_heads(
+    attend: Callable[[Tensor, Tensor, Tensor], Computed], group: int, own: HeadRuns
+) -> Callable[[Tensor, Tensor, Tensor], Computed]:
     """A kernel for some heads of a Ulysses rank, made of one that takes as many heads of k and v as of q.
 
     Heads of keys and values that `group` heads of queries share are so repeated last, behind exchange, ring and cache.
@@ -87,7 +95,7 @@ def repeated_heads(attend: Attend, group: int, own: HeadRuns) -> Attend:
         return attend
     skipped = own.q.start % group  # of its first group: they are the rank's before
 
-    def attend_groups(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def attend_groups(q: Tensor, k: Tensor, v: Tensor) -> Computed:
         k, v = (x.repeat_interleave(group, dim=2)[:, :, skipped : skipped + q.shape[2]] for x in (k, v))
         return attend(q, k, v)
 
@@ -123,16 +131,11 @@ class WholeAttention:
             cache: if given, filled with the keys and values seen; it takes all heads, so there is one chunk.
         """
         assert cache is None or len(self._exchanges) == 1
-        leaving, travel = [], self._to_heads
-        q, k, v, opened = travelling(travel, q, k, v)
-        arriving = self._exchanges[0].to_heads(q, k, v, opened)
-        for chunk, (exchange, attend) in enumerate(zip(self._exchanges, self._attends, strict=True)):
-            operands = arriving()
-            if chunk + 1 < len(self._exchanges):  # the next one is in flight while this one is computed
-                arriving = self._exchanges[chunk + 1].to_heads(q, k, v, opened)
-            out = self._computed(block, attend, *operands, cache)
-            leaving.append(exchange.to_tokens(travel.packed(out)))
-        return travel.unpacked(joined([arrived() for arrived in leaving]), out.dtype)
+
+        def compute(chunk: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._computed(block, self._attends[chunk], q, k, v, cache)
+
+        return in_chunks(self._exchanges, self._to_heads, q, k, v, compute)
 
     def _computed(
         self, block: Hashable, attend: Attend, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None
@@ -143,6 +146,84 @@ class WholeAttention:
         if cache is not None:
             cache.fill(block, kv)
         return around_the_ring(self._ring, self._tokens, attend, q, kv, self._payload)
+
+
+class FunctionAttention:
+    """A function computes attention in the kernels' place, of all tokens in the model's order and some heads. No Ring.
+
+    Args:
+        order: where the tokens of the model's order lie among those of the ranks, one rank's behind the other's.
+        keys_here: every rank has all keys and values, so that queries alone are exchanged.
+        chunks, payload: as for WholeAttention.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        split: SequenceSplit,
+        order: Tensor,
+        keys_here: bool,
+        chunks: int = 1,
+        payload: Payload = EXACT,
+    ) -> None:
+        assert mesh.ring.size == 1
+        runs = split.head_chunks(chunks)
+        self._to_heads = payload if mesh.ulysses.size > 1 else EXACT
+        sent = [[HeadRuns(own.q, slice(0, 0)) for own in chunk] if keys_here else chunk for chunk in runs]
+        self._exchanges = [HeadExchange(mesh, split, chunk, behind=len(runs) > 1) for chunk in sent]
+        self._heads = [chunk[mesh.ulysses.rank] for chunk in runs]
+        self._keys_here = keys_here
+        self._group = split.group
+        self._order, self._back = order, order.argsort()
+        self._moved = not torch.equal(order, torch.arange(order.numel()))
+
+    def __call__(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the local tokens."""
+        here = k, v
+
+        def compute(chunk: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if not q.numel():
+                return q
+            heads = self._heads[chunk]
+            q = self._ordered(q)
+            k, v = (x[:, :, heads.kv] for x in here) if self._keys_here else map(self._ordered, (k, v))
+            out = repeated_heads(lambda q, k, v: function(heads.q, q, k, v), self._group, heads)(q, k, v)
+            return out.index_select(1, self._back) if self._moved else out
+
+        if self._keys_here:
+            k = v = q[:, :, :0]
+        return in_chunks(self._exchanges, self._to_heads, q, k, v, compute)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        if not self._moved:
+            return x
+        self._order, self._back = (sent_to(index, x.device) for index in (self._order, self._back))
+        return x.index_select(1, self._order)
+
+
+def in_chunks(
+    exchanges: Sequence[HeadExchange],
+    travel: Payload,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    compute: Callable[[int, Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Attention of the local tokens, chunk by chunk of the heads: while one is computed the next one's tokens are in flight.
+
+    Args:
+        compute: a chunk's attention of all tokens of this ring rank, by its number.
+    """
+    leaving = []
+    q, k, v, opened = travelling(travel, q, k, v)
+    arriving = exchanges[0].to_heads(q, k, v, opened)
+    for chunk, exchange in enumerate(exchanges):
+        operands = arriving()
+        if chunk + 1 < len(exchanges):
+            arriving = exchanges[chunk + 1].to_heads(q, k, v, opened)
+        out = compute(chunk, *operands)
+        leaving.append(exchange.to_tokens(travel.packed(out)))
+    return travel.unpacked(joined([arrived() for arrived in leaving]), out.dtype)
 
 
 def travelling(

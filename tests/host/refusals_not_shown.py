@@ -94,6 +94,20 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the program of the sampler … is not well-formed",
         ),
     },
+    "ComfyUI 0.30 has no node with an attention override (models/test_overriding, host/test_attention_overrides)": {
+        "nodes/model/features/attention_override.py": (
+            "an attention override (….…) cannot be",
+            "an attention override (…) sees all",
+        ),
+        "parallel_backend/models/spread/overriding.py": (
+            "the model's … …, and an attention",
+            "the model's … attends with … queries where",
+            "…merges attention of several ranks",
+            "…has several streams of tokens",
+            "…masks queries one by one",
+            "…weighs its attention",
+        ),
+    },
     "of the command that derives (tests/derive)": {
         "parallel_backend/derive/small.py": ("… is too large to derive: with …",),
         "parallel_backend/derive/undescribed.py": ("… cannot be derived, because …:",),

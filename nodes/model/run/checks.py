@@ -13,7 +13,9 @@ from ....parallel_backend.errors import Refused
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
 from ..features.attention_guidance import attention_guidance_functions
+from ..features.attention_override import OPTION as OVERRIDE
 from ..features.rebuilt import fault_of
+from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..refusals import WAY_OUT
 from ..sampler_run import SamplerRun
@@ -42,6 +44,7 @@ class Checked:
         adapters: what changes the weights.
         attention: the choice of kernels, in words.
         compared: functions that compare the rows of an attention.
+        overridden: whether a node's function stands in attention's place.
         coupling: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
     """
 
@@ -49,6 +52,7 @@ class Checked:
     attention: str
     compared: Sequence[GuidanceFunction]
     coupling: str
+    overridden: bool
 
 
 def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
@@ -64,6 +68,9 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     refuse_sigmas(run.sigmas, guider.inner_model.model_sampling)
     dtype = guider.inner_model.get_dtype_inference()
     attention = remote.attention(dtype)
+    overridden = bool(proxy.override(run.transformer_options, dtype))
+    if overridden:
+        attention = f"by {name_of(run.transformer_options[OVERRIDE])}"
     adapters = proxy.adapters(run.transformer_options, run.noise.shape)
     prompts = []
     for entries in guider.conds.values():
@@ -80,4 +87,4 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     compared = attention_guidance_functions(run.transformer_options)
     coupling = coupling_of(compared, prompts, remote)
     refuse_split(remote.wish, coupling)
-    return Checked(adapters, attention, compared, coupling)
+    return Checked(adapters, attention, compared, coupling, overridden)

@@ -16,6 +16,7 @@ from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
 from ..features import free_u
+from ..features.attention_override import OPTION as OVERRIDE
 from ..features.compile import compiler_of
 from ..features.guidance import guidance_functions
 from ..features.networks import PATCHES
@@ -28,8 +29,11 @@ from .sides import two_sided
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
-    """Raise Refused for what neither the loop nor single forwards can do; `networks_of` does so for patches."""
-    options = {name: value for name, value in run.transformer_options.items() if name != PATCHES}
+    """Raise Refused for what neither the loop nor single forwards can do.
+
+    `networks_of` does so for patches, `DiffusionProxy.override` for a function in attention's place.
+    """
+    options = {name: value for name, value in run.transformer_options.items() if name not in (PATCHES, OVERRIDE)}
     refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
@@ -79,7 +83,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
         "guidance_functions": guidance_functions(run.model_options) or [],
-        "compiler": compiler_of(run.model_options),
+        "compiler": compiler_of(run.model_options) or run.guider.inner_model.diffusion_model.remote.wish.compiler,
         "cache": cache,
     }
     if run.mask is not None:
@@ -101,6 +105,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     dtype = run.guider.inner_model.get_dtype_inference()
     skeleton = run.guider.inner_model.diffusion_model.skeleton
     options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
+    options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
     kinds = repeated_text(run.guider.inner_model)
     return {
         side: _side(side, entries, dtype, tensors, options, kinds)

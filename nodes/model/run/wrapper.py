@@ -29,6 +29,8 @@ from .steps import Steps
 
 ROWS_MEET = "a model that computes the rows of a call together"
 
+NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
+
 RUN_WHOLE = (
     "Z-Image's ControlNet runs whole on every GPU, which more GPUs do not make faster; the model itself is spread."
 )
@@ -77,7 +79,7 @@ def run_in_workers(
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone
         planned_for = replace(job, batch=1, two_sided=False) if checked.coupling else job
-        plan = remote.plan(planned_for, example, dtype, compiler)
+        plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and remote.backend.couples_rows(remote.spec):
             reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run)
         if message is not None and max(plan.patches, plan.pipefusion) > 1:
@@ -93,6 +95,8 @@ def run_in_workers(
         refuse_stages(plan, networks)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             shown.warnings.append(RUN_WHOLE)
+        if remote.wish.compiler and (reason is not None or not compiler):
+            shown.warnings.append(NOT_COMPILED)
         working = remote.make_room(plan, job, checked.adapters)
         planned = Planned(remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}")
         if reason is not None:

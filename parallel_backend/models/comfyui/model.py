@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...conditioning import (
     ATTENTION_GUIDANCE,
+    ATTENTION_OVERRIDE,
     OPTIONS,
     SHAPES,
     SIGMAS,
@@ -29,6 +30,7 @@ from ..spread.placement import Placement
 from ..spread.run import SpreadForward
 from ..spread.stream import Stream
 from .features.attention_guidance import guided
+from .features.attention_override import override_in
 from .features.compile import COMPILED
 from .features.networks import Beside, patches_of
 from .features.skipped_blocks import REPLACED, replacements
@@ -105,6 +107,7 @@ class ComfyModel:
         more = kwargs.pop(OPTIONS, {})
         if SKIPPED_BLOCKS in more:
             more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
+        more.pop(ATTENTION_OVERRIDE, None)
         if self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
         patches = patches_of(networks, self._spread.now.call)
@@ -162,6 +165,7 @@ class ComfyForward(SpreadForward):
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others."""
+        self.override = override_in(inputs.values)
         controlled = None
         if inputs.residuals:
             controlled = self.picture_tokens(inputs.shape, inputs.conditioning, inputs.values)

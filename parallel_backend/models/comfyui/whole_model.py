@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...conditioning import FREE_U, OPTIONS, SHAPES, SIGMAS, arguments
+from ...conditioning import ATTENTION_OVERRIDE, FREE_U, OPTIONS, SHAPES, SIGMAS, arguments
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
+from ..spread.compiled import OVERRIDE
+from .features.attention_override import override_in
 from .features.free_u import free_u_patches
 from .left_behind import LeftBehind
 from .rows import CONTROL
@@ -50,6 +52,9 @@ class WholeModel:
         kwargs = arguments(inputs.conditioning, inputs.values)
         concat, context = kwargs.pop("concat", None), kwargs.pop("context", None)
         options: dict[str, Any] = kwargs.pop(OPTIONS, {})
+        options.pop(ATTENTION_OVERRIDE, None)
+        if override := override_in(inputs.values):
+            options[OVERRIDE] = override(slice(None), 0)
         sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
         options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
         timestep, control = kwargs.pop("timestep", inputs.timestep), kwargs.pop(CONTROL, None)
@@ -80,6 +85,10 @@ class WholeForward:
     def uncompiled(self) -> tuple[str, ...]:
         """That nothing was, if it was asked for."""
         return (NOT_COMPILED,) if self._compiles else ()
+
+    def compiling(self) -> float:
+        """No time."""
+        return 0.0
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """The output for the whole latent."""

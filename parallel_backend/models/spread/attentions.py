@@ -21,8 +21,12 @@ from ...plan import ResolvedPlan
 from .call import Call
 from .declaration import Attention, Local, Merged, Spread
 from .placement import Placement, slots_of
+from .token_layout import TokenLayout
 
 Kernel = Callable[..., Tensor]
+
+Overriding = Callable[..., Tensor]
+"""What answers in the kernels' place: given the running block, the attention that is due, and the arguments of `Attentions`."""
 
 EXACT_ATTENTION = "auto"
 """The choice in place of the approximate one where a model asks for that."""
@@ -104,7 +108,8 @@ class BlockCall:
     """What the attentions of the running block need to know.
 
     `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `absent` are the
-    arguments that it is not given, `options` its transformer_options; `done` counts the calls of attention that have come.
+    arguments that it is not given, `options` its transformer_options, and `passes_options` whether its calls of attention are
+    given them; `done` counts the calls of attention that have come.
     """
 
     number: int
@@ -114,6 +119,7 @@ class BlockCall:
     placements: dict[str, Placement]
     absent: Collection[str]
     options: Mapping[str, Any] = field(default_factory=dict)
+    passes_options: bool = True
     done: int = 0
 
     def __post_init__(self) -> None:
@@ -179,6 +185,8 @@ class Attentions:
         self._alone = caches is None and attends_alone(mesh, 1, choice)
         self.block: BlockCall | None = None
         self.device = call.device
+        self.overriding: Overriding | None = None
+        """Answers in the kernels' place, wherever the model passes its options on."""
 
     def __call__(
         self,
@@ -202,12 +210,17 @@ class Attentions:
         """
         block = self.block
         attention = block.next() if block is not None else Local()
+        if self.overriding is not None and (block is None or block.passes_options):
+            return self.overriding(
+                block, attention, kernel, q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                skip_output_reshape=skip_output_reshape, **others,
+            )  # fmt: skip
         alone = self._alone
         spread = isinstance(attention, Spread)
         weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
             assert block is not None
-            operands = self._shared_heads(block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
+            operands = shared_heads(self._call.layout, block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
             out = self._merged(block, attention, operands)
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         if not spread or (alone and weights is None and not self._masked(attention)):
@@ -217,7 +230,7 @@ class Attentions:
             )  # fmt: skip
         assert block is not None and isinstance(attention, Spread)
         kv_heads = attention.kv_heads or heads
-        operands = self._shared_heads(block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
+        operands = shared_heads(self._call.layout, block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
         width = operands.v.shape[3]
         exactly = operands.exact or weights is not None
         out = self._spread(block, attention, operands if weights is None else operands.weighed(weights), exactly)[
@@ -231,28 +244,6 @@ class Attentions:
 
     def _idle(self, placement: Placement) -> bool:
         return placement.counts[self._call.rank] == 0
-
-    def _shared_heads(self, block: BlockCall, kv_heads: int, operands: Operands) -> Operands:
-        """With each head of k and v once, where the model has repeated it for the heads of q that share it.
-
-        Raises:
-            Refused: it has other heads than are declared, or, looked at in the first call of a run, has not repeated them.
-        """
-        if operands.k.shape[1] == operands.v.shape[1] == kv_heads:
-            return operands
-        group = operands.q.shape[1] // kv_heads
-        once = replace(operands, k=operands.k[:, ::group], v=operands.v[:, ::group])
-
-        def repeated() -> bool:
-            counts = once.k.shape[1], once.v.shape[1]
-            return counts == (kv_heads, kv_heads) and _repeats(operands.k, once.k) and _repeats(operands.v, once.v)
-
-        if not self._call.layout.once(("repeated", block.number, block.turn, block.done), repeated):
-            raise Refused(
-                f"the model's {block.name} shares keys and values among heads otherwise than this pack knows: update the pack, "
-                "or use Load Diffusion Model."
-            )
-        return once
 
     def _merged(self, block: BlockCall, attention: Merged, operands: Operands) -> Tensor:
         """`[batch, tokens, heads, head_dim]`, the same on all ranks."""
@@ -275,7 +266,7 @@ class Attentions:
                 f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
                 f"pack knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
-        q, k, v = (_without_idle(x, shown, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
+        q, k, v = (without_idle(x, shown, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
         attend, layout = self.kernel(q, operands.exact), self._call.layout
         payload = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._payload
         key = block.number, block.turn, block.done - 1
@@ -300,7 +291,7 @@ class Attentions:
                 ("patch", *kind), lambda: PatchAttention(self._mesh, split(), patch, attend, payload)
             )
             out = of_patch(key, q, k, v, self._caches.by_attention[key])
-        return _with_idle(out, shown, counts)
+        return with_idle(out, shown, counts)
 
     def kernel(self, q: Tensor, exact: bool = False) -> Attend:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.
@@ -330,13 +321,36 @@ class Attentions:
         return self._call.layout.once(("slots", *placements), find)
 
 
+def shared_heads(layout: TokenLayout, block: BlockCall, kv_heads: int, operands: Operands) -> Operands:
+    """With each head of k and v once, where the model has repeated it for the heads of q that share it.
+
+    Raises:
+        Refused: it has other heads than are declared, or, looked at in the first call of a run, has not repeated them.
+    """
+    if operands.k.shape[1] == operands.v.shape[1] == kv_heads:
+        return operands
+    group = operands.q.shape[1] // kv_heads
+    once = replace(operands, k=operands.k[:, ::group], v=operands.v[:, ::group])
+
+    def repeated() -> bool:
+        counts = once.k.shape[1], once.v.shape[1]
+        return counts == (kv_heads, kv_heads) and _repeats(operands.k, once.k) and _repeats(operands.v, once.v)
+
+    if not layout.once(("repeated", block.number, block.turn, block.done), repeated):
+        raise Refused(
+            f"the model's {block.name} shares keys and values among heads otherwise than this pack knows: update the pack, "
+            "or use Load Diffusion Model."
+        )
+    return once
+
+
 def _repeats(x: Tensor, once: Tensor) -> bool:
     """Whether x, `[batch, heads, ...]`, has each head of `once` several times, one after the other, bit for bit or NaN."""
     apart = x.unflatten(1, (once.shape[1], -1))
     return torch.allclose(apart, once.unsqueeze(2).expand_as(apart), rtol=0, atol=0, equal_nan=True)
 
 
-def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
+def without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`[batch, heads, tokens, head_dim]` less the tokens that stand in for none."""
     if list(shown) == list(counts):
         return x
@@ -344,7 +358,7 @@ def _without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Ten
     return torch.cat(parts, dim=2)
 
 
-def _with_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
+def with_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`[batch, tokens, heads, head_dim]` and zeros for the tokens that stand in for none."""
     if list(shown) == list(counts):
         return x

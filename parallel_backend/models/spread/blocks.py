@@ -207,7 +207,10 @@ class _Through:
         absent = {name for name in block.group.arguments if values.get(name) is None}
         name = type(block.module).__name__
         options = values.get(OPTIONS) or {}
-        expected = BlockCall(block.number, now.turn(block.number), name, self._attentions, placements, absent, options)
+        passes_options = not block.group.attends_in
+        expected = BlockCall(
+            block.number, now.turn(block.number), name, self._attentions, placements, absent, options, passes_options
+        )
         now.attentions.block = expected
         with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
             if now.compiled is None:

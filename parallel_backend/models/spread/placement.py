@@ -122,6 +122,12 @@ def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor], uni
     )
 
 
+def order_of(placements: Sequence[Placement]) -> Tensor:
+    """Where a model's tokens, stream behind stream, lie among those of all ranks as all-to-all delivers them, rank by rank."""
+    together = joined(placements)
+    return torch.cat(together.ranks).argsort()
+
+
 def slots_of(placements: Sequence[Placement], ranks: Sequence[int], patches: int) -> list[Tensor]:
     """Where each patch's tokens lie among those of some ranks, as the all-to-all delivers them: rank by rank."""
     numbers = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])

@@ -18,6 +18,7 @@ from .call import Call, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
 from .declaration import Pictured
 from .forward import Forward
+from .overriding import FunctionOverride, OfHeads
 from .picture import Picture, by
 from .placement import Placement
 from .token_layout import TokenLayout
@@ -31,6 +32,9 @@ class SpreadForward:
 
     Args:
         compiled: runs the blocks, if they are to be compiled.
+
+    Attributes:
+        override: answers attention in the kernels' place, if it is not None.
     """
 
     def __init__(self, model: SpreadModel, execution: Execution, compiled: CompiledBlocks | None = None) -> None:
@@ -45,6 +49,7 @@ class SpreadForward:
         self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
         self._arrivals = Arrivals(execution.mesh)
+        self.override: OfHeads | None = None
         self.gathers = 0
         """How often the last forward gathered a stream."""
 
@@ -56,6 +61,10 @@ class SpreadForward:
     def uncompiled(self) -> tuple[str, ...]:
         """Of kinds of blocks that could not be compiled, why not; each is told once."""
         return () if self._compiled is None else self._compiled.warnings()
+
+    def compiling(self) -> float:
+        """Seconds that compiling blocks has taken since this was asked for last."""
+        return 0.0 if self._compiled is None else self._compiled.seconds()
 
     def run(
         self, inputs: Inputs, picture: Picture, latent: Tensor | None, patch: int | None, compute: Compute
@@ -80,6 +89,8 @@ class SpreadForward:
         if latent is None:  # the other stages know its shape only; what they would compute of it by mistake is NaN
             latent = torch.full(tuple(inputs.shape), torch.nan, dtype=inputs.dtype, device=inputs.device)
         attentions = Attentions(call, self._mesh, self._plan, caches)
+        if self.override is not None:
+            attentions.overriding = FunctionOverride(self.override, call, self._mesh, self._plan)
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
         self._blocks.running = Forward(

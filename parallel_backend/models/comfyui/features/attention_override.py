@@ -1,0 +1,68 @@
+"""A function that a node of ComfyUI's puts in attention's place, in a worker: made of ComfyUI's own code, without the node."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....conditioning import ATTENTION_OVERRIDE, OPTIONS, arguments
+from ....diffusion import Value
+from ...spread.overriding import Function, OfHeads
+from ..importing import import_comfyui
+from .guidance import made_again
+
+
+@dataclass(frozen=True)
+class OverrideRecipe:
+    """What a worker needs to make the function again.
+
+    Attributes:
+        module: of ComfyUI's, by its full name.
+        function: its qualified name there; one that a method makes has `<locals>` in it.
+        values: the plain ones that it takes from the method.
+        functions: those of ComfyUI's that it takes from there, as `module:name`.
+        defaults: plain ones, of its arguments.
+        by_head: the names of values, lists, that have an entry for each head.
+    """
+
+    module: str
+    function: str
+    values: Mapping[str, Any]
+    functions: Mapping[str, str]
+    defaults: tuple[Any, ...]
+    by_head: tuple[str, ...]
+
+    def of_heads(self, run: slice, heads: int) -> Function:
+        """The function for some heads, with what it holds for each cut to these."""
+        import_comfyui()
+        module = importlib.import_module(self.module)
+        if "<locals>" not in self.function:
+            return vars(module)[self.function]  # type: ignore[no-any-return]
+        values = {name: value[run] if name in self.by_head else value for name, value in self.values.items()}
+        functions = {name: _named(place) for name, place in self.functions.items()}
+        return made_again(module, self.function, {**values, **functions}, self.defaults or None)  # type: ignore[no-any-return]
+
+
+def override_in(values: Mapping[str, Value]) -> OfHeads | None:
+    """The function that goes with a call's values; None where there is none."""
+    prefix = f"{OPTIONS}.{ATTENTION_OVERRIDE}."
+    own = {name: value for name, value in values.items() if name.startswith(prefix)}
+    if not own:
+        return None
+    fields = arguments({}, own)[OPTIONS][ATTENTION_OVERRIDE]
+    empty: dict[str, Any] = {"values": {}, "functions": {}, "defaults": (), "by_head": ()}
+    recipe = OverrideRecipe(**{**empty, **fields})
+
+    @functools.lru_cache(maxsize=8)
+    def made(start: int | None, stop: int | None, heads: int) -> Function:
+        return recipe.of_heads(slice(start, stop), heads)
+
+    return lambda run, heads: made(run.start, run.stop, heads)
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return vars(importlib.import_module(module))[name]
