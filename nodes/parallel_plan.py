@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.attention.kernels import CHOICES
 from ..parallel_backend.gpus import device_choices
-from ..parallel_backend.plan import EXCHANGES, MAX_WORLD_SIZE, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import COMPILE, EXCHANGES, MAX_WORLD_SIZE, WEIGHTS, ParallelPlan
 from ..parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
 from .runtime import CATEGORY
 
@@ -23,8 +23,8 @@ class ParallelPlanNode(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs are the fields of ParallelPlan, and the preset.
 
-        What is new comes last, because the page keeps values by their order: graphs saved without the preset or the exchange open
-        as they were.
+        What is new comes last, because the page keeps values by their order: graphs saved without the preset, the exchange or
+        compile open as they were.
         """
         return io.Schema(
             node_id="ParallelPlan",
@@ -163,6 +163,15 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="In which type the GPUs exchange what attention needs. exact: as it is computed. fp8: rounded to "
                     "e4m3 with a scale for each token and head: half the bytes, for slow links. It is approximate: the picture "
                     "differs slightly, and the node says so each time.",
+                ),
+                io.Combo.Input(
+                    "compile",
+                    options=list(COMPILE),
+                    optional=True,
+                    advanced=True,
+                    default=DEFAULT.compile,
+                    tooltip="on: the workers compile the model's blocks (torch.compile with inductor), which makes steps faster. "
+                    "The first run takes minutes for it. What TorchCompileModel on the MODEL asks for comes first.",
                 ),
             ],
             outputs=[

@@ -130,7 +130,7 @@ class Progress:
         plan, alone = run.ran[-1].plan, None
         if run.planned is not None and run.pace:
             question = run.planned.question
-            job = question.spec, replace(question.job, steps=0), question.workload, plan.devices[0]
+            job = question.spec, replace(question.job, steps=0), question.workload, question.compiler, plan.devices[0]
             if plan.world_size == 1:
                 self._alone[job] = run.pace
             alone = self._alone.get(job)

@@ -22,6 +22,7 @@ from tests.plan.test_cost import FLUX, JOB, plan, plans, with_memory
 WORDS = json.loads((Path(__file__).parents[1] / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]
 VALUE = re.compile(r"\{\w+\}")
 ALONE = "One device alone would be faster for this job: choose devices 0 in Parallel Plan."
+NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
 SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
 
 
@@ -37,6 +38,7 @@ def known(text: str, *lists: str) -> bool:
         {"warnings": [ALONE, SLOW]},
         {"gain_is": "measured", "seconds_a_step": 0.0},
         {"gain": None, "gain_is": "", "sent": 0, "starting": 36.7},
+        {"compiling": 74.2, "warnings": [NOT_COMPILED]},
     ],
 )
 def test_what_a_run_came_to(change: dict[str, object]) -> None:
@@ -52,10 +54,21 @@ def test_bytes_are_said_as_the_tab_says_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "degrees", [{}, {"cfg": 2, "weights": "streamed"}, {"ulysses": 2, "weights": "sharded"}, {"pipefusion": 2}]
+    "degrees",
+    [
+        {},
+        {"cfg": 2, "weights": "streamed"},
+        {"ulysses": 2, "weights": "sharded", "exchange": "fp8"},
+        {"pipefusion": 2},
+    ],
 )
 def test_a_plan(degrees: dict[str, int | str]) -> None:
     text = plan(**degrees).describe()
+    assert known(text, "lines"), text
+
+
+def test_a_plan_whose_heads_are_exchanged_in_chunks() -> None:
+    text = msgspec.structs.replace(plan(ulysses=2), head_chunks=3).describe()
     assert known(text, "lines"), text
 
 

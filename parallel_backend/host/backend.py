@@ -45,7 +45,7 @@ from .planning.measurements import Measurements
 from .planning.planner import Chosen, Planner, Question
 from .runs.finite import check_finite, check_sampled
 from .runs.journal import Journal, RunRecord
-from .runs.report import released, restored, table
+from .runs.report import compiled, released, restored, table
 from .workers import diagnosis
 from .workers.exchange import Answer, Caller, Exchange, IsCancelled, Request
 from .workers.group import Deadlines, WorkerGroup
@@ -405,6 +405,8 @@ class Backend:
             self._on_event(Ran(message.plan, answer.reports))
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
+            if took := compiled(answer.reports):
+                log.info("Parallel: %s", took)
             self._journal.ran(exchange, answer, self._planner.latest)
             if not isinstance(message, Forward):
                 log.info("Parallel: %s\n%s", describe(message.plan), table(answer.reports, message.plan.devices))

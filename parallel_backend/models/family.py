@@ -74,6 +74,9 @@ class Forward(Protocol):
     def uncompiled(self) -> tuple[str, ...]:
         """Why kinds of blocks that were to be compiled were not, a sentence each."""
 
+    def compiling(self) -> float:
+        """Seconds that compiling blocks has taken since this was asked for last."""
+
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """On the last stage the output for the whole latent, or for the patch; None on the others.
 

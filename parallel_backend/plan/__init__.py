@@ -1,11 +1,23 @@
 """Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
 
-from .plan import AXES, EXCHANGES, MAX_WORLD_SIZE, WEIGHTS, ModelLimits, ParallelPlan, Place, ResolvedPlan, Workload
+from .plan import (
+    AXES,
+    COMPILE,
+    EXCHANGES,
+    MAX_WORLD_SIZE,
+    WEIGHTS,
+    ModelLimits,
+    ParallelPlan,
+    Place,
+    ResolvedPlan,
+    Workload,
+)
 from .predict.profiles import ModelShape
 from .resolve import candidates, check, feasible, resolve
 
 __all__ = [
     "AXES",
+    "COMPILE",
     "EXCHANGES",
     "MAX_WORLD_SIZE",
     "WEIGHTS",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..errors import Refused
 from .choose import best, table
 from .offers import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
-from .plan import EXCHANGES, WEIGHTS
+from .plan import COMPILER, EXCHANGES, MAX_WORLD_SIZE, WEIGHTS
 from .predict.cost import Job
 from .predict.known_machines import linked, profile, profile_names, software
 from .predict.known_models import KnownModel, known_model, model_names
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--weights", choices=WEIGHTS, help="how they are held (default: whichever is fastest)")
     line.add_argument("--patches", type=int, default=0, help="PipeFusion patches (0: as many as stages)")
     line.add_argument("--exchange", choices=EXCHANGES, default=EXCHANGES[0], help="fp8 changes the picture slightly")
-    line.add_argument("--compiled", action="store_true", help="blocks compiled by TorchCompileModel's inductor")
+    line.add_argument("--compiled", action="store_true", help="blocks compiled, as by compile on in Parallel Plan")
     line.add_argument("--approximate", action="store_true", help="also choose PipeFusion, which changes the picture")
     return line
 
@@ -99,14 +99,21 @@ def asked_for(options: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]
     machine = replace(
         machine,
         device=replace(machine.device, memory=memory_limit),
-        software=software("inductor" if options.compiled else ""),
+        software=software(COMPILER if options.compiled else ""),
+        compiled=None if options.compiled else machine.compiled,
     )
+    tokens = shape.image_tokens(area.width, area.height, area.frames)
+    if known.work is not None:
+        forward = known.work.on(machine.device, tokens)
+        machine = replace(machine, forwards=(forward,) * MAX_WORLD_SIZE, compiled=None)
+    held = 0.0 if known.work is None else known.work.held * tokens
     job = Job(
-        image_tokens=shape.image_tokens(area.width, area.height, area.frames),
+        image_tokens=tokens,
         text_tokens=shape.text if options.text is None else options.text,
         batch=options.batch,
         two_sided=cfg != 1.0,
         steps=steps,
+        item_bytes=held,
     )
     values = {
         "model": shape.name,

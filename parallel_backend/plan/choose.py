@@ -20,15 +20,22 @@ from .predict.profiles import ModelShape, Profile
 ALIKE = 0.9
 """Ranks are spoken of as one where the least that is free to any is more than this part of the most."""
 
+COMPILING_PAYS = 1.3
+"""How many times as fast a plan should be with compiled blocks before that is recommended: compiling takes minutes."""
+
 PARTS = ("device", "ulysses", "ring", "pipeline", "cfg", "gather", "launch", "fill")
 
 
 class Ranked(NamedTuple):
-    """A plan, its predicted seconds a step, and what they are made of."""
+    """A plan, its predicted seconds a step, and what they are made of.
+
+    `compiled` are its seconds with compiled blocks, None where that is not compared.
+    """
 
     plan: ResolvedPlan
     seconds: float
     breakdown: Cost
+    compiled: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,11 @@ def rank(
     """The candidates by predicted seconds a step, each with its heads in the best chunks; those that need more than a rank may
     take come last."""
     ranked = []
+    compared = None if profile.compiled is None or model.whole else replace(profile, software=profile.compiled)
     for candidate in candidates:
         plan, breakdown = in_chunks(candidate, model, job, profile)
-        ranked.append(Ranked(plan, breakdown.seconds, breakdown))
+        compiled = None if compared is None else in_chunks(candidate, model, job, compared)[1].seconds
+        ranked.append(Ranked(plan, breakdown.seconds, breakdown, compiled))
     return sorted(ranked, key=lambda entry: (not entry.breakdown.fits, entry.seconds))
 
 
@@ -112,8 +121,8 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
 
 
 def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
-    """The ranking as plain text: milliseconds a step and their parts, gigabytes on the tightest device."""
-    heads = ("", "plan", "ms/step", *PARTS, "GB", "")
+    """The ranking as plain text: milliseconds a step, with compiled blocks too, their parts, gigabytes on the tightest device."""
+    heads = ("", "plan", "ms/step", "compiled", *PARTS, "GB", "")
     rows: list[tuple[str, ...]] = [heads]
     for entry in ranking:
         notes = []
@@ -128,11 +137,14 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
         if entry.plan.head_chunks > 1:
             notes.append(f"heads in {entry.plan.head_chunks} chunks")
         parts = (f"{1e3 * getattr(entry.breakdown, part):.1f}" for part in PARTS)
+        compiled = "" if entry.compiled is None else f"{1e3 * entry.compiled:.1f}"
         star = "*" if entry.plan == chosen else ""
         memory = f"{entry.breakdown.memory / 1e9:.1f}"
-        rows.append((star, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", *parts, memory, ", ".join(notes)))
+        rows.append(
+            (star, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", compiled, *parts, memory, ", ".join(notes))
+        )
     shown = [
-        column for column in range(len(heads)) if column < 4 or any(row[column] not in ("", "0.0") for row in rows[1:])
+        column for column in range(len(heads)) if column < 3 or any(row[column] not in ("", "0.0") for row in rows[1:])
     ]
     widths = {column: max(len(row[column]) for row in rows) for column in shown}
     text = {0, 1, len(heads) - 1}
@@ -213,6 +225,11 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
         sentences.append(
             f"{fastest.plan.degrees} would take {_ms(fastest.seconds)} but changes the picture slightly: choose preset slow "
             "links for it."
+        )
+    if chosen.compiled is not None and chosen.seconds > COMPILING_PAYS * chosen.compiled:
+        sentences.append(
+            f"With compiled blocks it would take {_ms(chosen.compiled)}, {chosen.seconds / chosen.compiled:.1f}x as fast: choose "
+            "compile on for it."
         )
     return " ".join(sentences) or "There is one device and one plan."
 

@@ -76,9 +76,9 @@ def offered(asked: Asked, gpus: int) -> list[Offer]:
             if not ranking:
                 continue
             fits = ranking[0].breakdown.fits
-            plan, seconds, cost = ranking[0] if fits else min(ranking, key=lambda entry: entry.breakdown.memory)
+            best = ranking[0] if fits else min(ranking, key=lambda entry: entry.breakdown.memory)
             held = "PipeFusion" if approximate else weights
-            found.append(Offer(held, plan.degrees, seconds * asked.job.steps, cost.memory, fits))
+            found.append(Offer(held, best.plan.degrees, best.seconds * asked.job.steps, best.breakdown.memory, fits))
     return found
 
 

@@ -20,6 +20,12 @@ WEIGHTS = ("replicated", "sharded", "streamed")
 EXCHANGES = ("exact", "fp8")
 """How attention's operands and results travel between ranks; all but the first change the picture slightly."""
 
+COMPILE = ("off", "on")
+"""Whether the workers compile a model's blocks; only the second does."""
+
+COMPILER = "inductor"
+"""The backend of torch.compile that `compile` on stands for."""
+
 
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A wish for how to spread one denoise; a degree of 0 means "choose for me".
@@ -28,7 +34,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     puts two workers on one GPU), "cpu:N" for N workers on the CPU, or "tcp://HOST:PORT" for workers on other machines.
     `pipefusion` 0 also chooses among plans that change the picture. `patches` 0 means as many as pipeline stages.
     `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" to cut them by measured time.
-    `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free.
+    `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free. `compile` "on" has the workers compile the
+    model's blocks.
     """
 
     devices: str = "auto"
@@ -44,6 +51,12 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: str = "auto"
     memory_limit: float = 0.0
     exchange: str = EXCHANGES[0]
+    compile: str = COMPILE[0]
+
+    @property
+    def compiler(self) -> str:
+        """The backend of torch.compile for the blocks; empty for none."""
+        return "" if self.compile == COMPILE[0] else COMPILER
 
 
 class Place(NamedTuple):

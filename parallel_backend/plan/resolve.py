@@ -11,6 +11,7 @@ from ..layout import cut, length
 from .devices.names import AUTOMATIC_AMONG, named_devices, visible
 from .plan import (
     AXES,
+    COMPILE,
     EXCHANGES,
     MAX_WORLD_SIZE,
     WEIGHTS,
@@ -161,6 +162,8 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
         raise PlanRefused(f"weights {plan.weights!r} is unknown: use {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     if plan.exchange not in EXCHANGES:
         raise PlanRefused(f"exchange {plan.exchange!r} is unknown: use {' or '.join(EXCHANGES)}.")
+    if plan.compile not in COMPILE:
+        raise PlanRefused(f"compile {plan.compile!r} is unknown: use {' or '.join(COMPILE)}.")
     if plan.weights == "sharded" and share_a_gpu(planned_devices(plan, gpus)):
         raise PlanRefused(
             f"weights sharded needs a GPU for each worker, and devices {plan.devices!r} puts several on one: use weights "

@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, Prompt, Samp
 from ..plan import ResolvedPlan
 from ..plan.predict.measure import BlockTimes, Machine
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -297,7 +297,8 @@ class Report(Message, frozen=True):
     """What a request cost on one rank: seconds, bytes sent by kind, bytes held at the end and at the peak.
 
     `weights` are those of the request's model, `held` those of all models on the device, `on_host` those that had to
-    leave it and wait in host memory; `restored` came back from there during the request, `read` from disk.
+    leave it and wait in host memory; `restored` came back from there during the request, `read` from disk. `compiling` are the
+    seconds in which it compiled blocks.
     """
 
     request: int
@@ -313,6 +314,7 @@ class Report(Message, frozen=True):
     on_host: int
     restored: int
     times: Times
+    compiling: float = 0.0
 
 
 class Done(Message, frozen=True):

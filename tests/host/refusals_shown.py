@@ -112,6 +112,7 @@ SHOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/plan/resolve.py": (
             "weights … is unknown: use … or ….",
             "exchange … is unknown: use ….",
+            "compile … is unknown: use ….",
             "memory_limit … is not an amount of memory:",
             "patches … and warmup_steps … cannot",
             "cfg … is more than the 2 prompts, the",

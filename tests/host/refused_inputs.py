@@ -337,6 +337,7 @@ def linked(server: ComfyUI) -> Refusals:
     for field, said in (
         ("weights", "weights 'other' is unknown: use replicated, sharded or streamed"),
         ("exchange", "exchange 'other' is unknown: use exact or fp8"),
+        ("compile", "compile 'other' is unknown: use off or on"),
         ("attention", "attention 'other' is unknown: use one of auto, sdpa, "),
     ):
         chosen: dict[str, Any] = {field: ["switch", 0]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -133,10 +134,11 @@ def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, for
     "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
 )
 def test_compiled_blocks_with_lora(comfyui: ComfyUI, latent_of: LatentOf, form: str) -> None:
-    """Quantised layers are ComfyUI's own in compiled blocks too."""
+    """Quantised layers are ComfyUI's own in compiled blocks too; what the node on the MODEL asks for comes first."""
     graph = with_lora(of_file("flux2", form), "flux2", 0.8)
-    compiled = insert_after_model(spread(graph, "cpu:1"), "TorchCompileModel", backend="cudagraphs")
+    compiled = insert_after_model(spread(graph, "cpu:1", compile="on"), "TorchCompileModel", backend="cudagraphs")
     run, log = queue_logged(comfyui, compiled)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert "blocks compiled by cudagraphs" in log
     assert "is not compiled" not in log
+    assert re.search(r"Parallel: blocks compiled in \d+\.\d s;", log)

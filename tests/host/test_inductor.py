@@ -1,4 +1,4 @@
-"""TorchCompileModel with inductor, which makes kernels of the blocks: as ComfyUI's KSampler has it, for each way to hold weights.
+"""Inductor, which makes kernels of the blocks: as ComfyUI's KSampler has it, for each way to hold weights.
 
 The other tests compile by `cudagraphs`, which on CPUs runs the same graphs as they are and is a matter of seconds.
 """
@@ -73,6 +73,19 @@ def test_each_way_to_hold_the_blocks(comfyui: ComfyUI, latent_of: LatentOf, plan
     error = relative_error(compiled(comfyui, spread(graph, **plan)), latent_of(graph))
     print(f"{error:.1e} from ComfyUI's")
     assert error <= TOLERANCE
+
+
+def test_compile_on_in_the_plan(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """With no node on the MODEL; one model call at a time nothing is compiled, which is said."""
+    graph = graph_of(NAME, steps=2)
+    run, log = queue_logged(comfyui, spread(graph, **ULYSSES, compile="on"), timeout=900)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "blocks compiled by inductor" in log and "is not compiled" not in log
+    by_calls = spread(graph, strict=False, **ULYSSES, compile="on")
+    run, log = queue_logged(comfyui, insert_after_model(by_calls, "RescaleCFG", multiplier=0.7))
+    run.check()
+    assert "blocks compiled" not in log
+    assert any("The blocks are not compiled" in text.text for text in run.texts)
 
 
 @pytest.mark.parametrize("file", [f"{NAME}.safetensors", f"{NAME}-inductor-fp8.safetensors"], ids=["fp32", "fp8"])

@@ -185,6 +185,9 @@ def test_a_split_gives_the_models_own_result(name: str, degrees: dict[str, int])
         outs = [rank.run(), rank.by_patch()]
         assert graphs() >= 1
         assert rank.forward.uncompiled() == ()
+        assert rank.forward.compiling() > 0
+        rank.run()
+        assert rank.forward.compiling() == 0
         return [out for out in outs if out is not None]
 
     assert worst(run_ranks(plan.world_size, on_rank, PATIENCE), expected) <= TOLERANCE

@@ -209,6 +209,21 @@ def test_an_exchange_in_fp8_sends_half_and_packs(axis: str) -> None:
     assert "fp8" not in alone.describe() and cost(alone, FLUX, JOB, machine) == cost(plan(), FLUX, JOB, machine)
 
 
+def test_what_compiled_blocks_would_take_is_said_beside_each_plan_and_recommended_from_a_third_on() -> None:
+    machine = profile("h100")
+    small, large = JOB, replace(JOB, image_tokens=65536)
+    for job, recommended in ((small, True), (large, False)):
+        choice = best([plan(ulysses=2)], FLUX, job, machine)
+        (entry,) = choice.ranking
+        assert machine.compiled is not None and entry.compiled is not None
+        compiled = replace(machine, software=machine.compiled, compiled=None)
+        (itself,) = rank([plan(ulysses=2)], FLUX, job, compiled)
+        assert entry.compiled == itself.seconds < entry.seconds
+        assert (entry.seconds / entry.compiled > 1.3) == recommended
+        assert ("choose compile on" in choice.why) == recommended
+        assert f"{1e3 * entry.compiled:.1f}" in table(choice.ranking) and "compiled" not in table([itself])
+
+
 def test_a_kernel_with_few_heads_takes_as_long_as_one_that_fills_the_device() -> None:
     machine = profile("h100")
     whole = plan(ulysses=8)  # three heads of 4608 queries: not quite what it works on at once
@@ -296,7 +311,7 @@ def test_the_ranking_is_a_table() -> None:
     text = table(ranking, ranking[0].plan)
     lines = text.splitlines()
     assert len(lines) == len(ranking) + 1
-    assert lines[0].split()[:3] == ["plan", "ms/step", "device"]
+    assert lines[0].split()[:4] == ["plan", "ms/step", "compiled", "device"]
     assert lines[1].startswith("*") and "4 patches: changes the picture" in lines[1]
     assert "does not fit" in text
     assert not any(line.endswith(" ") for line in lines)
@@ -306,7 +321,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(Refused, match="h100"):
         profile("tpu")
     with pytest.raises(Refused, match="flux-dev"):
-        known_model("sdxl")
+        known_model("another")
 
 
 def test_the_page_of_predictions_is_up_to_date() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.models.spread.compiled import OVERRIDE
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from tests.comfy_oracle import comfy_on_path
+
+META: Mapping[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
 
 
 def flux(**sizes: Any) -> Any:
@@ -90,6 +95,49 @@ def hunyuan() -> Any:
     )  # fmt: skip
 
 
+def hunyuan15() -> Any:
+    from comfy.ldm.hunyuan_video.model import HunyuanVideo
+
+    return HunyuanVideo(
+        in_channels=65, out_channels=32, vec_in_dim=None, context_in_dim=3584, hidden_size=2048, mlp_ratio=4.0, num_heads=16,
+        depth=54, depth_single_blocks=0, axes_dim=[16, 56, 56], theta=256, patch_size=[1, 1, 1], qkv_bias=True,
+        guidance_embed=False, byt5=True, meanflow=False, use_cond_type_embedding=False, vision_in_dim=1152,
+        meanflow_sum=False, **_settings(),
+    )  # fmt: skip
+
+
+def krea2() -> Any:
+    from comfy.ldm.krea2.model import SingleStreamDiT
+
+    return SingleStreamDiT(**_settings())
+
+
+def minimax() -> Any:
+    from comfy.ldm.minimax.model import MiniMaxH3Model
+
+    return MiniMaxH3Model(**_settings())
+
+
+def ltx() -> Any:
+    from comfy.ldm.lightricks.av_model import LTXAVModel
+
+    return LTXAVModel(
+        cross_attention_adaln=True, apply_gated_attention=True, caption_proj_before_connector=True,
+        caption_projection_first_linear=False, use_middle_indices_grid=True, **_settings(),
+    )  # fmt: skip
+
+
+def sdxl() -> Any:
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    return UNetModel(
+        image_size=32, in_channels=4, out_channels=4, model_channels=320, num_res_blocks=[2, 2, 2], channel_mult=(1, 2, 4),
+        num_head_channels=64, use_spatial_transformer=True, use_linear_in_transformer=True, context_dim=2048,
+        transformer_depth=[0, 0, 2, 2, 10, 10], transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10],
+        transformer_depth_middle=10, adm_in_channels=2816, num_classes="sequential", **_settings(),
+    )  # fmt: skip
+
+
 def _settings() -> dict[str, Any]:
     import comfy.ops
 
@@ -108,13 +156,36 @@ MODELS: dict[str, tuple[str, Callable[[], Any], int, int]] = {
     "wan2.1-1.3b": ("WAN21_T2V", wan(1536, 8960, 30), 16, 3),
     "wan2.2-5b": ("WAN22_T2V", wan(3072, 14336, 30, 48), 48, 3),
     "hunyuan-video": ("HunyuanVideo", hunyuan, 16, 3),
+    "hunyuan-video-1.5": ("HunyuanVideo15", hunyuan15, 32, 3),
+    "krea2": ("Krea2", krea2, 16, 3),
+    "minimax-h3": ("MiniMaxH3", minimax, 24, 3),
+    "ltx-2.3": ("LTXAV", ltx, 128, 3),
 }
 """By name: ComfyUI's class, its module, and its latents' channels and dimensions with the batch left out."""
 
 
 def test_others_are_diffusers_or_the_same_as_one_of_these() -> None:
     others = {name for name in model_names() if not name.startswith(("cogvideox", "pixart"))} - MODELS.keys()
-    assert others == {"flux-schnell", "wan2.1-14b"}
+    assert others == {"flux-schnell", "wan2.1-14b", "z-image", "sdxl"}
+
+
+def test_what_runs_whole_has_its_weights_and_its_arithmetic() -> None:
+    """Of the latter as torch counts it, on tensors without data."""
+    comfy_on_path()
+    unet, known = sdxl(), known_model("sdxl")
+    assert known.shape.parameters == sum(parameter.numel() for parameter in unet.parameters())
+    x, text, pooled = (torch.empty(1, *size, **META) for size in ((4, 128, 128), (77, 2048), (2816,)))
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        unet(x, torch.empty(1, device="meta"), context=text, y=pooled, transformer_options={OVERRIDE: attention})
+    assert known.work is not None
+    flops = (known.work.flops + known.work.scores) * known.shape.image_tokens(1024, 1024)
+    assert flops == pytest.approx(counted.get_total_flops(), rel=0.01)
+
+
+def attention(_: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, **__: Any) -> Tensor:
+    """As torch has it: ComfyUI's asks how much memory is free, and nothing is on the meta device."""
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -22,6 +22,12 @@ def test_no_preset_exchanges_in_fp8(preset: str) -> None:
     assert with_preset(preset, ParallelPlan(exchange="fp8")).exchange == "fp8"
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_compiles(preset: str) -> None:
+    assert with_preset(preset, ZEROS).compiler == ""
+    assert with_preset(preset, ParallelPlan(compile="on")).compiler == "inductor"
+
+
 def test_presets_choose_what_is_left_to_them() -> None:
     assert with_preset(SMALLEST, ZEROS) == ParallelPlan(weights="streamed")
     assert with_preset(SLOW_LINKS, ZEROS) == ParallelPlan(pipefusion=0)

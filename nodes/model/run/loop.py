@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from ....parallel_backend.models.comfyui.content.things import Kind
 from ..conditioning import NotSupported
 from ..features.attention_guidance import name_of
+from ..features.compile import compiler_of
 from ..features.guidance import OPTION as GUIDES
 from ..features.rebuilt import fault_of
 from ..features.step_cache import KEY as STEP_CACHE
@@ -51,8 +52,10 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
     if checked.compared:
         raise NotSupported(name_of(checked.compared[0]))
     fields, tensors = fields_of(run, recording)
-    if checked.adapters.networks and fields["compiler"]:
-        raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
+    if checked.adapters.networks:
+        if compiler_of(run.model_options):
+            raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")
+        fields["compiler"] = ""
     return fields, tensors
 
 

@@ -81,8 +81,8 @@ def _times(least: float, most: float) -> str:
 
 def card_of(name: str) -> str | None:
     """The card that is known by a GPU's name, as the driver tells it; None for another."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    return next((card for card in profile_names() if card in words), None)
+    words = f"-{'-'.join(re.findall(r'[a-z0-9]+', name.lower()))}-"
+    return next((card for card in profile_names() if f"-{card}-" in words), None)
 
 
 def measured_before(plan: ResolvedPlan) -> Machine | None:

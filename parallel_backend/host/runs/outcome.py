@@ -18,7 +18,7 @@ class Outcome(msgspec.Struct, frozen=True):
     share of all ranks' time in which they waited for others, `sent` the bytes they sent. `gain` is how many times as fast as
     one device the plan is, None where one device cannot hold the job or the plan has but one; `gain_is` says whether it is
     "measured" or "predicted", and nothing where there is none. `starting` are the seconds in which workers were started, which
-    `seconds` leaves out.
+    `seconds` leaves out, `compiling` those of its own in which the slowest worker compiled blocks.
     """
 
     plan: str
@@ -33,6 +33,7 @@ class Outcome(msgspec.Struct, frozen=True):
     gain_is: str
     warnings: list[str]
     starting: float = 0.0
+    compiling: float = 0.0
 
 
 def outcome(
@@ -82,6 +83,7 @@ def outcome(
         gain_is=gain_is,
         warnings=[*(_slower_than_one(planned.choice) if planned else ()), *warnings],
         starting=starting,
+        compiling=max(report.compiling for report in reports),
     )
 
 
@@ -102,6 +104,8 @@ def in_words(result: Outcome) -> str:
         lines.insert(1, f"{result.gain:.2f}x as fast as one device ({result.gain_is}).")
     if result.starting >= 1:
         lines.append(f"{result.starting:.0f} s starting workers, once.")
+    if result.compiling >= 1:
+        lines.append(f"{result.compiling:.0f} s of it compiling blocks, once.")
     return "\n".join([*lines, *(f"⚠ {warning}" for warning in result.warnings)])
 
 

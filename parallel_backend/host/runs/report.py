@@ -26,6 +26,12 @@ def table(reports: Sequence[Report], devices: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def compiled(reports: Sequence[Report]) -> str:
+    """How long compiling took the slowest rank, in words; empty if nothing was compiled."""
+    seconds = max(report.compiling for report in reports)
+    return f"blocks compiled in {seconds:.1f} s; what they became is kept for later starts" if seconds else ""
+
+
 def restored(model: ModelSpec, reports: Sequence[Report]) -> str:
     """What came back from host memory before a run, in words; empty if nothing did."""
     count = sum(report.restored for report in reports)

@@ -8,6 +8,7 @@ of block that it cannot take whole runs as it is.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ ANY_SIZE = {"use_duck_shape": False}
 
 EXACT_NUMBERS = {"specialize_float": True}
 """A block's own numbers, such as a norm's epsilon, are constants: taken for variables at first, each kind is traced twice."""
+
+GRAPHS = "unique_graphs"
+"""What torch counts the graphs under that it has compiled."""
 
 ANSWERING: ContextVar[Attentions] = ContextVar("attentions")
 """What answers the calls of attention of the block that runs: an operator can be given tensors and plain values only."""
@@ -109,15 +113,22 @@ class CompiledBlocks:
     """The blocks of a model, compiled by one of torch.compile's backends as they come."""
 
     def __init__(self, backend: str, entry: Entry) -> None:
-        from torch._dynamo import config, exc  # takes a while, and few compile
+        from torch._dynamo import config, exc, utils  # takes a while, and few compile
         from torch.fx.experimental import _config
 
         self._faults = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
         self._tracing, self._shapes = config, _config
+        self._counted = utils.counters["stats"]
         self._backend = backend
         self._entry = entry
         self._kinds: dict[tuple[type, tuple[str, ...]], Callable[..., Any] | None] = {}
         self._warnings: list[str] = []
+        self._seconds = 0.0
+
+    def seconds(self) -> float:
+        """Seconds that compiling has taken since this was asked for last, the first run of what was compiled among them."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def warnings(self) -> tuple[str, ...]:
         """Of kinds that could not be compiled since this was asked for last, why not."""
@@ -141,6 +152,7 @@ class CompiledBlocks:
             return arguments.call(module.forward, local)
         options = local.get(self._entry.options)
         answering, running = ANSWERING.set(attentions), RUNNING.set(module)
+        graphs, started = self._counted[GRAPHS], time.perf_counter()
 
         def compiled(*args: Any, **named: Any) -> Any:
             return run(shown, options, [], args, named)
@@ -153,6 +165,8 @@ class CompiledBlocks:
             self._give_up(module, error)
             self._kinds[kind] = None
         finally:
+            if self._counted[GRAPHS] > graphs:
+                self._seconds += time.perf_counter() - started
             RUNNING.reset(running)
             ANSWERING.reset(answering)
         return arguments.call(module.forward, local)

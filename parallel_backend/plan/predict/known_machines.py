@@ -2,9 +2,9 @@
 
 Figures marked "fitted" come from one- and two-GPU rows of published measurements (`benchmarks/plan_predictions.py --fit`
 finds them again). The others are data sheets (dense bf16 with fp32 sums, memory speed) times the part of it that the fitted
-cards reach: 0.55 for H100's kind, 0.9 for GeForce, less where the card's power limits it (A6000, L4, L40S). Attention is that
-of the kernel that workers take: on H100's kind cuDNN's, measured on an H100 at FLUX's shape (631 TFLOP/s of 989; flash-attn
-2 reaches 329 there).
+cards reach: 0.55 for H100's kind, 0.9 for GeForce, 0.7 where the card's power limits it (A6000, L4, L40S, RTX PRO).
+Attention is that of the kernel that workers take: on H100's kind cuDNN's, measured on an H100 at FLUX's shape (631 TFLOP/s of
+989; flash-attn 2 reaches 329 there).
 """
 
 from __future__ import annotations
@@ -71,10 +71,16 @@ L4 = _card(matmul=60, attention=56, bandwidth=0.25, memory=24)
 A6000 = _card(matmul=108, attention=100, bandwidth=0.65, memory=48)
 RTX_3090 = _card(matmul=64, attention=60, bandwidth=0.79, memory=24)
 RTX_4090 = _card(matmul=150, attention=140, bandwidth=0.85, memory=24)
+RTX_5080 = _card(matmul=101, attention=94, bandwidth=0.81, memory=16)
+RTX_5060_TI = _card(matmul=43, attention=40, bandwidth=0.38, memory=16)
+PRO_5000 = _card(matmul=181, attention=168, bandwidth=1.13, memory=48)
+PRO_6000 = _card(matmul=353, attention=328, bandwidth=1.5, memory=96)
+V100 = _card(matmul=90, attention=35, bandwidth=0.8, memory=32)  # in fp16, as it has no bf16; without flash-attn
 RTX_5090 = _card(matmul=190, attention=177, bandwidth=1.5, memory=32)
 
 NVLINK4 = Level(8, 300 * GIGA, 52 * MICRO)
 NVLINK5 = Level(8, 600 * GIGA, 52 * MICRO)
+NVLINK2 = Level(8, 100 * GIGA, 52 * MICRO)
 NVLINK3 = Level(8, 200 * GIGA, 52 * MICRO)
 INFINIBAND = Level(1024, 8 * 22 * GIGA, 60 * MICRO)  # a 200 Gbit port for each GPU of a node
 
@@ -84,6 +90,8 @@ PCIE4 = (
     Level(4, 9.4 * GIGA, 60 * MICRO),
     Level(8, 9.4 * GIGA, 70 * MICRO),
 )
+
+PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
 
 # Without peer-to-peer everything is copied through host memory: half the speed, longer start.
 HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
@@ -97,20 +105,25 @@ ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
 
 def _profiles() -> dict[str, Profile]:
     def pcie(name: str, device: Device, levels: tuple[Level, ...] = PCIE4) -> Profile:
-        return Profile(name, device, (*levels, ETHERNET_100), PCIE_OVERLAP, EAGER)
+        return Profile(name, device, (*levels, ETHERNET_100), PCIE_OVERLAP, EAGER, compiled=COMPILED)
 
     def nvlink(name: str, device: Device, link: Level, network: Level = INFINIBAND) -> Profile:
-        return Profile(name, device, (link, network), 1.0, EAGER)
+        return Profile(name, device, (link, network), 1.0, EAGER, compiled=COMPILED)
 
     found = (
         pcie("3090", RTX_3090, HOST_COPY),
         pcie("4090", RTX_4090, HOST_COPY),
+        pcie("5060-ti", RTX_5060_TI, HOST_COPY),  # eight lanes
+        pcie("5080", RTX_5080, HOST_COPY5),
         pcie("5090", RTX_5090, HOST_COPY5),
+        pcie("pro-5000", PRO_5000, PCIE5),
+        pcie("pro-6000", PRO_6000, PCIE5),
         pcie("a6000", A6000),
         pcie("l4", L4),
         pcie("l20", L20),
         pcie("l40", L40),
         pcie("l40s", L40S),
+        nvlink("v100", V100, NVLINK2),
         nvlink("a100", A100, NVLINK3),
         nvlink("h100", H100, NVLINK4),
         nvlink("h200", H200, NVLINK4),

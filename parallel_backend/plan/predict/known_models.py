@@ -10,21 +10,57 @@ from dataclasses import dataclass, replace
 
 from ...errors import Refused
 from .operations import of_a_block
-from .profiles import ModelShape, copies_of
+from .profiles import Device, ForwardTime, ModelShape, copies_of
+
+
+@dataclass(frozen=True)
+class WholeWork:
+    """One forward of a model that runs whole, for a batch of one.
+
+    `flops` of matmuls and convolutions, `scores` of attention, and the bytes that all else reads and writes, for each position
+    of the latent; `held` bytes that it computes with, likewise; `operations` that it starts.
+    """
+
+    flops: float
+    scores: float
+    traffic: float
+    held: float
+    operations: int
+
+    def on(self, device: Device, positions: int) -> ForwardTime:
+        """Seconds on a device, as a start and what each further batch item takes; the host may be slower than the device."""
+        item = positions * (
+            self.flops / device.matmul + self.scores / device.attention + self.traffic / device.bandwidth
+        )
+        host = self.operations * device.launch
+        one, two = max(host, item), max(host, 2 * item)
+        return ForwardTime(2 * one - two, two - one)
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model, and the usual job: width, height and frames, and steps. `note` is what else a buyer should know."""
+    """A model, and the usual job: width, height and frames, and steps. `note` is what else a buyer should know.
+
+    `work` is that of a forward that is not spread, None of one that is.
+    """
 
     shape: ModelShape
     size: tuple[int, int, int] = (1024, 1024, 1)
     steps: int = 20
     note: str = ""
+    work: WholeWork | None = None
 
 
 TWO_EXPERTS = "Two experts of this size take turns; the one that waits lies in the computer's memory."
 
+
+SOUND = "The tokens of its sound, which are few beside the video's, are not counted."
+
+PROMPTS_ONLY = "It runs whole on each GPU: two GPUs share the prompts, more a batch."
+
+# SDXL's UNet at 1024 x 1024 in bf16, counted on the meta device; attention's share grows with the size, here it does not. What it
+# computes with is what ComfyUI's memory_usage_factor comes to.
+_SDXL = WholeWork(5.977e12 / 128**2, 0.784e12 / 128**2, 10.4e9 / 128**2, 2 * 0.01 * 0.8 * 2**20, 1682)
 
 _DOUBLE, _SINGLE = of_a_block("DoubleStreamBlock"), of_a_block("SingleStreamBlock")
 
@@ -166,6 +202,92 @@ def _models() -> dict[str, KnownModel]:
         guided=True,
         embeds_whole=True,
     )
+    krea = ModelShape(
+        name="krea2",
+        hidden=6144,
+        heads=48,
+        double_blocks=0,
+        single_blocks=28,
+        double_weights=0,
+        single_weights=434_159_872,
+        other_weights=663_596_620,
+        token_weights=434_110_464,
+        channels=64,
+        embeds_whole=True,
+        copies=copies_of(6144, 16384, 16384, gated=16384),
+        single_operations=of_a_block("SingleStreamBlock"),
+        kv_heads=12,
+    )
+    hunyuan15 = ModelShape(
+        name="hunyuan-video-1.5",
+        hidden=2048,
+        heads=16,
+        double_blocks=0,
+        single_blocks=54,
+        double_weights=0,
+        single_weights=151_056_896,
+        other_weights=169_529_632,
+        token_weights=50_331_648,
+        channels=32,
+        latent_frames=1,
+        text=256,
+        guided=True,
+        embeds_whole=True,
+        copies=copies_of(2048, 4 * 2048, 4 * 2048),
+        single_operations=of_a_block("DoubleStreamBlock"),
+    )
+    minimax = ModelShape(
+        name="minimax-h3",
+        hidden=7168,
+        heads=56,
+        double_blocks=0,
+        single_blocks=50,
+        double_weights=0,
+        single_weights=645_571_840,
+        other_weights=844_400_896,
+        token_weights=385_351_680,
+        channels=96,
+        pixels=32,
+        latent_frames=1,
+        embeds_whole=True,
+        copies=13.0,
+    )
+    ltx = ModelShape(
+        name="ltx-2.3",
+        hidden=4096,
+        heads=32,
+        double_blocks=0,
+        single_blocks=48,
+        double_weights=0,
+        single_weights=386_695_360,
+        other_weights=1_136_401_664,
+        token_weights=193_282_048,
+        channels=128,
+        pixels=32,
+        latent_frames=2,
+        text=1024,
+        joint_text=False,
+        embeds_whole=True,
+        copies=13.0,
+    )
+    sdxl = ModelShape(
+        name="sdxl",
+        hidden=1,
+        heads=1,
+        double_blocks=0,
+        single_blocks=1,
+        double_weights=0,
+        single_weights=2_567_463_684,
+        other_weights=0,
+        token_weights=0,
+        channels=4,
+        pixels=8,
+        text=77,
+        joint_text=False,
+        guided=True,
+        attentions=0.0,
+        whole=True,
+    )
     wan5 = _wan("wan2.2-5b", 3072, 30, 163_656_704, 90_086_592)
     wan14 = _wan("wan2.2-14b", 5120, 40, 351_394_304, 232_719_424)
     found = (
@@ -177,6 +299,8 @@ def _models() -> dict[str, KnownModel]:
         KnownModel(replace(chroma, guided=True, embeds_whole=True)),
         KnownModel(qwen),
         KnownModel(z_image, steps=8),
+        KnownModel(replace(z_image, name="z-image", guided=True), steps=28),
+        KnownModel(krea, steps=8),
         KnownModel(wan14, (1280, 720, 81), note=TWO_EXPERTS),
         KnownModel(replace(wan14, name="wan2.1-14b"), (1280, 720, 81)),
         KnownModel(_wan("wan2.1-1.3b", 1536, 30, 46_440_704, 25_775_680), (832, 480, 81)),
@@ -185,6 +309,10 @@ def _models() -> dict[str, KnownModel]:
             replace(hunyuan, double_blocks=20, single_blocks=40, latent_frames=1, text=256, embeds_whole=True),
             (1280, 720, 129),
         ),
+        KnownModel(hunyuan15, (1280, 720, 121)),
+        KnownModel(ltx, (1280, 704, 121), 8, note=SOUND),
+        KnownModel(minimax, (1344, 768, 121), note=SOUND),
+        KnownModel(sdxl, note=PROMPTS_ONLY, work=_SDXL),
         KnownModel(_cogvideox("cogvideox-2b", 1920, 30), (720, 480, 49), 50),
         KnownModel(_cogvideox("cogvideox-5b", 3072, 42), (720, 480, 49), 50),
         KnownModel(

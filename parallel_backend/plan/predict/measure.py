@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...comm.device_events import DeviceEvents
 from ...transfers import pinned
+from ..plan import COMPILER
 from .known_machines import PCIE_OVERLAP, software
 from .profiles import WAVE, Device, Level, Profile
 
@@ -213,6 +214,7 @@ def measured_profile(
         software=software(compiler),
         paces=paces,
         free=memory,
+        compiled=software(COMPILER) if gpus and not compiler else None,
     )
 
 

@@ -217,7 +217,8 @@ class Profile:
 
     `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast. `free` are the bytes
     that ranks may take of their devices; of ranks that are not in it those are `device.memory`. `forwards` are each rank's
-    times for a forward of a model that is not spread.
+    times for a forward of a model that is not spread. `compiled` is the software once it compiles its blocks, None where that
+    is not to be compared.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Profile:
     paces: tuple[float, ...] = ()
     free: tuple[float, ...] = ()
     forwards: tuple[ForwardTime, ...] = ()
+    compiled: Software | None = None
 
     def memory(self, rank: int) -> float:
         """Bytes that a rank may take of its device."""

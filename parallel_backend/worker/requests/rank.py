@@ -239,7 +239,7 @@ class Rank:
         self.meter.reset()
         return time.perf_counter()
 
-    def report(self, request: int, model: ModelSpec, started: float, cache: int = 0) -> None:
+    def report(self, request: int, model: ModelSpec, started: float, cache: int = 0, compiling: float = 0.0) -> None:
         """Tell the host what a request has cost since `start`."""
         waiting = self.meter.waiting()  # once the device is done
         seconds = time.perf_counter() - started
@@ -261,6 +261,7 @@ class Rank:
             on_host=sum(self.holder.on_host().values()),
             restored=self.holder.restored,
             times=times(self.meter.timeline, self.status.entered),
+            compiling=compiling,
         )
         self.host.send(report)
 

@@ -53,9 +53,10 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     except Cancelled:
         rank.cancelled(message, mesh.reports)
         return
-    rank.report(message.request, message.model, started, prepared.forward.cache_bytes)
+    forward = prepared.forward
+    rank.report(message.request, message.model, started, forward.cache_bytes, forward.compiling())
     if mesh.reports:
-        uncompiled = (*prepared.forward.uncompiled(), *rank.expansion.warnings())
+        uncompiled = (*forward.uncompiled(), *rank.expansion.warnings())
         rank.host.send(Done(message.request, run.skipped, uncompiled), answer)
 
 
