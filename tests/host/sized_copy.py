@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from parallel_backend.wire.secret import VARIABLE
@@ -28,10 +29,15 @@ def model_config_from_unet(*args, metadata=None, **kwargs):
 
 def sized_copy(folder: Path, **code: str) -> ComfyUI:
     """The one at hand, copied into a folder; `code` comes behind the files of these names in its package, beside SIZES."""
+    return copied(folder, {f"comfy/{file}.py": behind for file, behind in {"model_detection": SIZES, **code}.items()})
+
+
+def copied(folder: Path, code: Mapping[str, str]) -> ComfyUI:
+    """The one at hand, copied into a folder; `code` comes behind its files of these names."""
     copy = folder / "ComfyUI"
     shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-    for file, behind in {"model_detection": SIZES, **code}.items():
-        with (copy / "comfy" / f"{file}.py").open("a") as written:
+    for file, behind in code.items():
+        with (copy / file).open("a") as written:
             written.write(behind)
     return ComfyUI(
         copy,

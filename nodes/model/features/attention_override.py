@@ -6,6 +6,7 @@ each head for itself, which is tried here, because ranks have some of the heads 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ OPTION = "optimized_attention_override"
 
 PACKAGES = "comfy", "comfy_extras"
 
+ABSENT = {"nodes", "server", "execution"}
+"""Modules of ComfyUI's that workers have not."""
+
 TOKENS, ROWS = 65, 2
 """Of what a function is tried with."""
 
@@ -43,6 +47,8 @@ ROUGH = 1e-2
 def recipe_of(function: Any) -> OverrideRecipe | None:
     """What the workers make the function again by; None unless it is ComfyUI's own, and holds nothing but plain values and
     functions of ComfyUI's."""
+    if not _is_importable(function):
+        return None
     if (whole := _place(function)) is not None:
         of_module, _, name = whole.partition(":")
         return OverrideRecipe(of_module, name, {}, {}, (), ())
@@ -138,6 +144,16 @@ def _module_of(function: Any) -> str | None:
         return None
     parts = file.relative_to(COMFYUI).with_suffix("").parts
     return ".".join(parts) if parts[0] in PACKAGES else None
+
+
+def _is_importable(function: Any) -> bool:
+    """Whether workers can import a function's module: there `nodes` is this pack's, and nothing serves pages."""
+    if _module_of(function) is None:
+        return False
+    tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    return not {name.partition(".")[0] for name in names} & ABSENT
 
 
 def _place(function: Any) -> str | None:

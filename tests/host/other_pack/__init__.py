@@ -674,6 +674,25 @@ class PackAttention:
         return (patched,)
 
 
+class PackOverride:
+    """Puts a function of its own in the place of all attention."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+
+    def patch(self, model: Any) -> tuple[Any]:
+        def override(kernel: Any, *args: Any, **named: Any) -> Any:
+            return kernel(*args, **named)
+
+        patched = model.clone()
+        patched.model_options["transformer_options"]["optimized_attention_override"] = override
+        return (patched,)
+
+
 class PackVision:
     """Gives what a CLIP vision model says of a picture, its embedding of a width."""
 
@@ -843,6 +862,7 @@ NODE_CLASS_MAPPINGS = {
     "PackPrompt": PackPrompt,
     "PackVision": PackVision,
     "PackAttention": PackAttention,
+    "PackOverride": PackOverride,
     "PackCountedControl": PackCountedControl,
 }
 
