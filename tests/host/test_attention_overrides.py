@@ -39,7 +39,7 @@ def _masked(func, q, k, v, heads, allowed, kwargs):
 
 
 class StandInAttention:
-    """Causal, block-sparse or windowed attention, with a window of its own for each head; or one that is the mean of all heads."""
+    """Causal, block-sparse or windowed attention, with a window of its own for each head; or the mean of all heads."""
 
     def patch(self, model, kind, heads):
         widths = [2 + 3 * (head % 4) for head in range(heads)]
