@@ -1,15 +1,18 @@
-"""One rank of the mechanism that spreads ComfyUI's own forward, against that forward: CPU seconds and their ratio.
+"""One rank of the mechanism that spreads ComfyUI's own forward, against that forward: CPU seconds, their ratio, Python's calls.
 
     OMP_NUM_THREADS=1 python -m benchmarks.one_rank [--runs 20] [--size 64] [--only TEXT]
 
 Random models of ComfyUI's classes on the CPU, taking turns, first one and then the other in front. What counts is the thread's
 own seconds, and the median of the ratios of neighbours, so that other processes count little.
-COMFYUI_PATH names ComfyUI's folder.
+COMFYUI_PATH names ComfyUI's folder. Large tensors that are given back to the system, and asked for again in another order, are
+worth 15 % either way: MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184 in the environment keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
+from tests.comfy_oracle import comfy_on_path
 from tests.tiny_models import draw
 
 FAMILIES = ("flux", "qwen-image", "wan, text", "z-image")
@@ -38,19 +42,27 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.thread_time() - started
 
 
+def calls(function: Callable[[], Any]) -> int:
+    """Of Python's and built-in functions, in one call."""
+    profile = cProfile.Profile()
+    profile.runcall(function)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
 @torch.no_grad()
-def compare(name: str, size: int, runs: int) -> tuple[list[float], list[float]]:
-    """Of ComfyUI's own forward and of ours."""
+def compare(name: str, size: int, runs: int) -> tuple[tuple[list[float], list[float]], tuple[int, int]]:
+    """Of ComfyUI's own forward and of ours the seconds of each run, and the calls of functions in one."""
     case = enlarged(small(name), size)
     rank = Rank(case, plan_for(case))
     first = rank.run()
     assert isinstance(first, Tensor) and torch.equal(first, case.stock()), "the same bits"
+    counted = calls(case.stock), calls(rank.run)
     spent: dict[Callable[[], Any], list[float]] = {case.stock: [], rank.run: []}
     for turn in range(runs):
         for forward in (*spent,) if turn % 2 else (*reversed(spent),):
             spent[forward].append(seconds(forward))
     theirs, ours = spent.values()
-    return theirs, ours
+    return (theirs, ours), counted
 
 
 def main() -> None:
@@ -60,13 +72,20 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="latent values along each side")
     parser.add_argument("--only", default="", help="families whose name has this in it")
     options = parser.parse_args()
+    comfy_on_path()
     torch.set_num_threads(1)
-    print(f"{'family':<14}{'ComfyUI, s':>12}{'one rank, s':>13}{'median of ratios':>18}{'of the fastest':>16}")
+    print(
+        f"{'family':<14}{'ComfyUI, s':>12}{'one rank, s':>13}{'median of ratios':>18}{'of the fastest':>16}{'calls':>14}"
+    )
     for name in (family for family in FAMILIES if options.only in family):
-        both = compare(name, options.size, options.runs)
+        both, counted = compare(name, options.size, options.runs)
         ratio = statistics.median(ours / theirs for theirs, ours in zip(*both, strict=True))
         (theirs, ours), (least, least_ours) = map(statistics.median, both), map(min, both)
-        print(f"{name:<14}{theirs:>12.4f}{ours:>13.4f}{ratio:>18.3f}{least_ours / least:>16.3f}", flush=True)
+        print(
+            f"{name:<14}{theirs:>12.4f}{ours:>13.4f}{ratio:>18.3f}{least_ours / least:>16.3f}"
+            f"{'{} : {}'.format(*counted):>14}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,10 @@ MASKED = -1e4
 """Below this a number added to attention scores hides a token."""
 
 
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+"""Arguments that may be given by name: Python's own binding asks more of each call than a block's takes."""
+
+
 class Arguments:
     """The arguments of the blocks of one group.
 
@@ -58,6 +62,10 @@ class Arguments:
         self._signature = inspect.signature(block.forward)
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+        named = [p for p in self._signature.parameters.values() if p.kind in NAMED]
+        self._places = tuple(p.name for p in named if p.kind is not inspect.Parameter.KEYWORD_ONLY)
+        self._needed = frozenset(p.name for p in named if p.default is inspect.Parameter.empty)
+        self._taken = frozenset(p.name for p in named)
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
         in_tuples = {name for names in group.tuples.values() for name in names}
@@ -77,7 +85,10 @@ class Arguments:
         """
         if self._unnamed:
             return {**dict(zip(self._unnamed, args, strict=True)), **kwargs}
-        values: dict[str, Any] = dict(self._signature.bind(*args, **kwargs).arguments)
+        values = {**dict(zip(self._places, args, strict=False)), **kwargs}
+        plain = len(args) <= len(self._places) and len(values) == len(args) + len(kwargs)
+        if not plain or not self._needed <= values.keys() <= self._taken:
+            values = dict(self._signature.bind(*args, **kwargs).arguments)
         if self._rest is not None:
             values |= values.pop(self._rest, {})
         for name, names in self._group.tuples.items():
