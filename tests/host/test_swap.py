@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import requests
 from playwright.sync_api import Error, Page, expect
+from safetensors.torch import load_file, save_file
 
 from benchmarks.template_graphs import Node, read, template_files
 from scripts.comfyui import ComfyUI
@@ -370,6 +371,36 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_
     assert len(changed) == 1
     assert_swapped(page, prompt, changed)
     assert "1 VAE back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui: ComfyUI) -> None:
+    models = comfyui.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "tiny-dev.safetensors")
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(
+        {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()},
+        models / "checkpoints" / "swap.safetensors",
+    )
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'checkpoint')")
+    page.evaluate(
+        """() => {
+            const [loader, sampler, text, decoder] = ["CheckpointLoaderSimple", "KSampler", "CLIPTextEncode", "VAEDecode"]
+                .map(type => app.graph.add(LiteGraph.createNode(type)));
+            loader.widgets[0].value = "swap.safetensors";
+            for (const [slot, node, name] of [[0, sampler, "model"], [1, text, "clip"], [2, decoder, "vae"]])
+                loader.connect(slot, node, node.inputs.findIndex(input => input.name === name));
+        }"""
+    )
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    assert "1 model on all GPUs" in swap(page, "Use all GPUs")
+    changed = copy.deepcopy(prompt)
+    (loader,) = [each for each in changed.values() if each["class_type"] == "CheckpointLoaderSimple"]
+    loader["class_type"] = "LoadParallelCheckpoint"
+    assert without_titles(page.evaluate(PROMPT)) == without_titles(changed)
+    swap(page, "Back to one GPU")
     assert page.evaluate(STATE) == before
 
 
