@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.graphs import ksampler_graph, parallel
-from tests.host.test_frontend import info, page  # noqa: F401  (fixtures)
+from tests.host.test_frontend import info  # noqa: F401  (a fixture)
 
 LANGUAGES = ("en", "zh")
 
@@ -46,7 +46,7 @@ def test_the_server_hands_the_words_out(comfyui: ComfyUI, language: str) -> None
     assert found["settings"].items() >= words(language, "settings.json").items()
 
 
-def test_the_page_is_chinese_where_comfyui_is(page: Page, comfyui: ComfyUI) -> None:  # noqa: F811
+def test_the_page_is_chinese_where_comfyui_is(page: Page, comfyui: ComfyUI) -> None:
     """Nodes, the tab, and the title over a refusal, whose sentence is the backend's own."""
     page.request.post(f"{comfyui.url}/settings/Comfy.Locale", data='"zh"')
     try:
