@@ -15,9 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from comfyui import REPO, ComfyUI, ComfyUIError, Graph, Progress, Run
 from safetensors.torch import load_file
 from tqdm import tqdm
+
+from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Graph, Progress, Run
 
 TOLERANCE = 1e-5
 SPRITES = REPO / "workflows" / "sprites"

@@ -83,7 +83,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         nvidia_devices=gpus_of_the_driver(),
         cuda_error=error,
         cuda_version=torch.version.cuda or "",
-        peers=_peers(len(gpus)),
+        peers=peers(len(gpus)),
         nccl=_nccl(),
         memory=memory.total,
         memory_free=memory.available,
@@ -113,7 +113,8 @@ def gpus_of_the_driver(root: Path = Path("/")) -> int:
     return len(list((root / "dev").glob("nvidia[0-9]*"))) or int(windows)
 
 
-def _peers(gpus: int) -> frozenset[tuple[int, int]]:
+def peers(gpus: int) -> frozenset[tuple[int, int]]:
+    """The pairs of so many GPUs that reach each other's memory."""
     pairs = ((a, b) for a in range(gpus) for b in range(gpus) if a != b)
     return frozenset(pair for pair in pairs if torch.cuda.can_device_access_peer(*pair))
 
@@ -161,13 +162,14 @@ def _measure(gpus: int, report: Callable[[str], None]) -> tuple[Measured, ...]:
         found = []
         for devices in groups:
             report(f"{len(devices)} workers on {', '.join(dict.fromkeys(devices))}: starting and measuring them")
-            found.append(_measured(backend, devices))
+            found.append(measured(backend, devices))
         return tuple(found)
     finally:
         backend.close()
 
 
-def _measured(backend: Backend, devices: Sequence[str]) -> Measured:
+def measured(backend: Backend, devices: Sequence[str]) -> Measured:
+    """What a backend's workers find on devices, one worker on each."""
     plan = in_rows(ParallelPlan(), tuple(devices))
     try:
         machine = backend.measure(plan, lambda: False)
