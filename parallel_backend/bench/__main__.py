@@ -100,8 +100,9 @@ class Bench:
 
     def server(self, base: Path) -> Server:
         """A ComfyUI to be started."""
-        arguments = self.arguments if self.used else ("--cpu", *self.arguments)
-        return Server(self.comfyui, base, args=arguments, patience=STARTING)
+        without_gpu = () if self.used else ("--cpu",)
+        inputs = () if self.files else ("--input-directory", str(self.comfyui / "input"))
+        return Server(self.comfyui, base, args=(*without_gpu, *inputs, *self.arguments), patience=STARTING)
 
 
 def bench_of(options: argparse.Namespace) -> Bench:

@@ -214,7 +214,7 @@ class Client:
         response.raise_for_status()
         return response.json()
 
-    def ask(self, path: str, content: object) -> Any:
+    def ask(self, path: str, content: Any) -> Any:
         """POST a value as JSON and return the JSON that is answered."""
         response = self._http.post(self.url + path, json=content, timeout=60)
         response.raise_for_status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ def measure(server: Server, name: str, graph: Graph, devices: int, beside: Tenso
     then = follow(server, f"{name}, then", graph, names)
     (file,) = server.files(then, LATENT)
     latent = load_file(file)["latent_tensor"].double()
+    error = error_of(latent, beside) if devices and beside is not None else None
+    if error is not None and not math.isfinite(error):
+        raise ComfyUIError(f"{name}: the latent has another shape than stock ComfyUI's, or holds what is no number")
     told = _outcomes(server, then, names)
     side = Side(
         name=name,
@@ -49,7 +53,7 @@ def measure(server: Server, name: str, graph: Graph, devices: int, beside: Tenso
         first=phases(first, names),
         then=phases(then, names),
         sent=sum(int(each["sent"]) for each in told),
-        error=error_of(latent, beside) if devices and beside is not None else None,
+        error=error,
     )
     return Measured(side, latent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,18 +28,16 @@ def files_of_the_sprites() -> list[tuple[str, Path]]:
 
 
 def make_base(base: Path, comfyui: Path, files: Sequence[tuple[str, Path]]) -> None:
-    """Make a base directory for ComfyUIs in an empty folder: models, input and packs of another ComfyUI, and this pack.
+    """Make a base directory for ComfyUIs in an empty folder: models and packs of another ComfyUI, and this pack.
 
     Args:
         files: if there are any, these are all models and inputs.
     """
-    if files:
-        for folder, file in files:
-            (base / folder).mkdir(parents=True, exist_ok=True)
-            (base / folder / file.name).symlink_to(file)
-    else:
-        for folder in ("models", "input"):
-            (base / folder).symlink_to(comfyui / folder, target_is_directory=True)
+    for folder, file in files:
+        (base / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, base / folder)
+    if not files:
+        (base / "models").symlink_to(comfyui / "models", target_is_directory=True)
     packs = base / "custom_nodes"
     packs.mkdir()
     for each in (comfyui / "custom_nodes").glob("*"):

@@ -70,13 +70,12 @@ def test_a_gpus_peak_is_what_was_taken_beside_what_was_in_use(tmp_path: Path) ->
 def test_the_computers_memory_that_a_child_takes_is_seen() -> None:
     size = 200 << 20
     code = f"import time; held = bytearray({size}); held[::4096] = b'1' * len(held[::4096]); print(); time.sleep(600)"
-    with watched_memory() as peaks:
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None and child.stdout.readline()
-            deadline = time.monotonic() + 60
-            while peaks.taken["cpu"] < size and time.monotonic() < deadline:
-                time.sleep(0.05)
-            child.kill()
+    with watched_memory() as peaks, subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        deadline = time.monotonic() + 60
+        while peaks.taken["cpu"] < size and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.kill()
     assert peaks.taken["cpu"] >= size
 
 

@@ -10,7 +10,20 @@ import torch
 
 from parallel_backend.bench.client import Progress, Run
 from parallel_backend.bench.measure import error_of, phases, step_times
-from parallel_backend.bench.record import HEAD, Card, Job, Phases, Record, Side, decoded, encoded, markdown, pace, row, table
+from parallel_backend.bench.record import (
+    HEAD,
+    Card,
+    Job,
+    Phases,
+    Record,
+    Side,
+    decoded,
+    encoded,
+    markdown,
+    pace,
+    row,
+    table,
+)
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 FILES = sorted(MEASURED.glob("*.json"))
@@ -18,7 +31,14 @@ FILES = sorted(MEASURED.glob("*.json"))
 
 def run() -> Run:
     """Two samplers' steps, the second's last told twice, and a node before and behind them."""
-    told = [("high", 1, 12.0), ("high", 2, 13.0), ("low", 1, 15.0), ("low", 2, 16.5), ("low", 2, 16.6), ("vae", 1, 18.0)]
+    told = [
+        ("high", 1, 12.0),
+        ("high", 2, 13.0),
+        ("low", 1, 15.0),
+        ("low", 2, 16.5),
+        ("low", 2, 16.6),
+        ("vae", 1, 18.0),
+    ]
     return Run(
         "id",
         "success",
@@ -68,7 +88,13 @@ SIDES = (
 def test_a_row_has_what_was_measured_and_what_could_not_be() -> None:
     found = dict(zip(HEAD, row(record(*SIDES)), strict=True))
     assert found["machine"] == "2 x RTX 4090, RTX 3090"
-    assert [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")] == ["0.81 s", "0.8 s", "0.45 s", "cannot", ""]
+    assert [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")] == [
+        "0.81 s",
+        "0.8 s",
+        "0.45 s",
+        "cannot",
+        "",
+    ]
     assert (found["whole job"], found["peak a device"]) == ("10.0 s → 6.0 s", "12.0 GB → 7.00 GB")
     assert (found["sent"], found["error"]) == ("1.00 MB", "3.0e-07")
 
