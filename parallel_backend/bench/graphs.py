@@ -15,9 +15,12 @@ from .client import Graph
 SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
 """ComfyUI's nodes that denoise and tell their steps; their first output is the latent."""
 
+GGUF = "UnetLoaderGGUF"
+"""Another pack's loader of GGUF files."""
+
 LOADERS = {
     "UNETLoader": "LoadParallelDiffusionModel",
-    "UnetLoaderGGUF": "LoadParallelDiffusionModel",
+    GGUF: "LoadParallelDiffusionModel",
     "CheckpointLoaderSimple": "LoadParallelCheckpoint",
     "VAELoader": "LoadParallelVAE",
 }
@@ -73,6 +76,9 @@ def stock(graph: Graph) -> Graph:
             node["class_type"] = BACK[node["class_type"]]
             for each in OURS_ALONE:
                 node["inputs"].pop(each, None)
+        if node["class_type"] == "UNETLoader" and str(node["inputs"]["unet_name"]).endswith(".gguf"):
+            node["class_type"] = GGUF  # ComfyUI's own does not read these
+            del node["inputs"]["weight_dtype"]
     return graph
 
 
@@ -81,6 +87,7 @@ def ours(graph: Graph, devices: str, stays: Collection[str]) -> Graph:
     graph = copy.deepcopy(graph)
     for name, node in graph.items():
         if node["class_type"] in LOADERS and name not in stays:
+            node["inputs"] |= {"weight_dtype": "default"} if node["class_type"] == GGUF else {}
             node["class_type"] = LOADERS[node["class_type"]]
             node["inputs"]["plan"] = [PLAN, 0]
     graph[PLAN] = {"class_type": "ParallelPlan", "inputs": {"devices": devices}}

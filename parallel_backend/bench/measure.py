@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -48,11 +49,11 @@ def measure(server: Server, name: str, graph: Graph, devices: int, beside: Tenso
     side = Side(
         name=name,
         devices=devices,
-        plan=", ".join(dict.fromkeys(str(each["plan"]) for each in told)),
+        plan=", ".join(dict.fromkeys(each["plan"] for each in told)),
         step=pace(step_times(then, names)),
         first=phases(first, names),
         then=phases(then, names),
-        sent=sum(int(each["sent"]) for each in told),
+        sent=sum(each["sent"] for each in told),
         error=error,
     )
     return Measured(side, latent)
@@ -66,12 +67,13 @@ def follow(server: Server, title: str, graph: Graph, names: Collection[str]) -> 
     """
     layout = "{desc} {bar:30} {n:>3}/{total} {elapsed}"
     reached: dict[str, Progress] = {}
-    with tqdm(total=described(graph)[1], desc=f"{title:<34}", bar_format=layout) as bar:
+    steps = described(graph)[1]
+    with tqdm(total=steps, desc=f"{title:<34}", bar_format=layout) as bar:
 
         def on_progress(progress: Progress) -> None:
             if progress.node in names:
                 reached[progress.node] = progress
-                bar.total = max(bar.total, sum(each.max for each in reached.values()))
+                bar.total = max(steps, sum(each.max for each in reached.values()))
                 bar.update(sum(each.value for each in reached.values()) - bar.n)
 
         run = server.queue(graph, on_progress=on_progress, timeout=PATIENCE)
@@ -113,7 +115,7 @@ def error_of(latent: Tensor, reference: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def _outcomes(server: Server, run: Run, names: Sequence[str]) -> list[dict[str, object]]:
+def _outcomes(server: Server, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
     """What this pack says of each sampler's run (parallel_backend/host/runs/outcome.py); nothing for stock ComfyUI."""
     extra = server.history(run.prompt_id)["prompt"][3]
     told = extra.get("parallel", {})

@@ -23,6 +23,7 @@ from ..models.comfyui.content.kept import Verdict, all_kept
 from ..plan import ParallelPlan
 from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
+from ..worker.memory.rank_memory import WINDOWS
 
 CPU_PAIR = ("cpu", "cpu")
 
@@ -53,6 +54,7 @@ class Observations:
     `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
     of GPUs that reach each other's memory. `versions` has the installed packages; `torchaudio_error` is why one of them cannot be
     imported. `allocator` is ComfyUI's setting. `verdicts` are those of functions of ComfyUI's that no tested version has.
+    `under_windows` says that this is WSL2.
     """
 
     gpus: tuple[Gpu, ...]
@@ -71,6 +73,7 @@ class Observations:
     allocator: str
     measured: tuple[Measured, ...]
     verdicts: tuple[Verdict, ...] = ()
+    under_windows: bool = False
 
 
 def look(report: Callable[[str], None] = lambda what: None) -> Observations:
@@ -95,6 +98,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), report),
         verdicts=all_kept(),
+        under_windows=WINDOWS.exists(),
     )
 
 

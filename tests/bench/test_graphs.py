@@ -55,6 +55,14 @@ def test_the_demos_two_graphs_are_one() -> None:
     assert stock(swapped) == graph()
 
 
+def test_gguf_files_go_back_to_the_loader_that_reads_them() -> None:
+    found = ours(graph(), "0-1", ())
+    found["model"]["inputs"]["unet_name"] = "quantised.gguf"
+    own = stock(found)
+    assert own["model"] == {"class_type": "UnetLoaderGGUF", "inputs": {"unet_name": "quantised.gguf"}}
+    assert ours(own, "0-1", ())["model"] == found["model"]
+
+
 def test_a_picture_holds_its_graph(tmp_path: Path) -> None:
     told = PngImagePlugin.PngInfo()
     told.add_text("prompt", json.dumps(graph()))
