@@ -28,7 +28,10 @@ TORCHAUDIO = (
 DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
 
 
-UNDER_WINDOWS = "this Linux runs under Windows: 2 GB of each GPU are not counted on, and copies are slower where host memory cannot be pinned"
+UNDER_WINDOWS = (
+    "this Linux runs under Windows: 2 GB of each GPU are not counted on, and copies are slower where host memory cannot be "
+    "pinned"
+)
 
 UNKNOWN_FUNCTION = (
     "What hangs on it runs one model call at a time, or is refused: use a ComfyUI that was tested, or update this pack."
