@@ -118,6 +118,8 @@ def bench_of(options: argparse.Namespace) -> Bench:
     texts = options.devices or (
         [_first(count) for count in COUNTS if count <= len(gpus)] if gpus else ["cpu:1", "cpu:2"]
     )
+    if others := [text for text in texts if "://" in text]:
+        raise NotMeasured(f"{others[0]} are other machines' devices: name some of this machine with --devices.")
     plans = tuple((text, named_devices(text, len(gpus))) for text in texts)
     files = () if options.graph else tuple(files_of_the_sprites())
     found = Bench(graph, path.stem, plans, gpus, options.comfyui, tuple(options.arguments), options.out, files)
@@ -221,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("interrupted: what was done before is kept.")
         ended = 130
     if record is not None:
+        ended = ended or int(all(side.failed for side in record.sides))
         print(f"\n{table(record)}\n\n{markdown([row(record)])}\nKept in {file_of(record, bench.out)}")
     return ended
 

@@ -28,6 +28,7 @@ TOLERANCE = 1e-5
         (("--comfyui", COMFYUI, "--out", "/no such folder"), "/no such folder is no folder"),
         (("--comfyui", COMFYUI, "--graph", "/none.json"), "/none.json holds no graph"),
         (("--comfyui", COMFYUI, "--devices", "9"), "asks for GPU 9"),
+        (("--comfyui", COMFYUI, "--devices", "tcp://10.0.0.1:29600"), "are other machines' devices"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_sentence(
