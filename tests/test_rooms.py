@@ -24,6 +24,7 @@ FLOORS = (
     ("worker",),
     ("host",),
     ("doctor",),
+    ("bench",),
     ("nodes",),
 )
 """From the ground up: what a room imports lies on a floor below its own."""

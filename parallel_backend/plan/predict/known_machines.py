@@ -2,9 +2,9 @@
 
 Figures marked "fitted" come from one- and two-GPU rows of published measurements (`benchmarks/plan_predictions.py --fit`
 finds them again). The others are data sheets (dense bf16 with fp32 sums, memory speed) times the part of it that the fitted
-cards reach: 0.55 for H100's kind, 0.9 for GeForce, less where the card's power limits it (A6000, L4, L40S). Attention is that
-of the kernel that workers take: on H100's kind cuDNN's, measured on an H100 at FLUX's shape (631 TFLOP/s of 989; flash-attn
-2 reaches 329 there).
+cards reach: 0.55 for H100's kind, 0.9 for GeForce, less where the card's power limits it (A6000, L4, L40S, RTX PRO 6000).
+Attention is that of the kernel that workers take: on H100's kind cuDNN's, measured on an H100 at FLUX's shape (631 TFLOP/s
+of 989; flash-attn 2 reaches 329 there).
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ A6000 = _card(matmul=108, attention=100, bandwidth=0.65, memory=48)
 RTX_3090 = _card(matmul=64, attention=60, bandwidth=0.79, memory=24)
 RTX_4090 = _card(matmul=150, attention=140, bandwidth=0.85, memory=24)
 RTX_5090 = _card(matmul=190, attention=177, bandwidth=1.5, memory=32)
+RTX_PRO_6000 = _card(matmul=302, attention=278, bandwidth=1.5, memory=96)  # Blackwell; 503.8 TFLOP/s within its 600 W
 
 NVLINK4 = Level(8, 300 * GIGA, 52 * MICRO)
 NVLINK5 = Level(8, 600 * GIGA, 52 * MICRO)
@@ -88,6 +89,8 @@ PCIE4 = (
 # Without peer-to-peer everything is copied through host memory: half the speed, longer start.
 HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
 HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY)  # PCIe 5
+
+PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
 
 PCIE_OVERLAP = 0.63  # fitted
 
@@ -106,6 +109,7 @@ def _profiles() -> dict[str, Profile]:
         pcie("3090", RTX_3090, HOST_COPY),
         pcie("4090", RTX_4090, HOST_COPY),
         pcie("5090", RTX_5090, HOST_COPY5),
+        pcie("pro6000", RTX_PRO_6000, PCIE5),
         pcie("a6000", A6000),
         pcie("l4", L4),
         pcie("l20", L20),
