@@ -454,6 +454,8 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
 
 
 THOROUGH_LISTS = (
+    "plans",
+    "in the middle",
     "loras",
     "files",
     "whole",
