@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -276,22 +277,22 @@ FIRST_TEXT = """async () => {
 }"""
 """Presses Run: the first text on the sampler, and the milliseconds until it came."""
 
+HALF_A_SECOND = 500
+
 
 @thorough
-def test_the_first_text_of_a_run_is_there_within_half_a_second(page: Page) -> None:
-    """Of several runs the soonest counts, as the machine may be busy: the promise is for one that is not."""
+@pytest.mark.parametrize("workers", ["stopped", "running"])
+def test_the_first_text_of_a_run_is_there_within_half_a_second(page: Page, workers: str) -> None:
+    """Of ten runs one has to keep the promise, which is for a machine that does nothing else."""
     open_graph(page, SPRITES)
-    soonest = {}
-    for workers in ("stopped", "running"):
-        seen = []
-        for _ in range(3):
-            if workers == "stopped":
-                assert page.evaluate("app.api.fetchApi('/parallel/stop', {method: 'POST'}).then(answer => answer.ok)")
-            text, took = page.evaluate(FIRST_TEXT)
-            assert text
-            seen.append(took)
-        soonest[workers] = min(seen)
-    assert max(soonest.values()) < 500, soonest
+    seen = []
+    while min(seen, default=math.inf) >= HALF_A_SECOND and len(seen) < 10:
+        if workers == "stopped":
+            assert page.evaluate("app.api.fetchApi('/parallel/stop', {method: 'POST'}).then(answer => answer.ok)")
+        text, took = page.evaluate(FIRST_TEXT)
+        assert text == "Preparing"
+        seen.append(took)
+    assert min(seen) < HALF_A_SECOND, seen
 
 
 def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyUI) -> None:
