@@ -35,7 +35,7 @@ SPRITES = "Sprites without a GPU"
 NODE = "app.graph.nodes.find(n => n.type === '{}')"
 TELL = "([name, detail]) => app.api.dispatchEvent(new CustomEvent(name, {detail}))"
 STATUS = "**/parallel/status"
-PATIENCE = 600_000
+PATIENCE = 120_000
 """Milliseconds for one thing to appear: nobody waits for the pictures."""
 
 GIGABYTE = 1e9
@@ -55,11 +55,9 @@ GPUS = [
 def sprites(page: Page) -> None:
     """The template that needs no GPU, and what to expect of it."""
     open_graph(page, SPRITES)
-    page.wait_for_function(
-        "/^2 workers: /.test(app.graph.nodes.find(n => n.type.startsWith('LoadParallel')).badges"
-        ".map(badge => (typeof badge === 'function' ? badge() : badge).text).join())",
-        polling=POLLING,
-    )
+    loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
+    texts = f"{loader}.badges.map(badge => (typeof badge === 'function' ? badge() : badge).text)"
+    page.wait_for_function(f"{texts}.some(text => /^2 workers: /.test(text))", polling=POLLING)
 
 
 def templates(page: Page) -> None:
