@@ -72,7 +72,7 @@ def first_picture(prepared: bool) -> list[tuple[str, float, dict[str, float]]]:
         fill(server)
         with server:
             if prepared:
-                server._http.post(f"{server.url}/parallel/expectation", json=EXPECTED, timeout=60).raise_for_status()
+                server.ask("/parallel/expectation", EXPECTED)
             wait_until_quiet(server)
             began, before = time.perf_counter(), used(server)
             rows: list[tuple[str, float, dict[str, float]]] = []

@@ -7,6 +7,7 @@ exits with 1 if that is too far or anything fails.
 import argparse
 import copy
 import json
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.bench.measure import follow, step_times
-from parallel_backend.bench.record import pace
+from parallel_backend.bench.measure import follow, pace, step_times
+from parallel_backend.distance import error_of
+from parallel_backend.sprites import sprites
 from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Graph
 
 TOLERANCE = 1e-5
 SAMPLER = "sampler"
-SPRITES = REPO / "workflows" / "sprites"
 GRAPH = REPO / "scripts" / "sprites_api.json"
 
 
@@ -65,8 +66,7 @@ def draw(comfyui: ComfyUI, title: str, graph: Graph) -> Drawing:
 
 def compare(drawing: Drawing, reference: Drawing) -> tuple[float, float]:
     """Relative L2 error and largest absolute error of a latent."""
-    error = drawing.latent - reference.latent
-    return (error.norm() / reference.latent.norm()).item(), error.abs().max().item()
+    return error_of(drawing.latent, reference.latent), (drawing.latent - reference.latent).abs().max().item()
 
 
 def plans(devices: str | None) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def report(reference: Drawing, single: Drawing, several: Drawing, *, on_cpu: boo
         ("several workers", several),
     ):
         relative, largest = compare(drawing, reference)
-        same &= relative <= TOLERANCE  # false for NaN as well
+        same &= relative <= TOLERANCE
         print(f"{title:<26}{drawing.step:>16.4f}{relative:>20.1e}{largest:>16.1e}")
     print(f"\nPicture: {several.picture}")
     print(f"The {'same' if same else 'WRONG'} picture: the relative error may be {TOLERANCE:.0e} at most.")
@@ -115,10 +115,8 @@ def main() -> int:
 
     on_cpu = several.startswith("cpu")
     comfyui = ComfyUI(arguments.comfyui, arguments.base_dir, args=("--cpu",) if on_cpu else ())
-    comfyui.add_model("diffusion_models", [SPRITES / "sprites-flux-schnell.safetensors"])
-    comfyui.add_model("vae_approx", SPRITES.glob("taef1_*.safetensors"))
-    comfyui.add_input(SPRITES.glob("*-on-*.safetensors"))
-    comfyui.add_input([SPRITES / "empty.safetensors"])
+    for folder, file in sprites():
+        shutil.copy(file, comfyui.base_dir / folder)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # so that ComfyUI is stopped as by Ctrl-C
     print(f"Starting ComfyUI; its log is {comfyui.log_path}", flush=True)

@@ -23,6 +23,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from .. import markdown
 from ..doctor.__main__ import comfyui
 from ..doctor.observations import measured, peers
 from ..errors import Refused
@@ -31,13 +32,14 @@ from ..host import Backend, Deadlines
 from ..plan.__main__ import positive, size
 from ..plan.devices.names import named_devices
 from ..plan.predict.measure import Machine
+from ..sprites import sprites
 from .cards import check_free, commit, processor, versions
 from .client import ComfyUIError, Graph
 from .graphs import NotMeasured, changed, described, model_files, ours, read_graph, staying, stock
 from .measure import measure
 from .peaks import Peaks, watched_gpus, watched_memory
-from .places import GRAPH, files_of_the_sprites, make_base
-from .record import COUNTS, STOCK, Card, Job, Record, Side, encoded, machine_of, markdown, row, table
+from .places import GRAPH, make_base
+from .record import COUNTS, HEAD, STOCK, Card, Job, Record, Side, encoded, machine_of, row, table
 from .server import Server
 
 STARTING = 1800.0
@@ -121,7 +123,7 @@ def bench_of(options: argparse.Namespace) -> Bench:
     if others := [text for text in texts if "://" in text]:
         raise NotMeasured(f"{others[0]} are other machines' devices: name some of this machine with --devices.")
     plans = tuple((text, named_devices(text, len(gpus))) for text in texts)
-    files = () if options.graph else tuple(files_of_the_sprites())
+    files = () if options.graph else tuple(sprites())
     found = Bench(graph, path.stem, plans, gpus, options.comfyui, tuple(options.arguments), options.out, files)
     check_free(gpus, found.used)
     return found
@@ -224,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended = 130
     if record is not None:
         ended = ended or int(all(side.failed for side in record.sides))
-        print(f"\n{table(record)}\n\n{markdown([row(record)])}\nKept in {file_of(record, bench.out)}")
+        print(f"\n{table(record)}\n\n{markdown.table(HEAD, [row(record)])}\nKept in {file_of(record, bench.out)}")
     return ended
 
 

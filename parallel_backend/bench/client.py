@@ -95,10 +95,10 @@ class _Event:
 
 
 class Client:
-    """Queues graphs at a ComfyUI that answers at `url`, once `listen` has heard of it."""
+    """Queues graphs at a ComfyUI that answers at `url`, once its events are listened to."""
 
-    def __init__(self, url: str = "") -> None:
-        self.url = url
+    def __init__(self) -> None:
+        self.url = ""
         self._client_id = uuid.uuid4().hex
         self._listener: threading.Thread | None = None
         self._runs: dict[str, tuple[Run, SimpleQueue[_Event]]] = {}

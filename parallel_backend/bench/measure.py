@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from ..distance import error_of
 from .client import ComfyUIError, Graph, Progress, Run
 from .graphs import LATENT, described, reseeded, samplers, with_latent
-from .record import Phases, Side, pace
+from .record import Phases, Side
 from .server import Server
 
 PATIENCE = 6 * 3600.0
@@ -95,6 +98,11 @@ def step_times(run: Run, names: Collection[str]) -> list[list[float]]:
     return list(times.values())
 
 
+def pace(times: Sequence[Sequence[float]]) -> float:
+    """The median seconds of a step, of the moments at which the steps of each sampler were done; 0 where none has two."""
+    return statistics.median([b - a for each in times for a, b in pairwise(each)] or [0.0])
+
+
 def phases(run: Run, names: Collection[str]) -> Phases:
     """The seconds of a run that has succeeded."""
     steps = sorted(time for times in step_times(run, names) for time in times)
@@ -105,14 +113,6 @@ def phases(run: Run, names: Collection[str]) -> Phases:
         denoise=steps[-1] - steps[0],
         decode=run.ended - steps[-1],
     )
-
-
-def error_of(latent: Tensor, reference: Tensor) -> float:
-    """Relative, L2; infinite for other shapes and for what is no number."""
-    if latent.shape != reference.shape:
-        return float("inf")
-    error = ((latent - reference).norm() / reference.norm()).item()
-    return error if error == error else float("inf")
 
 
 def _outcomes(server: Server, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -8,23 +8,8 @@ from pathlib import Path
 
 from .cards import PACK
 
-SPRITES = PACK / "workflows" / "sprites"
 GRAPH = PACK / "scripts" / "sprites_api.json"
 """The demo's graph: a small model that this pack brings along."""
-
-
-def files_of_the_sprites() -> list[tuple[str, Path]]:
-    """Its files, each with the folder that it belongs into."""
-    model = "sprites-flux-schnell.safetensors"
-    return [
-        ("models/diffusion_models", SPRITES / model),
-        *(("models/vae_approx", file) for file in SPRITES.glob("taef1_*.safetensors")),
-        *(
-            ("input", file)
-            for file in SPRITES.glob("*.safetensors")
-            if not file.name.startswith(("sprites-", "taef1_"))
-        ),
-    ]
 
 
 def make_base(base: Path, comfyui: Path, files: Sequence[tuple[str, Path]]) -> None:

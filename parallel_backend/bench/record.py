@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -156,12 +154,6 @@ def _beside(sides: Sequence[Side], said: Callable[[Side], str]) -> str:
     return " → ".join(said(side) for side in (*own[:1], *others[:1]))
 
 
-def markdown(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def table(record: Record) -> str:
     """All sides of a record, for the one who waits for them."""
     head = ("", "s a step", "text", "start", "denoise", "decode", "first job", "next job", "peak", "sent", "error")
@@ -191,8 +183,3 @@ def _line(side: Side) -> tuple[str, ...]:
         amount(side.sent),
         "" if side.error is None else f"{side.error:.1e}",
     )
-
-
-def pace(times: Sequence[Sequence[float]]) -> float:
-    """The median seconds of a step, of the moments at which the steps of each sampler were done; 0 where none has two."""
-    return statistics.median([b - a for each in times for a, b in pairwise(each)] or [0.0])

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from .. import markdown
 from ..errors import Refused
 from .choose import best, table
 from .offers import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the choice; 2 where no plan can work."""
     options = parser().parse_args(arguments)
     if options.recipe:
-        print(recipe_table(options))
+        print(recipe_table(options), end="")
         return 0
     asked, known, assumed = asked_for(options)
     if assumed:
@@ -183,8 +184,7 @@ def recipe_table(options: argparse.Namespace) -> str:
     def ask(model: str, dtype: str) -> Asked:
         return asked_for(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
 
-    lines = [HEAD, ["---"] * len(HEAD), *recipe(ask, options.devices or 2)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown.table(HEAD, recipe(ask, options.devices or 2))
 
 
 def ranking(asked: Asked, devices: int) -> int:

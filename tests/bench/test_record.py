@@ -8,8 +8,9 @@ import msgspec
 import pytest
 import torch
 
+from parallel_backend import markdown
 from parallel_backend.bench.client import Progress, Run
-from parallel_backend.bench.measure import error_of, phases, step_times
+from parallel_backend.bench.measure import pace, phases, step_times
 from parallel_backend.bench.record import (
     HEAD,
     Card,
@@ -19,11 +20,10 @@ from parallel_backend.bench.record import (
     Side,
     decoded,
     encoded,
-    markdown,
-    pace,
     row,
     table,
 )
+from parallel_backend.distance import error_of
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 FILES = sorted(MEASURED.glob("*.json"))
@@ -125,5 +125,5 @@ def test_there_are_measured_files() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_each_measured_file_has_its_row_on_the_page(path: Path) -> None:
     """As the command prints it."""
-    line = markdown([row(decoded(path.read_bytes()))]).splitlines()[-1]
+    line = markdown.table(HEAD, [row(decoded(path.read_bytes()))]).splitlines()[-1]
     assert f"{line}\n" in (MEASURED / "README.md").read_text(encoding="utf-8")

@@ -19,9 +19,10 @@ from parallel_backend.derive.derive import derive
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import subject_of as small_model_of
 from parallel_backend.derive.writing import read
+from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
-from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.declaration import Along, Declaration, Local, Pictured, Same, Spread
 from tests.derive.subjects import subject_of

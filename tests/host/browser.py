@@ -77,10 +77,15 @@ def dismiss(page: Page) -> None:
 
 def open_graph(page: Page, name: str) -> None:
     """Open one of the pack's templates without the template browser."""
+    load(page, f"/api/workflow_templates/{PACK}/{quote(name)}.json", name)
+
+
+def load(page: Page, url: str, name: str) -> None:
+    """Open a template by its address."""
     page.evaluate(
         """async ([url, name]) => {
             const graph = await (await fetch(url)).json();
             await app.loadGraphData(graph, true, true, name, {openSource: "template"});
         }""",
-        [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
+        [url, name],
     )

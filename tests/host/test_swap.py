@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.template_graphs import Node, read, template_files
 from scripts.comfyui import ComfyUI
-from tests.host.browser import POLLING, READY, SET, dismiss, press
+from tests.host.browser import POLLING, READY, SET, dismiss, load, press
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
 from tests.host.refused_whole import save_zero123, zero123
@@ -66,13 +66,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 def open_stock(page: Page, name: str) -> None:
     """Open one of ComfyUI's own templates."""
-    page.evaluate(
-        """async ([url, name]) => {
-            const graph = await (await fetch(url)).json();
-            await app.loadGraphData(graph, true, true, name, {openSource: "template"});
-        }""",
-        [f"/templates/{name}.json", name],
-    )
+    load(page, f"/templates/{name}.json", name)
     if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
         page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
     expect(page.locator(".parallel-tab-button")).to_be_visible()
