@@ -1,6 +1,6 @@
 """Draws the pictures of the pack's templates: what each makes, what it needs on each of two GPUs, and where its files come from.
 
-ComfyUI shows a template's name in the place of its description, so the picture says the rest. No model is needed:
+Beside them the page shows the descriptions of locales/<language>/main.json (web/templates.js). No model is needed:
 
     python -m benchmarks.template_cards            # draws workflows/*.jpg anew
     python -m benchmarks.template_cards --check    # says which are not as it would draw them

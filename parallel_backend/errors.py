@@ -1,11 +1,9 @@
-"""The errors a user can meet. Each message is one sentence that says what to do.
+"""The errors a user can meet. Each message is one sentence that says what to do. No torch: plans are predicted without it.
 
 ComfyUI shows an error's type in front of the sentence, with its module unless that is `builtins`; so these have that one.
 """
 
 from __future__ import annotations
-
-import torch
 
 
 class Refused(ValueError):
@@ -32,11 +30,5 @@ class NotFinite(ArithmeticError):
 
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the whole group was stopped and starts again when next needed."""
-
-    __module__ = "builtins"
-
-
-class WorkerOutOfMemory(WorkerFailed, torch.OutOfMemoryError):
-    """A worker ran out of device memory. ComfyUI recognises torch.OutOfMemoryError and frees its models."""
 
     __module__ = "builtins"

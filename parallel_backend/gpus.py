@@ -20,7 +20,7 @@ QUERY = ("nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader
 class Gpu:
     """A GPU that torch sees; memory in bytes, load in percent, temperature in degrees Celsius.
 
-    `free`, `load` and `temperature` are None where the driver does not say.
+    `free`, `load` and `temperature` are None where the driver does not say. `uuid` is what the driver calls it.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Gpu:
     display: bool
     load: int | None = None
     temperature: int | None = None
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
     found = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        mine = reports.get(f"GPU-{properties.uuid}", DriverReport(None, False))
+        uuid = f"GPU-{properties.uuid}"
+        mine = reports.get(uuid, DriverReport(None, False))
         capability = properties.major, properties.minor
         found.append(
             Gpu(
@@ -66,6 +68,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
                 mine.display,
                 mine.load,
                 mine.temperature,
+                uuid,
             )
         )
     return tuple(found)
@@ -109,6 +112,39 @@ def parse(text: str) -> dict[str, DriverReport]:
         bytes_free = int(free) * MEBIBYTE if free.isdecimal() else None
         reports[uuid] = DriverReport(bytes_free, display == "Enabled", _number(load), _number(temperature))
     return reports
+
+
+_HELD = ("gpu_uuid", "pid", "process_name", "used_memory")
+HOLDERS = ("nvidia-smi", f"--query-compute-apps={','.join(_HELD)}", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that computes on a GPU, with the bytes that it holds there, None where the driver does not say."""
+
+    uuid: str
+    process: int
+    name: str
+    held: int | None
+
+
+def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[Holder, ...]:
+    """The processes that the driver's own tool shows on the GPUs; none where there is no such tool.
+
+    In a container, and under WSL2, it shows none, or not what they hold.
+    """
+    try:
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = []
+    for line in ran.stdout.splitlines():
+        fields = [part.strip() for part in line.split(",")]
+        if len(fields) >= len(_HELD) and fields[1].isdecimal():
+            uuid, process, *name, held = fields
+            number = _number(held)
+            found.append(Holder(uuid, int(process), ",".join(name), None if number is None else number * MEBIBYTE))
+    return tuple(found)
 
 
 def _number(text: str) -> int | None:

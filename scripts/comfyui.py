@@ -1,36 +1,29 @@
-"""Drives a real ComfyUI in a process of its own: start, queue graphs over its HTTP API, follow them, stop."""
+"""A real ComfyUI in a process and a base directory of its own, with this repository as its pack; for demo and tests."""
 
-import asyncio
-import contextlib
-import json
-import os
-import random
 import shutil
-import signal
-import socket
-import struct
-import subprocess
 import sys
-import threading
-import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Literal
 
-import aiohttp
-import psutil
-import requests
-from typing_extensions import Self
+from parallel_backend.bench.client import ComfyUIError, Graph, NodeError, Progress, Run, Text
+from parallel_backend.bench.server import Server, free_port
+
+__all__ = [
+    "PACKS",
+    "REPO",
+    "ComfyUI",
+    "ComfyUIError",
+    "Graph",
+    "NodeError",
+    "Progress",
+    "Run",
+    "Text",
+    "free_port",
+]
 
 REPO = Path(__file__).resolve().parents[1]
 PACKS = {"ComfyUI-Parallel": REPO}
 """The custom nodes that a ComfyUI gets unless told otherwise: this repository."""
-
-Graph = dict[str, Any]
-"""A graph in ComfyUI's API format: node id -> {"class_type", "inputs"}."""
 
 _FOLDERS = (
     "models/diffusion_models",
@@ -39,89 +32,10 @@ _FOLDERS = (
     "models/vae",
     "models/text_encoders",
 )
-_TEXT, _PREVIEW_WITH_METADATA = 3, 4  # protocol.BinaryEventTypes
-
-_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST = 10_000
-_USUAL = 32_768
-"""Where the ports begin that Linux gives to connections, unless it is told otherwise."""
 
 
-class ComfyUIError(RuntimeError):
-    """ComfyUI did not start, died, or refused a request."""
-
-
-@dataclass(frozen=True)
-class NodeError:
-    """The exception that ended a run, as ComfyUI reports it."""
-
-    node_id: str
-    node_type: str
-    exception_type: str
-    exception_message: str
-    traceback: str
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One step of one node, and when it was heard of (time.perf_counter)."""
-
-    value: int
-    max: int
-    node: str
-    time: float
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text shown on a node, and when it was heard of (time.perf_counter)."""
-
-    node: str
-    text: str
-    time: float
-
-
-@dataclass
-class Run:
-    """What became of one queued graph.
-
-    `rejected` means that ComfyUI's validation refused it: `error` then sums up what `node_errors` says.
-    A graph of which only some outputs are valid runs, with `node_errors` for the others.
-    """
-
-    prompt_id: str
-    status: Literal["pending", "success", "error", "interrupted", "rejected"] = "pending"
-    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    node_errors: dict[str, Any] = field(default_factory=dict)
-    error: NodeError | None = None
-    messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-    texts: list[Text] = field(default_factory=list)
-    previews: int = 0
-    submitted: float = 0.0  # time.perf_counter
-    cached: list[str] = field(default_factory=list)
-    started: dict[str, float] = field(default_factory=dict)  # node -> time.perf_counter
-
-    def check(self) -> Self:
-        """Return self, or raise ComfyUIError if the run did not succeed."""
-        if self.status != "success":
-            raise ComfyUIError(f"the run's status is {self.status}: {self.error or self.node_errors or 'no error'}")
-        return self
-
-
-@dataclass(frozen=True)
-class _Event:
-    kind: str
-    data: dict[str, Any]
-    time: float = field(default_factory=time.perf_counter)
-
-
-class ComfyUI:
-    """A ComfyUI server in a process and a base directory of its own, for use in a `with` statement.
-
-    `base_dir` receives ComfyUI's models, input and output folders, and a link to each pack in custom_nodes.
-    The server's environment is this process's, with `env` on top; `python` is what it runs with.
-    """
+class ComfyUI(Server):
+    """A server whose `base_dir` receives ComfyUI's models, input and output folders, and a link to each pack in custom_nodes."""
 
     def __init__(
         self,
@@ -133,48 +47,13 @@ class ComfyUI:
         packs: Mapping[str, Path] = PACKS,
         python: Path | str = sys.executable,
     ) -> None:
-        self.comfyui = Path(comfyui).absolute()
-        self.base_dir = Path(base_dir).absolute()
-        self.input_dir = self.base_dir / "input"
-        self.output_dir = self.base_dir / "output"
-        self.log_path = self.base_dir / "comfyui.log"
-        self.args = tuple(args)
-        self.env = dict(env or {})
-        self.python = str(python)
-        self.url = ""
-        self._client_id = uuid.uuid4().hex
-        self._process: subprocess.Popen[bytes] | None = None
-        self._listener: threading.Thread | None = None
-        self._runs: dict[str, tuple[Run, SimpleQueue[_Event]]] = {}
-        self._http = requests.Session()
-        self._http.trust_env = False  # no proxy between here and 127.0.0.1
-        self._make_base_dir(packs)
-
-    def _make_base_dir(self, packs: Mapping[str, Path]) -> None:
+        super().__init__(comfyui, base_dir, args=args, env=env, python=python)
         for folder in (*_FOLDERS, "input", "output", "custom_nodes"):
             (self.base_dir / folder).mkdir(parents=True, exist_ok=True)
         for name, path in packs.items():
             link = self.base_dir / "custom_nodes" / name
             link.unlink(missing_ok=True)
             link.symlink_to(path.resolve(), target_is_directory=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The server's process."""
-        assert self._process is not None, "ComfyUI has not been started"
-        return self._process
-
-    @property
-    def log(self) -> str:
-        """All that this server has written so far."""
-        return self.log_path.read_text(errors="replace")
 
     def add_model(self, folder: str, files: Iterable[Path]) -> None:
         """Copy files into models/`folder`; ComfyUI sees them at once."""
@@ -187,290 +66,3 @@ class ComfyUI:
         """Copy files into the input folder."""
         for file in files:
             shutil.copy(file, self.input_dir)
-
-    # -- the process
-
-    def start(self, timeout: float = 180) -> None:
-        """Start the server and wait until it answers and its events arrive."""
-        assert self._process is None, "ComfyUI is running already"
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [
-            *(self.python, str(self.comfyui / "main.py")),
-            *("--listen", "127.0.0.1", "--port", str(port), "--disable-auto-launch", "--disable-api-nodes"),
-            *("--base-directory", str(self.base_dir), "--database-url", "sqlite:///:memory:"),
-            *("--preview-method", "latent2rgb", *self.args),
-        ]
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.base_dir,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only us, and stop() then ends ComfyUI in good order
-            )
-        try:
-            self._wait_until_ready(time.monotonic() + timeout)
-            self._listen(timeout)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _wait_until_ready(self, deadline: float) -> None:
-        while True:
-            if self.process.poll() is not None:
-                raise ComfyUIError(self._with_log(f"ComfyUI ended with code {self.process.returncode} while starting"))
-            try:
-                return self._http.get(f"{self.url}/system_stats", timeout=5).raise_for_status()
-            except requests.RequestException:
-                if time.monotonic() > deadline:
-                    raise ComfyUIError(self._with_log("ComfyUI did not start in time")) from None
-                time.sleep(0.1)
-
-    def stop(self, timeout: float = 15) -> None:
-        """End the server as Ctrl-C does, terminate it if it will not, and kill what is left of its group."""
-        if self._process is None:
-            return
-        # a process started in a shell's background ignores SIGINT, and so do its children
-        interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM) if interruptible else (signal.SIGTERM,):
-                self._process.send_signal(number)
-                try:
-                    self._process.wait(timeout)
-                    break
-                except subprocess.TimeoutExpired:
-                    pass
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-            if self._listener is not None:
-                self._listener.join()
-                self._listener = None
-
-    def children(self) -> list[psutil.Process]:
-        """The live processes that descend from the server."""
-        try:
-            children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return children
-
-    def _with_log(self, message: str, lines: int = 30) -> str:
-        tail = "\n".join(self.log.splitlines()[-lines:])
-        return f"{message}. The log {self.log_path} ends with:\n{tail}"
-
-    # -- graphs
-
-    def queue(
-        self,
-        graph: Graph,
-        *,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_text: Callable[[Text], None] | None = None,
-        timeout: float = 120,
-    ) -> Run:
-        """Queue a graph and wait until it is done, has failed, was interrupted or is rejected."""
-        run = self._submit(graph)
-        if run.status == "rejected":
-            return run
-        return self.wait(run.prompt_id, on_progress=on_progress, on_text=on_text, timeout=timeout)
-
-    def submit(self, graph: Graph) -> str:
-        """Queue a graph and return its prompt id for `wait`. Raises ComfyUIError if it is rejected."""
-        run = self._submit(graph)
-        if run.status == "rejected":
-            run.check()
-        return run.prompt_id
-
-    def _submit(self, graph: Graph) -> Run:
-        run = Run(str(uuid.uuid4()))
-        self._runs[run.prompt_id] = run, SimpleQueue()
-        run.submitted = time.perf_counter()
-        body: dict[str, Any] = {"prompt": graph, "prompt_id": run.prompt_id, "client_id": self._client_id}
-        response = self._http.post(f"{self.url}/prompt", json=body, timeout=60)
-        answer = response.json()
-        run.node_errors = answer["node_errors"]
-        if response.status_code == 400:
-            del self._runs[run.prompt_id]
-            run.status = "rejected"
-            run.error = _rejection(answer["error"], run.node_errors)
-        else:
-            response.raise_for_status()
-        return run
-
-    def wait(
-        self,
-        prompt_id: str,
-        *,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_text: Callable[[Text], None] | None = None,
-        timeout: float = 120,
-    ) -> Run:
-        """Wait for a submitted graph, calling `on_progress` in this thread at every step and `on_text` at every text.
-
-        Raises TimeoutError if it takes longer (it can then be waited for again), ComfyUIError if the server
-        dies.
-        """
-        run, events = self._runs[prompt_id]
-        deadline = time.monotonic() + timeout
-        while run.status == "pending":
-            try:
-                event = events.get(timeout=max(0.0, deadline - time.monotonic()))
-            except Empty:
-                raise TimeoutError(self._with_log(f"the graph was not done after {timeout:g} s")) from None
-            match event.kind:
-                case "progress":
-                    data = event.data
-                    run.progress.append(Progress(data["value"], data["max"], data["node"], event.time))
-                    if on_progress is not None:
-                        on_progress(run.progress[-1])
-                case "text":
-                    run.texts.append(Text(event.data["node"], event.data["text"], event.time))
-                    if on_text is not None:
-                        on_text(run.texts[-1])
-                case "preview":
-                    run.previews += 1
-                case "execution_cached":
-                    run.cached = event.data["nodes"]
-                case "executing" if event.data["node"] is not None:
-                    run.started[event.data["node"]] = event.time
-                case "executing":
-                    _finish(run, self.history(prompt_id))
-                case "closed":
-                    raise ComfyUIError(self._with_log("ComfyUI ended while a graph was running"))
-        del self._runs[prompt_id]
-        return run
-
-    def interrupt(self, prompt_id: str | None = None) -> None:
-        """Press Cancel: interrupt what is running, or only the given graph if that is what is running."""
-        self._post("/interrupt", {"prompt_id": prompt_id} if prompt_id else {})
-
-    def free(self, *, cached: bool = True) -> None:
-        """Ask ComfyUI to unload all models, and drop its `cached` results, which it does once it is idle."""
-        self._post("/free", {"unload_models": True} | ({"free_memory": True} if cached else {}))
-
-    def history(self, prompt_id: str) -> dict[str, Any]:
-        """ComfyUI's record of a graph that is done: outputs, status, prompt."""
-        entry: dict[str, Any] = self.get(f"/history/{prompt_id}")[prompt_id]
-        return entry
-
-    def object_info(self, node_id: str) -> dict[str, Any]:
-        """What ComfyUI tells of a kind of node; empty if there is no such node."""
-        info: dict[str, Any] = self.get(f"/object_info/{node_id}").get(node_id, {})
-        return info
-
-    def files(self, run: Run, node_id: str) -> list[Path]:
-        """The files that an output node saved."""
-        items = (item for value in run.outputs[node_id].values() for item in value if isinstance(item, dict))
-        return [self.base_dir / item["type"] / item["subfolder"] / item["filename"] for item in items]
-
-    def get(self, path: str) -> Any:
-        """GET a path of the server's API and return the JSON it answers."""
-        response = self._http.get(self.url + path, timeout=60)
-        response.raise_for_status()
-        return response.json()
-
-    def _post(self, path: str, body: dict[str, Any]) -> None:
-        self._http.post(self.url + path, json=body, timeout=60).raise_for_status()
-
-    # -- events
-
-    def _listen(self, timeout: float) -> None:
-        ready = threading.Event()
-
-        async def listen() -> None:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.ws_connect(f"{self.url}/ws?clientId={self._client_id}", max_msg_size=0) as websocket,
-            ):
-                # previews then name the graph they belong to
-                flags = {"type": "feature_flags", "data": {"supports_preview_metadata": True}}
-                await websocket.send_json(flags)
-                async for message in websocket:
-                    event = _decode(message)
-                    if event.kind == "feature_flags":
-                        ready.set()
-                    self._deliver(event)
-
-        def run() -> None:
-            try:
-                with contextlib.suppress(aiohttp.ClientError):  # the server has gone
-                    asyncio.run(listen())
-            finally:
-                for _, events in list(self._runs.values()):
-                    events.put(_Event("closed", {}))
-
-        self._listener = threading.Thread(target=run, name="comfyui-events", daemon=True)
-        self._listener.start()
-        if not ready.wait(timeout):
-            raise ComfyUIError(self._with_log("ComfyUI's websocket did not answer"))
-
-    def _deliver(self, event: _Event) -> None:
-        if event.kind == "text":  # which does not name its graph; ComfyUI runs one at a time
-            for _, events in list(self._runs.values()):
-                events.put(event)
-        if entry := self._runs.get(event.data.get("prompt_id", "")):
-            entry[1].put(event)
-
-
-def _decode(message: aiohttp.WSMessage) -> _Event:
-    if message.type == aiohttp.WSMsgType.TEXT:
-        content = json.loads(message.data)
-        return _Event(content["type"], content["data"])
-    if message.type == aiohttp.WSMsgType.BINARY:
-        kind, length = struct.unpack_from(">II", message.data)
-        if kind == _PREVIEW_WITH_METADATA:
-            return _Event("preview", json.loads(message.data[8 : 8 + length]))
-        if kind == _TEXT:
-            node, text = message.data[8 : 8 + length], message.data[8 + length :]
-            return _Event("text", {"node": node.decode(), "text": text.decode()})
-    return _Event("other", {})
-
-
-def _finish(run: Run, entry: dict[str, Any]) -> None:
-    # the history's own status_str calls an interrupted run an error
-    run.outputs = entry["outputs"]
-    run.messages = [(kind, data) for kind, data in entry["status"]["messages"]]
-    kind, data = run.messages[-1]
-    match kind:
-        case "execution_success":
-            run.status = "success"
-        case "execution_interrupted":
-            run.status = "interrupted"
-        case _:
-            run.status = "error"
-            run.error = NodeError(
-                data["node_id"],
-                data["node_type"],
-                data["exception_type"],
-                data["exception_message"].strip(),
-                "".join(data["traceback"]),
-            )
-
-
-def _rejection(error: dict[str, Any], node_errors: dict[str, Any]) -> NodeError:
-    for node_id, node in node_errors.items():
-        message = "; ".join(f"{item['message']}: {item['details']}" for item in node["errors"])
-        return NodeError(node_id, node["class_type"], error["type"], message, "")
-    return NodeError("", "", error["type"], f"{error['message']} {error['details']}".strip(), "")
-
-
-def free_port() -> int:
-    """A port of this machine that is free, and that the system gives to no connection before a server has opened it."""
-    try:
-        highest = int(_CONNECTIONS.read_text().split()[0])
-    except OSError:
-        highest = _USUAL
-    while True:
-        port = random.SystemRandom().randrange(_LOWEST, highest if highest > _LOWEST else _USUAL)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

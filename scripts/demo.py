@@ -7,20 +7,22 @@ exits with 1 if that is too far or anything fails.
 import argparse
 import copy
 import json
+import shutil
 import signal
-import statistics
 import sys
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import torch
-from comfyui import REPO, ComfyUI, ComfyUIError, Graph, Progress, Run
 from safetensors.torch import load_file
-from tqdm import tqdm
+
+from parallel_backend.bench.measure import follow, pace, step_times
+from parallel_backend.distance import error_of
+from parallel_backend.sprites import sprites
+from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Graph
 
 TOLERANCE = 1e-5
-SPRITES = REPO / "workflows" / "sprites"
+SAMPLER = "sampler"
 GRAPH = REPO / "scripts" / "sprites_api.json"
 
 
@@ -42,46 +44,29 @@ def parallel(graph: Graph, devices: str) -> Graph:
     }
     graph["model"]["class_type"] = "LoadParallelFlux"
     graph["model"]["inputs"]["plan"] = ["plan", 0]
-    graph["sampler"]["class_type"] = "ParallelSampler"
+    graph[SAMPLER]["class_type"] = "ParallelSampler"
     return graph
 
 
 def draw(comfyui: ComfyUI, title: str, graph: Graph) -> Drawing:
     """Run a graph twice: with another seed to load and warm up, then to keep and to time."""
     warm_up = copy.deepcopy(graph)
-    warm_up["sampler"]["inputs"]["seed"] += 1
+    warm_up[SAMPLER]["inputs"]["seed"] += 1
     del warm_up["save_latent"], warm_up["save_image"]
     warm_up["preview"] = {"class_type": "PreviewImage", "inputs": {"images": ["image", 0]}}
-    follow(comfyui, f"{title}, loading", warm_up)
-    run = follow(comfyui, title, graph)
+    follow(comfyui, f"{title}, loading", warm_up, [SAMPLER])
+    run = follow(comfyui, title, graph, [SAMPLER])
 
     (latent_file,), (picture,) = comfyui.files(run, "save_latent"), comfyui.files(run, "save_image")
-    times = [progress.time for progress in run.progress if progress.node == "sampler"]
-    step = statistics.median(later - earlier for earlier, later in pairwise(times))
-    return Drawing(picture, load_file(latent_file)["latent_tensor"].double(), step)
-
-
-def follow(comfyui: ComfyUI, title: str, graph: Graph) -> Run:
-    """Queue a graph and show the sampler's steps while they are made."""
-    steps = graph["sampler"]["inputs"]["steps"]
-    layout = "{desc} {bar:30} {n:>3}/{total} {elapsed}"
-    with tqdm(total=steps, desc=f"{title:<34}", bar_format=layout) as bar:
-
-        def on_progress(progress: Progress) -> None:
-            if progress.node == "sampler":
-                bar.update(progress.value - bar.n)
-
-        run = comfyui.queue(graph, on_progress=on_progress, timeout=600)
-        run.check()
-        if bar.n < steps:
-            raise ComfyUIError(f"{title}: only {bar.n} of {steps} steps were reported")
-    return run
+    times, steps = step_times(run, [SAMPLER]), graph[SAMPLER]["inputs"]["steps"]
+    if len(times[0]) < steps:
+        raise ComfyUIError(f"{title}: only {len(times[0])} of {steps} steps were reported")
+    return Drawing(picture, load_file(latent_file)["latent_tensor"].double(), pace(times))
 
 
 def compare(drawing: Drawing, reference: Drawing) -> tuple[float, float]:
     """Relative L2 error and largest absolute error of a latent."""
-    error = drawing.latent - reference.latent
-    return (error.norm() / reference.latent.norm()).item(), error.abs().max().item()
+    return error_of(drawing.latent, reference.latent), (drawing.latent - reference.latent).abs().max().item()
 
 
 def plans(devices: str | None) -> tuple[str, str]:
@@ -103,7 +88,7 @@ def report(reference: Drawing, single: Drawing, several: Drawing, *, on_cpu: boo
         ("several workers", several),
     ):
         relative, largest = compare(drawing, reference)
-        same &= relative <= TOLERANCE  # false for NaN as well
+        same &= relative <= TOLERANCE
         print(f"{title:<26}{drawing.step:>16.4f}{relative:>20.1e}{largest:>16.1e}")
     print(f"\nPicture: {several.picture}")
     print(f"The {'same' if same else 'WRONG'} picture: the relative error may be {TOLERANCE:.0e} at most.")
@@ -130,10 +115,8 @@ def main() -> int:
 
     on_cpu = several.startswith("cpu")
     comfyui = ComfyUI(arguments.comfyui, arguments.base_dir, args=("--cpu",) if on_cpu else ())
-    comfyui.add_model("diffusion_models", [SPRITES / "sprites-flux-schnell.safetensors"])
-    comfyui.add_model("vae_approx", SPRITES.glob("taef1_*.safetensors"))
-    comfyui.add_input(SPRITES.glob("*-on-*.safetensors"))
-    comfyui.add_input([SPRITES / "empty.safetensors"])
+    for folder, file in sprites():
+        shutil.copy(file, comfyui.base_dir / folder)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # so that ComfyUI is stopped as by Ctrl-C
     print(f"Starting ComfyUI; its log is {comfyui.log_path}", flush=True)

@@ -6,4 +6,5 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
 setup
-exec "$VENV_PYTHON" "$REPO/scripts/demo.py" --comfyui "$COMFYUI_PATH" --base-dir "$CACHE/demo" "$@"
+cd -- "$REPO"
+exec "$VENV_PYTHON" -m scripts.demo --comfyui "$COMFYUI_PATH" --base-dir "$CACHE/demo" "$@"

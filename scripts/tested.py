@@ -10,6 +10,8 @@ from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from parallel_backend import markdown
+
 BEGIN = "<!-- Written by scripts/test.sh --record -->\n"
 END = "<!-- The end of what it writes -->\n"
 HEAD = ("ComfyUI", "torch", "Python", "run", "result", "day")
@@ -75,9 +77,8 @@ def rows_of(page: str) -> list[Row]:
 def written(page: str, new: Row) -> str:
     """A page with one more row in its table, in place of that of an older run of the same; sorted."""
     rows = sorted([*(each for each in rows_of(page) if each.of != new.of), new], key=_order)
-    table = [HEAD, ("---",) * len(HEAD), *(astuple(each) for each in rows)]
-    lines = "".join(f"| {' | '.join(cells)} |\n" for cells in table)
-    return page.partition(BEGIN)[0] + BEGIN + lines + END + page.partition(END)[2]
+    table = markdown.table(HEAD, map(astuple, rows))
+    return page.partition(BEGIN)[0] + BEGIN + table + END + page.partition(END)[2]
 
 
 def _order(each: Row) -> tuple[object, ...]:

@@ -14,7 +14,18 @@ from scripts.comfyui import REPO
 
 ENGINE = "parallel_backend"
 FLOORS = (
-    ("errors", "diffusion", "gpus", "identity", "layout", "transfers", "distributed_tensor"),
+    (
+        "errors",
+        "diffusion",
+        "distance",
+        "gpus",
+        "identity",
+        "layout",
+        "markdown",
+        "sprites",
+        "transfers",
+        "distributed_tensor",
+    ),
     ("comfyui_folder", "conditioning", "comm"),
     ("plan",),
     ("mesh", "weights", "wire"),
@@ -24,6 +35,7 @@ FLOORS = (
     ("worker",),
     ("host",),
     ("doctor",),
+    ("bench",),
     ("nodes",),
 )
 """From the ground up: what a room imports lies on a floor below its own."""

@@ -82,6 +82,13 @@ def test_without_a_network_a_newer_torch_is_left_out_and_said(tmp_path: Path) ->
     assert lines[-1] == "== Left out, because it could not be installed: torch 2.99.1."
 
 
+@pytest.mark.parametrize("arguments", [(), ("1.2",), ("v1.2.3",), ("1.2.3", "--push")])
+def test_a_release_is_refused_without_a_version(arguments: tuple[str, ...]) -> None:
+    code, lines = script("release.sh", *arguments)
+    assert code == 1
+    assert lines == ["release.sh: write release.sh MAJOR.MINOR.PATCH, with --tag behind it to commit and tag."]
+
+
 def test_the_range_of_pythons_is_the_same_everywhere() -> None:
     classifiers = re.findall(r"Python :: (3\.\d+)", (REPO / "pyproject.toml").read_text(encoding="utf-8"))
     assert classifiers == ["3.10", "3.11", "3.12", "3.13"]

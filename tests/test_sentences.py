@@ -97,6 +97,7 @@ def test_why_a_plan_was_chosen(card: str, job: Job, limit: float, devices: int, 
 def test_the_doctors_lines_and_their_remedies() -> None:
     machines = [GOOD, *(dataclasses.replace(GOOD, **change) for change, *_ in FAULTS)]
     machines += [dataclasses.replace(GOOD, allocator="cudaMallocAsync"), dataclasses.replace(GOOD, open_files=-1)]
+    machines.append(dataclasses.replace(GOOD, under_windows=True))
     told = {finding for machine in machines for finding in examine(machine)}
     texts = {finding.text for finding in told} | {finding.remedy for finding in told} | set(REMEDIES.values())
     as_they_are = {

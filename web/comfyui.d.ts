@@ -198,12 +198,17 @@ export interface Events {
   "parallel.status": import("./panel/state").Status;
 }
 
+/** The names of packs' templates, by the folders that ComfyUI has the packs in. */
+export type Templates = Record<string, string[]>;
+
 export interface Api {
   addEventListener<Name extends keyof Events>(name: Name, listener: (event: CustomEvent<Events[Name]>) => void): void;
   removeEventListener<Name extends keyof Events>(
     name: Name,
     listener: (event: CustomEvent<Events[Name]>) => void,
   ): void;
+  /** What the template browser lists. */
+  getWorkflowTemplates?(): Promise<Templates>;
   /** The page's address for a path of the server. */
   apiURL(path: string): string;
   /** fetch of a path of the server. */

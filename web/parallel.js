@@ -16,6 +16,7 @@ import { settings } from "./settings.js";
 import { offerSprites } from "./sprites.js";
 import { commands, KEYS, menuOf } from "./swap/offered.js";
 import { Swap } from "./swap/swap.js";
+import { describeTemplates } from "./templates.js";
 import { Words } from "./words.js";
 
 const words = Words.of(app);
@@ -34,6 +35,7 @@ app.registerExtension({
   }),
   async init() {
     await words.load(api); // before any node is made
+    describeTemplates(api, words);
   },
   setup() {
     const signs = new Signs(window.LGraphBadge);

@@ -9,7 +9,7 @@ import { translated } from "./sentences.js";
 /** @typedef {typeof import("../locales/en/main.json")["parallel"]} English */
 /** @typedef {keyof English["texts"]} Key */
 /** @typedef {{ texts?: Partial<Record<Key, string>>, names?: Record<string, string>,
- *   lines?: Sentences, sentences?: Sentences }} Language */
+ *   templates?: Record<string, string>, lines?: Sentences, sentences?: Sentences }} Language */
 /** @typedef {Record<string, { parallel?: Language }>} Languages by their codes, such as `en` and `zh-TW` */
 
 const ENGLISH = "en";
@@ -74,6 +74,11 @@ export class Words {
     return this.#first((language) => language.names?.[english]) ?? english;
   }
 
+  /** What each template makes, by its name, in the order in which they are shown. */
+  get templates() {
+    return this.#first((language) => language.templates) ?? {};
+  }
+
   /**
    * A line that the server puts on a node in English; nothing where it is not the pack's.
    *
@@ -97,7 +102,7 @@ export class Words {
   /**
    * From the first language that has it: zh-TW, zh, English.
    *
-   * @type {(find: (language: Language) => string | undefined) => string | undefined}
+   * @type {<Found>(find: (language: Language) => Found | undefined) => Found | undefined}
    */
   #first(find) {
     const base = this.locale.split("-")[0] ?? ENGLISH;

@@ -1,4 +1,7 @@
-"""What the next run of a loader should come to, once file, plan and size are known; no worker is started for it."""
+"""What the next run of a loader should come to, once file, plan and size are known.
+
+No worker is started for it; but the run is likely to come, so that what workers are forked from begins with its imports.
+"""
 
 from __future__ import annotations
 
@@ -129,9 +132,11 @@ def _expected(asked: Asked, wish: ParallelPlan) -> Answer:
     if not asked.prompts:  # their length is known once they are encoded
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))
-    running = [tuple(rank.device for rank in group.ranks) for group in groups]
     line = in_words(expected)
-    return Answer(line if expected.devices in running else f"{line}; the first run starts workers", sign=line)
+    if any(expected.devices == tuple(rank.device for rank in group.ranks) for group in groups):
+        return Answer(line, sign=line)
+    backend().prepare()
+    return Answer(f"{line}; the first run starts workers", sign=f"{line}; starts workers first")
 
 
 def _latent(asked: Asked, form: Any) -> tuple[int, ...]:

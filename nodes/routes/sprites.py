@@ -10,7 +10,7 @@ import folder_paths
 import msgspec
 from aiohttp import web
 
-SPRITES = Path(__file__).parents[2] / "workflows" / "sprites"
+from ...parallel_backend.sprites import sprites
 
 
 async def put_sprites(request: web.Request) -> web.Response:
@@ -26,8 +26,8 @@ async def put_sprites(request: web.Request) -> web.Response:
 def _copy() -> int:
     """What a user has under these names stays as it is; a file appears whole or not at all."""
     copied = 0
-    for source in SPRITES.glob("*.safetensors"):
-        target = _folder(source.name) / source.name
+    for folder, source in sprites():
+        target = _folder(folder) / source.name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f".{target.name}.part")
@@ -38,9 +38,6 @@ def _copy() -> int:
 
 
 def _folder(name: str) -> Path:
-    """Where ComfyUI looks for a file: the model, its autoencoder, or a prompt."""
-    if name.startswith("taef1_"):
-        return Path(folder_paths.models_dir, "vae_approx")
-    if name.startswith("sprites-"):
-        return Path(folder_paths.models_dir, "diffusion_models")
-    return Path(folder_paths.get_input_directory())
+    """Where this ComfyUI has one of its folders."""
+    models = name.removeprefix("models/")
+    return Path(folder_paths.get_input_directory() if models == name else Path(folder_paths.models_dir, models))

@@ -28,6 +28,11 @@ TORCHAUDIO = (
 DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
 
 
+UNDER_WINDOWS = (
+    "this Linux runs under Windows: 2 GB of each GPU are not counted on, and copies are slower where host memory cannot be "
+    "pinned"
+)
+
 UNKNOWN_FUNCTION = (
     "What hangs on it runs one model call at a time, or is refused: use a ComfyUI that was tested, or update this pack."
 )
@@ -53,6 +58,11 @@ def _devices(facts: Observations) -> Iterator[Finding]:
     else:
         text = "none: workers run on the CPU (devices cpu:2), which is slow and only for trying it"
         yield Finding("GPUs", Status.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all.")
+
+
+def _windows(facts: Observations) -> Iterator[Finding]:
+    if facts.under_windows:
+        yield Finding("WSL2", Status.OK, UNDER_WINDOWS)
 
 
 def _memory(facts: Observations) -> Iterator[Finding]:
@@ -190,6 +200,7 @@ def _link(measured: Measured) -> Finding:
 CHECKS = (
     _packages,
     _devices,
+    _windows,
     _memory,
     _nccl,
     _peers,

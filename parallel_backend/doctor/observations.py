@@ -23,6 +23,7 @@ from ..models.comfyui.content.kept import Verdict, all_kept
 from ..plan import ParallelPlan
 from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
+from ..worker.memory.rank_memory import WINDOWS
 
 CPU_PAIR = ("cpu", "cpu")
 
@@ -53,6 +54,7 @@ class Observations:
     `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
     of GPUs that reach each other's memory. `versions` has the installed packages; `torchaudio_error` is why one of them cannot be
     imported. `allocator` is ComfyUI's setting. `verdicts` are those of functions of ComfyUI's that no tested version has.
+    `under_windows` says that this is WSL2.
     """
 
     gpus: tuple[Gpu, ...]
@@ -71,6 +73,7 @@ class Observations:
     allocator: str
     measured: tuple[Measured, ...]
     verdicts: tuple[Verdict, ...] = ()
+    under_windows: bool = False
 
 
 def look(report: Callable[[str], None] = lambda what: None) -> Observations:
@@ -83,7 +86,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         nvidia_devices=gpus_of_the_driver(),
         cuda_error=error,
         cuda_version=torch.version.cuda or "",
-        peers=_peers(len(gpus)),
+        peers=peers(len(gpus)),
         nccl=_nccl(),
         memory=memory.total,
         memory_free=memory.available,
@@ -95,6 +98,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), report),
         verdicts=all_kept(),
+        under_windows=WINDOWS.exists(),
     )
 
 
@@ -113,7 +117,8 @@ def gpus_of_the_driver(root: Path = Path("/")) -> int:
     return len(list((root / "dev").glob("nvidia[0-9]*"))) or int(windows)
 
 
-def _peers(gpus: int) -> frozenset[tuple[int, int]]:
+def peers(gpus: int) -> frozenset[tuple[int, int]]:
+    """The pairs of so many GPUs that reach each other's memory."""
     pairs = ((a, b) for a in range(gpus) for b in range(gpus) if a != b)
     return frozenset(pair for pair in pairs if torch.cuda.can_device_access_peer(*pair))
 
@@ -161,13 +166,14 @@ def _measure(gpus: int, report: Callable[[str], None]) -> tuple[Measured, ...]:
         found = []
         for devices in groups:
             report(f"{len(devices)} workers on {', '.join(dict.fromkeys(devices))}: starting and measuring them")
-            found.append(_measured(backend, devices))
+            found.append(measured(backend, devices))
         return tuple(found)
     finally:
         backend.close()
 
 
-def _measured(backend: Backend, devices: Sequence[str]) -> Measured:
+def measured(backend: Backend, devices: Sequence[str]) -> Measured:
+    """What a backend's workers find on devices, one worker on each."""
     plan = in_rows(ParallelPlan(), tuple(devices))
     try:
         machine = backend.measure(plan, lambda: False)

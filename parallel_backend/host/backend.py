@@ -375,6 +375,20 @@ class Backend:
             if not any(spec == model and reference() is not None for reference, spec in self._users):
                 self.release(model)
 
+    def prepare(self) -> None:
+        """Start what workers are forked from, which imports for seconds, unless it is there or a request is being answered.
+
+        Waits for nothing and never fails: what goes wrong goes wrong again with the first request, which says so.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._closing.is_set():
+                with contextlib.suppress(WorkerFailed):
+                    self._fork_server()
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """End all workers; requests, also the running one, are cancelled from here on.
 

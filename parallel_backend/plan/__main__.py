@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from .. import markdown
 from ..errors import Refused
 from .choose import best, table
 from .offers import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
@@ -18,6 +19,7 @@ from .plan import COMPILER, EXCHANGES, MAX_WORLD_SIZE, WEIGHTS
 from .predict.cost import Job
 from .predict.known_machines import linked, profile, profile_names, software
 from .predict.known_models import KnownModel, known_model, model_names
+from .recipes import HEAD, recipe
 
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}
 COUNTS = (1, 2, 4, 8)
@@ -82,6 +84,11 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--patches", type=int, default=0, help="PipeFusion patches (0: as many as stages)")
     line.add_argument("--exchange", choices=EXCHANGES, default=EXCHANGES[0], help="fp8 changes the picture slightly")
     line.add_argument("--compiled", action="store_true", help="blocks compiled, as by compile on in Parallel Plan")
+    line.add_argument(
+        "--recipe",
+        action="store_true",
+        help="what to choose for each model on so many --devices, as a table in Markdown",
+    )
     line.add_argument("--approximate", action="store_true", help="also choose PipeFusion, which changes the picture")
     return line
 
@@ -158,6 +165,9 @@ def heading(asked: Asked) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the choice; 2 where no plan can work."""
     options = parser().parse_args(arguments)
+    if options.recipe:
+        print(recipe_table(options), end="")
+        return 0
     asked, known, assumed = asked_for(options)
     if assumed:
         print("Assumed:", " ".join(assumed))
@@ -173,6 +183,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{asked.model.name} in {asked.dtype} does not fit whole into one GPU. The choices, in seconds:")
         print(by_way(asked, counts))
     return 0
+
+
+def recipe_table(options: argparse.Namespace) -> str:
+    """What to choose for each model, whose usual size and steps count; a table in Markdown."""
+
+    def ask(model: str, dtype: str) -> Asked:
+        return asked_for(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
+
+    return markdown.table(HEAD, recipe(ask, options.devices or 2))
 
 
 def ranking(asked: Asked, devices: int) -> int:

@@ -6,6 +6,7 @@ import importlib
 import random
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -154,6 +155,38 @@ def test_cancel_ends_a_recording(pack: ModuleType) -> None:
     with pytest.raises(comfy.model_management.InterruptProcessingException):
         recorded(pack.LOCAL["euler"])
     assert recorded(pack.LOCAL["euler"]).program is not None
+
+
+def test_one_is_recorded_at_a_time() -> None:
+    """Two at once would leave the compiler off: each puts back what it found."""
+    inside, go_on = threading.Event(), threading.Event()
+    running: list[int] = []
+
+    def sampler(model: Any, x: Any, sigmas: Any, extra_args: Any, callback: Any, disable: Any, wait: bool) -> Any:
+        running.append(len(running))
+        if wait:
+            inside.set()
+            go_on.wait(60)
+        running.pop()
+        return model(x, sigmas[0] * x.new_ones([x.shape[0]]), **extra_args)
+
+    threads = [threading.Thread(target=recorded, args=(sampler,), kwargs={"wait": wait}) for wait in (True, False)]
+    threads[0].start()
+    assert inside.wait(60)
+    threads[1].start()
+    threads[1].join(0.5)
+    assert running == [0] and threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    compiled: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))  # type: ignore[no-untyped-call]
+    assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("name", ["both_sides", "in_the_place_of_cfgpp_ud10_ab", "the_other_side_if_asked"])

@@ -19,6 +19,7 @@ from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
 from parallel_backend.gpus import Gpu
 from parallel_backend.models.comfyui.content.kept import Verdict
+from parallel_backend.worker.memory.rank_memory import KEPT_UNDER_WINDOWS
 from tests.plans import MEASURED
 from tests.selection import thorough
 
@@ -120,6 +121,11 @@ def test_each_fault_is_found_and_has_a_remedy(change, name, status, remedy):
 def test_cudamallocasync_is_said_to_be_left_out():
     findings = examine(dataclasses.replace(GOOD, allocator="backend:cudaMallocAsync"))
     assert any("the workers leave it out" in finding.text for finding in findings)
+
+
+def test_wsl2_is_said_to_differ():
+    (finding,) = [each for each in examine(dataclasses.replace(GOOD, under_windows=True)) if each.name == "WSL2"]
+    assert finding.status is Status.OK and f"{KEPT_UNDER_WINDOWS / 1e9:.0f} GB" in finding.text
 
 
 def test_free_memory_that_the_driver_does_not_tell_is_no_fault():

@@ -20,6 +20,8 @@ from tests.tiny_flux import save_conditioning, save_flux
 from tests.tiny_vae import REAL, cogvideox_vae_tensors
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
     from tests.host.faulty import FaultyComfyUI
 
 TEXT_LENGTHS = (1, 37, 256, 300, 512)
@@ -47,6 +49,24 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     fill(server)
     with server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """The browser, for all tests of the page."""
+    from tests.host import browser  # which needs playwright
+
+    with browser.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Browser, comfyui: ComfyUI) -> Iterator[Page]:
+    """ComfyUI's page, as a visitor finds it who was never there before."""
+    from tests.host import browser
+
+    with browser.opened(chromium, comfyui) as page:
+        yield page
 
 
 def fill(server: ComfyUI) -> None:

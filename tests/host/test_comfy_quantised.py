@@ -30,8 +30,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
 }
 
-FORMS = [form if form in ("fp8", "int8_convrot") else pytest.param(form, marks=thorough) for form in FORMATS]
-"""The quick run has two; `models/test_quantised` compares every layer with ComfyUI's."""
+FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
+"""The quick run has two, and of integers, which a CPU multiplies slowly, several ranks alone; `models/test_quantised` compares
+every layer with ComfyUI's."""
 
 SPREAD = [
     pytest.param(form, plan, name, marks=() if quick else thorough)
@@ -108,9 +109,7 @@ def test_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> 
     distance(latent_of, of_file(name, form), graph_of(name, steps=2), PLANS[plan], form)
 
 
-@pytest.mark.parametrize(
-    "form", [form if form in ("fp8", "int8_convrot") else pytest.param(form, marks=thorough) for form in FORMATS]
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
     graph = with_lora(of_file("flux2", form), "flux2", 0.8)
     assert relative_error(latent_of(graph), latent_of(of_file("flux2", form))) > DIFFERENT

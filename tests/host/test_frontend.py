@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, expect
 
 from parallel_backend.worker.process.environment import FAULT_FILE
-from scripts.comfyui import PACKS, REPO, ComfyUI
+from scripts.comfyui import REPO, ComfyUI
 from tests.host import refused
+from tests.host.browser import PACK, POLLING, READY, SET, dismiss, open_graph, press
 from tests.host.graphs import Graph, parallel
 from tests.host.refusals_shown import reached_by
 from tests.host.test_refusals import small
 from tests.selection import thorough
 
-(PACK,) = PACKS
 NODES = (
     "ParallelPlan",
     "LoadParallelDiffusionModel",
@@ -43,42 +42,7 @@ LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadPa
 OPTIONAL = 7
 """The shape in which the page draws an input that may stay unconnected."""
 
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-PATIENCE = 30_000
-"""Milliseconds for one thing to appear in the page."""
-
-POLLING = 100
-"""Milliseconds between two looks, where one waits; the default is each frame, which the CPU then draws."""
-
-READY = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
-"""The page is up, with the default graph."""
-
 Info = dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def page(comfyui: ComfyUI) -> Iterator[Page]:
-    """ComfyUI's page, without the greeting of a first visit; nothing is fetched from anywhere else."""
-    expect.set_options(timeout=PATIENCE)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        page.set_default_timeout(PATIENCE)
-        page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
-        page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
-        page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # drawn by the CPU
-        page.goto(comfyui.url)
-        page.wait_for_function(READY, polling=POLLING)
-        yield page
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +50,6 @@ def info(comfyui: ComfyUI) -> Info:
     """What ComfyUI tells of the pack's nodes."""
     every: Info = comfyui.get("/object_info")
     return {name: node for name, node in every.items() if node["python_module"] == f"custom_nodes.{PACK}"}
-
-
-def press(thing: Locator) -> None:
-    """Click what is to be seen, in one turn of the page.
-
-    ComfyUI draws its lists anew at any time, and one that is drawn anew between press and release of a mouse button
-    loses the click.
-    """
-    expect(thing).to_be_visible()
-    thing.dispatch_event("click")
 
 
 def template_cards(page: Page) -> Locator:
@@ -117,13 +71,17 @@ def open_template(page: Page, name: str) -> None:
 
 
 def test_template_browser_lists_the_templates(page: Page) -> None:
+    words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
     cards = template_cards(page)
     for name in TEMPLATES:
         card = cards.and_(page.get_by_test_id(f"template-workflow-{name}"))
         card.scroll_into_view_if_needed()  # pictures are loaded when they come into sight
         expect(card.get_by_role("heading")).to_have_text(name)
+        assert card.locator("p").evaluate("p => getComputedStyle(p, '::after').content") == json.dumps(words[name])
         expect(card.locator('img:not([src*="default-template"])')).to_be_visible()  # our thumbnail, not the stand-in
-    expect(cards).to_have_count(len(TEMPLATES))
+    assert [card.get_attribute("data-testid") for card in cards.all()] == [
+        f"template-workflow-{name}" for name in words
+    ]
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
 
@@ -183,9 +141,6 @@ def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 
-SET = "([name, value]) => app.extensionManager.setting.set(name, value)"
-
-
 @pytest.fixture(params=["en", pytest.param("zh", marks=thorough)])
 def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
     """The page in one of the pack's languages; in English afterwards."""
@@ -221,17 +176,6 @@ def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page, 
     loader = page.evaluate("LiteGraph.createNode('LoadParallelFlux').title")
     words = json.loads((REPO / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
     assert loader == words["LoadParallelFlux"]["display_name"], "the page is in this language"
-
-
-def open_graph(page: Page, name: str) -> None:
-    """Open one of the pack's templates without the template browser."""
-    page.evaluate(
-        """async ([url, name]) => {
-            const graph = await (await fetch(url)).json();
-            await app.loadGraphData(graph, true, true, name, {openSource: "template"});
-        }""",
-        [f"/api/workflow_templates/{PACK}/{quote(name)}.json", name],
-    )
 
 
 def overlap(one: list[Any], other: list[Any]) -> float:
@@ -311,6 +255,44 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
     centre, corner = picture.getpixel((64, 64)), picture.getpixel((4, 4))
     assert centre[0] > 150 and max(centre[1:]) < 100, centre  # a red circle …
     assert min(corner) > 200, corner  # … on white
+
+
+FIRST_TEXT = """async () => {
+    const node = app.graph.nodes.find(n => n.type === "ParallelSampler");
+    node.widgets.find(w => w.name === "seed").value += 1;
+    const told = new Promise(done => {
+        const hear = ({detail}) => {
+            if (detail.nodeId !== String(node.id)) return;
+            app.api.removeEventListener("progress_text", hear);
+            done([detail.text, performance.now()]);
+        };
+        app.api.addEventListener("progress_text", hear);
+    });
+    const ended = new Promise(done => app.api.addEventListener("execution_success", done, {once: true}));
+    const pressed = performance.now();
+    document.querySelector("[data-testid=queue-button]").click();
+    const [text, at] = await told;
+    await ended;
+    return [text, at - pressed];
+}"""
+"""Presses Run: the first text on the sampler, and the milliseconds until it came."""
+
+HALF_A_SECOND = 500
+
+
+@thorough
+@pytest.mark.parametrize("workers", ["stopped", "running"])
+def test_the_first_text_of_a_run_is_there_within_half_a_second(page: Page, workers: str) -> None:
+    """Of ten runs one has to keep the promise, which is for a machine that does nothing else."""
+    open_graph(page, SPRITES)
+    seen = []
+    while min(seen, default=math.inf) >= HALF_A_SECOND and len(seen) < 10:
+        if workers == "stopped":
+            assert page.evaluate("app.api.fetchApi('/parallel/stop', {method: 'POST'}).then(answer => answer.ok)")
+        text, took = page.evaluate(FIRST_TEXT)
+        assert text == "Preparing"
+        seen.append(took)
+    assert min(seen) < HALF_A_SECOND, seen
 
 
 def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyUI) -> None:
@@ -472,6 +454,8 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
 
 
 THOROUGH_LISTS = (
+    "plans",
+    "in the middle",
     "loras",
     "files",
     "whole",
@@ -559,12 +543,6 @@ def test_a_workers_failure_reaches_the_screen_as_its_sentence(screen: Page, comf
     assert error["exception_type"] == name
     assert error["exception_message"].startswith(begins)
     assert_shown(screen, [error])
-
-
-def dismiss(page: Page) -> None:
-    """Take all messages off the screen."""
-    page.evaluate("app.extensionManager.toast.removeAll()")
-    page.wait_for_function("!document.querySelector('.p-toast-message')", polling=POLLING)  # they fade out
 
 
 MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.host.browser import SET, open_graph
 from tests.host.contrasts import CONTRASTS, LEGIBLE
-from tests.host.test_frontend import SET, TEMPLATES, open_graph, page, template  # noqa: F401  (a fixture)
+from tests.host.test_frontend import TEMPLATES, template
 from tests.selection import thorough
 
 NOTES = ".comfy-markdown-content"
@@ -37,7 +38,7 @@ def test_a_note_is_brown_and_has_no_code_within_a_line(name: str) -> None:
 
 @thorough
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_note_can_be_read_in_nodes_2(page: Page, theme: str) -> None:  # noqa: F811
+def test_every_note_can_be_read_in_nodes_2(page: Page, theme: str) -> None:
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     page.evaluate(SET, ["Comfy.ColorPalette", theme])
     hidden = {}

@@ -11,7 +11,6 @@ from parallel_backend.models.comfyui.small.kinds import KINDS
 from scripts.comfyui import ComfyUI
 from tests.host.contrasts import CONTRASTS, LEGIBLE, VISIBLE
 from tests.host.graphs import ksampler_graph, parallel
-from tests.host.test_frontend import page  # noqa: F401  (a fixture)
 from tests.selection import thorough
 
 WORKERS = 4
@@ -19,7 +18,7 @@ SMALL = {"width": 1280, "height": 720}
 
 
 @pytest.fixture(scope="module")
-def panel(page: Page) -> Locator:  # noqa: F811
+def panel(page: Page) -> Locator:
     """The opened tab."""
     page.set_viewport_size(SMALL)
     page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
@@ -60,7 +59,7 @@ def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: Co
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everything_can_be_read_in_both_themes(page: Page, panel: Locator, theme: str) -> None:  # noqa: F811
+def test_everything_can_be_read_in_both_themes(page: Page, panel: Locator, theme: str) -> None:
     expect(section(panel, "last-run").locator("svg.pp-row").first).to_be_visible()
     set_palette = "name => app.extensionManager.setting.set('Comfy.ColorPalette', name)"
     page.evaluate(set_palette, theme)
@@ -139,7 +138,7 @@ def test_after_a_workers_death_the_doctor_is_offered_until_a_run_succeeds(panel:
     expect(failure).to_be_hidden()
 
 
-def test_a_server_that_is_gone_is_said_and_the_panel_goes_on_when_it_is_back(page: Page, panel: Locator) -> None:  # noqa: F811
+def test_a_server_that_is_gone_is_said_and_the_panel_goes_on_when_it_is_back(page: Page, panel: Locator) -> None:
     page.context.set_offline(True)
     page.evaluate("app.api.dispatchEvent(new CustomEvent('reconnecting'))")
     expect(section(panel, "problem")).to_contain_text("does not answer")

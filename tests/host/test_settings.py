@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from scripts.comfyui import ComfyUI
+from tests.host.browser import POLLING, SET, dismiss, open_graph
 from tests.host.graphs import Graph, node, unplanned
-from tests.host.test_frontend import BADGES, POLLING, SET, SHOWN, SPRITES, dismiss, open_graph, page  # noqa: F401  (a fixture)
+from tests.host.test_frontend import BADGES, SHOWN, SPRITES
 from tests.host.test_refusals import small
 from tests.host.test_swap import PROMPT, STATE, TRACKER, tab
 from tests.selection import thorough
@@ -43,7 +44,7 @@ def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_wins(co
 
 
 @pytest.fixture
-def chosen(page: Page) -> Iterator[None]:  # noqa: F811
+def chosen(page: Page) -> Iterator[None]:
     """Two workers on the CPU and the smallest memory; the usual settings afterwards."""
     for name, value in {DEVICES: "cpu:2", PRESET: "smallest memory"}.items():
         page.evaluate(SET, [name, value])
@@ -52,7 +53,7 @@ def chosen(page: Page) -> Iterator[None]:  # noqa: F811
         page.evaluate(SET, [name, value])
 
 
-def without_plan(page: Page) -> None:  # noqa: F811
+def without_plan(page: Page) -> None:
     """The sprites' template without its plan."""
     open_graph(page, SPRITES)
     page.evaluate("app.graph.remove(app.graph.nodes.find(n => n.type === 'ParallelPlan'))")
@@ -65,7 +66,7 @@ def loader_in(prompt: Graph) -> dict[str, Any]:
 
 @thorough
 @pytest.mark.usefixtures("chosen")
-def test_the_settings_are_in_what_is_queued_exported_and_saved_where_no_plan_is(page: Page) -> None:  # noqa: F811
+def test_the_settings_are_in_what_is_queued_exported_and_saved_where_no_plan_is(page: Page) -> None:
     open_graph(page, SPRITES)
     assert not {"devices", "preset"} & loader_in(page.evaluate(PROMPT)).keys(), "the plan counts"
     assert "parallel" not in page.evaluate(STATE)["extra"]
@@ -84,7 +85,7 @@ def test_the_settings_are_in_what_is_queued_exported_and_saved_where_no_plan_is(
 
 
 @thorough
-def test_the_loader_shows_nothing_of_them_in_either_renderer(page: Page) -> None:  # noqa: F811
+def test_the_loader_shows_nothing_of_them_in_either_renderer(page: Page) -> None:
     open_graph(page, SPRITES)
     loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
     assert page.evaluate(f"{loader}.inputs.map(i => i.name)") == ["plan", "unet_name", "weight_dtype"]
@@ -110,7 +111,7 @@ GPUS = [
 
 
 @pytest.fixture
-def three_gpus(page: Page) -> Iterator[None]:  # noqa: F811
+def three_gpus(page: Page) -> Iterator[None]:
     """The page is told of a machine with three GPUs, in the place of what the server knows of this one."""
 
     def answer(route: Route) -> None:
@@ -134,7 +135,7 @@ def three_gpus(page: Page) -> Iterator[None]:  # noqa: F811
 
 @thorough
 @pytest.mark.usefixtures("three_gpus")
-def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_goes(page: Page) -> None:  # noqa: F811
+def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_goes(page: Page) -> None:
     without_plan(page)
     tab(page)
     memory = page.locator(".pp-on-memory")
@@ -169,7 +170,7 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_g
 
 
 @thorough
-def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:  # noqa: F811
+def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:
     open_graph(page, SPRITES)
     line = r"^2 workers: (about \d\.\dx, )?\d+\.\d MB each"
     page.wait_for_function(SHOWN, arg=[BADGES, line], polling=POLLING)
@@ -192,7 +193,7 @@ def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:
 
 
 @thorough
-def test_a_device_that_is_gone_ends_in_one_sentence(page: Page) -> None:  # noqa: F811
+def test_a_device_that_is_gone_ends_in_one_sentence(page: Page) -> None:
     without_plan(page)
     before = page.evaluate(PROMPT)
     page.evaluate(SET, [DEVICES, "5"])

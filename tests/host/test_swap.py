@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import requests
 from playwright.sync_api import Error, Page, expect
+from safetensors.torch import load_file, save_file
 
 from benchmarks.template_graphs import Node, read, template_files
 from scripts.comfyui import ComfyUI
+from tests.host.browser import POLLING, READY, SET, dismiss, load, press
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
 from tests.host.refused_whole import save_zero123, zero123
 from tests.host.template_files import FOLDERS, put_files
-from tests.host.test_frontend import POLLING, READY, SET, dismiss, page, press  # noqa: F401  (a fixture)
 from tests.host.test_vae import pixels, saved
 from tests.selection import thorough
 from tests.tiny_flux import save_flux
@@ -63,28 +64,22 @@ def _files(comfyui: ComfyUI) -> None:
     save_image_vae(models / "vae" / "ae.safetensors")
 
 
-def open_stock(page: Page, name: str) -> None:  # noqa: F811
+def open_stock(page: Page, name: str) -> None:
     """Open one of ComfyUI's own templates."""
-    page.evaluate(
-        """async ([url, name]) => {
-            const graph = await (await fetch(url)).json();
-            await app.loadGraphData(graph, true, true, name, {openSource: "template"});
-        }""",
-        [f"/templates/{name}.json", name],
-    )
+    load(page, f"/templates/{name}.json", name)
     if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
         page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
     expect(page.locator(".parallel-tab-button")).to_be_visible()
 
 
-def tab(page: Page) -> Any:  # noqa: F811
+def tab(page: Page) -> Any:
     """The tab's part with the loaders, which is opened."""
     if page.locator(".pp-panel").count() == 0:
         page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
     return page.locator(".pp-on-loaders")
 
 
-def swap(page: Page, button: str) -> str:  # noqa: F811
+def swap(page: Page, button: str) -> str:
     """Press one of the two buttons; what is said of it."""
     dismiss(page)
     thing = tab(page).get_by_role("button", name=button, exact=True)
@@ -93,7 +88,7 @@ def swap(page: Page, button: str) -> str:  # noqa: F811
     return said(page)
 
 
-def said(page: Page) -> str:  # noqa: F811
+def said(page: Page) -> str:
     toast = page.locator(".p-toast-message")
     expect(toast).to_have_count(1)
     text = toast.inner_text()
@@ -115,13 +110,13 @@ def without_titles(prompt: Graph) -> Graph:
     return {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
 
 
-def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:  # noqa: F811
+def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:
     """What would be queued is the same but for these loaders; what is saved opens as the same again."""
     assert without_titles(page.evaluate(PROMPT)) == without_titles(expected(before, swapped))
 
 
 def test_one_click_has_fluxs_own_template_on_all_gpus_and_the_picture_is_the_same(
-    page: Page,  # noqa: F811
+    page: Page,
     comfyui: ComfyUI,
 ) -> None:
     open_stock(page, FLUX)
@@ -161,7 +156,7 @@ def runnable(prompt: Graph) -> Graph:
     return graph
 
 
-def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:  # noqa: F811
+def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:
     open_stock(page, FLUX)
     before = page.evaluate(STATE)
     swap(page, "Use all GPUs")
@@ -175,7 +170,7 @@ def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:  # noqa:
 
 
 @thorough
-def test_the_key_and_the_menus_do_the_same(page: Page) -> None:  # noqa: F811
+def test_the_key_and_the_menus_do_the_same(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate("document.activeElement?.blur()")
     page.keyboard.press("Alt+g")
@@ -194,7 +189,7 @@ def test_the_key_and_the_menus_do_the_same(page: Page) -> None:  # noqa: F811
     assert not page.evaluate(menu, ["n => n.type === 'LoadParallelVAE'", "Use all GPUs"])
 
 
-def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> None:  # noqa: F811
+def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate(
         """() => {
@@ -227,7 +222,7 @@ def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> Non
 
 
 @thorough
-def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) -> None:  # noqa: F811
+def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) -> None:
     page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
     before = page.evaluate(STATE)
     for command, sentence in (
@@ -277,7 +272,7 @@ def test_what_a_run_would_refuse_is_said_before(comfyui: ComfyUI) -> None:
 @pytest.mark.parametrize("nodes_2", [False, True], ids=["old canvas", "Nodes 2.0"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_template_that_loads_a_model_changes_by_the_button_and_back(
-    page: Page,  # noqa: F811
+    page: Page,
     comfyui: ComfyUI,
     part: int,
     nodes_2: bool,
@@ -307,7 +302,7 @@ def stock_templates() -> dict[str, dict[str, Node]]:
     return {name: graph for name, graph in graphs.items() if any(each.kind in FOLDERS for each in graph.values())}
 
 
-def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
+def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
     """Whether a template's loaders changed by the button, if `sized` with the sizes of nodes, which Nodes 2.0 measures itself."""
 
     def state() -> Any:
@@ -333,7 +328,7 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:  # noqa: F811
 
 
 @thorough
-def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_subgraph_of_it(page: Page) -> None:  # noqa: F811
+def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_subgraph_of_it(page: Page) -> None:
     group = {
         "nodes": [
             {"id": -1, "type": "VAELoader", "pos": [0, 0], "size": [300, 60], "index": 0, "mode": 0, "flags": {}, "order": 0,
@@ -374,7 +369,37 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_
 
 
 @thorough
-def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: Page) -> None:  # noqa: F811
+def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui: ComfyUI) -> None:
+    models = comfyui.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "tiny-dev.safetensors")
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(
+        {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()},
+        models / "checkpoints" / "swap.safetensors",
+    )
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'checkpoint')")
+    page.evaluate(
+        """() => {
+            const [loader, sampler, text, decoder] = ["CheckpointLoaderSimple", "KSampler", "CLIPTextEncode", "VAEDecode"]
+                .map(type => app.graph.add(LiteGraph.createNode(type)));
+            loader.widgets[0].value = "swap.safetensors";
+            for (const [slot, node, name] of [[0, sampler, "model"], [1, text, "clip"], [2, decoder, "vae"]])
+                loader.connect(slot, node, node.inputs.findIndex(input => input.name === name));
+        }"""
+    )
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    assert "1 model on all GPUs" in swap(page, "Use all GPUs")
+    changed = copy.deepcopy(prompt)
+    (loader,) = [each for each in changed.values() if each["class_type"] == "CheckpointLoaderSimple"]
+    loader["class_type"] = "LoadParallelCheckpoint"
+    assert without_titles(page.evaluate(PROMPT)) == without_titles(changed)
+    swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate("app.graph.add(LiteGraph.createNode(app.graph.nodes.find(n => n.subgraph).type))")
     page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
@@ -391,7 +416,7 @@ def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: 
 
 
 @thorough
-def test_a_swap_while_a_run_goes_leaves_the_run_alone(page: Page) -> None:  # noqa: F811
+def test_a_swap_while_a_run_goes_leaves_the_run_alone(page: Page) -> None:
     """The run is of the graph as it was queued; both end, and the next one has the new loaders."""
     open_stock(page, FLUX)
     prompt = runnable(page.evaluate(PROMPT))

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.template_cards import ALIKE, CARDS, apart, differs
+from benchmarks.template_cards import ALIKE, CARDS, OFFERED, apart, differs, memory_of
 from benchmarks.template_cards import draw as drawn
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.graphs import Graph, node
@@ -139,6 +139,20 @@ def test_every_template_has_a_picture_of_its_own_as_the_command_draws_it() -> No
     assert [name for name, card in CARDS.items() if differs(REPO / "workflows" / f"{name}.jpg", drawn(card))] == []
     one, other = (drawn(CARDS[name]) for name in ("FLUX.1 dev", "FLUX.2 dev"))
     assert apart(one, other) > ALIKE, "another picture would be seen"
+
+
+def test_cards_come_as_they_can_be_run_and_say_what_each_gpu_needs() -> None:
+    """First what the pack has the files of, then what the page offers, the least first, then what a note says how to get."""
+    words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
+    first, *others = words
+    assert (first, set(others)) == ("Sprites without a GPU", set(CARDS))
+    needs = {name: memory_of(card) for name, card in CARDS.items()}
+    assert [name for name in others if not words[name].endswith(f"{needs[name]}." if needs[name] else ".")] == []
+
+    def turn(name: str) -> tuple[bool, float]:
+        return CARDS[name].files != OFFERED, float(needs[name].partition(" ")[0] or "inf")
+
+    assert others == sorted(others, key=turn)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+import requests
+from playwright.sync_api import Browser, expect
 
 from scripts.comfyui import REPO, ComfyUI
+from tests.host.browser import opened
 from tests.host.graphs import ksampler_graph, parallel
-from tests.host.test_frontend import info, page  # noqa: F401  (fixtures)
+from tests.host.test_frontend import info  # noqa: F401  (a fixture)
 
 LANGUAGES = ("en", "zh")
 
@@ -46,23 +48,28 @@ def test_the_server_hands_the_words_out(comfyui: ComfyUI, language: str) -> None
     assert found["settings"].items() >= words(language, "settings.json").items()
 
 
-def test_the_page_is_chinese_where_comfyui_is(page: Page, comfyui: ComfyUI) -> None:  # noqa: F811
+def test_the_page_is_chinese_where_comfyui_is(chromium: Browser, comfyui: ComfyUI) -> None:
     """Nodes, the tab, and the title over a refusal, whose sentence is the backend's own."""
-    page.request.post(f"{comfyui.url}/settings/Comfy.Locale", data='"zh"')
+    set_language(comfyui, "zh")
     try:
-        page.reload()
-        page.wait_for_function("window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow")
-        assert page.evaluate("LiteGraph.createNode('ParallelPlan').title") == "并行方案"
-        toggle = "app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')"
-        page.evaluate(toggle)
-        panel = page.locator(".pp-panel")
-        for key in ("section.memory", "section.workers", "workers.stop", "doctor.check"):
-            expect(panel.get_by_text(words("zh", "main.json")["parallel"]["texts"][key], exact=True)).to_be_visible()
-        assert "Workers" not in panel.inner_text()
-        refused = parallel(ksampler_graph("tiny-schnell", seed=7100), "cpu:2", ulysses=3)
-        page.evaluate("output => app.api.queuePrompt(0, {output, workflow: {}})", refused)
-        toast = page.locator(".p-toast-message")
-        expect(toast).to_contain_text("这个方案无法运行")
-        expect(toast).to_contain_text("ulysses 3, but there are 2 workers")
+        with opened(chromium, comfyui) as page:
+            assert page.evaluate("LiteGraph.createNode('ParallelPlan').title") == "并行方案"
+            toggle = "app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')"
+            page.evaluate(toggle)
+            panel = page.locator(".pp-panel")
+            for key in ("section.memory", "section.workers", "workers.stop", "doctor.check"):
+                said = words("zh", "main.json")["parallel"]["texts"][key]
+                expect(panel.get_by_text(said, exact=True)).to_be_visible()
+            assert "Workers" not in panel.inner_text()
+            refused = parallel(ksampler_graph("tiny-schnell", seed=7100), "cpu:2", ulysses=3)
+            page.evaluate("output => app.api.queuePrompt(0, {output, workflow: {}})", refused)
+            toast = page.locator(".p-toast-message")
+            expect(toast).to_contain_text("这个方案无法运行")
+            expect(toast).to_contain_text("ulysses 3, but there are 2 workers")
     finally:
-        page.request.post(f"{comfyui.url}/settings/Comfy.Locale", data='"en"')
+        set_language(comfyui, "en")
+
+
+def set_language(comfyui: ComfyUI, code: str) -> None:
+    """Of all pages that are opened from here on."""
+    requests.post(f"{comfyui.url}/settings/Comfy.Locale", json=code, timeout=60).raise_for_status()

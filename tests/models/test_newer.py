@@ -179,7 +179,7 @@ class ComputesItsHeads(ReadsItsHeads):
 SOUND_SPLITS = ({"ring": 3}, {"pipefusion": 3, "ulysses": 2, "patches": 1})
 
 
-@pytest.mark.parametrize("kind", [ReadsItsHeads, ComputesItsHeads])
+@pytest.mark.parametrize("kind", [pytest.param(ReadsItsHeads, marks=thorough), ComputesItsHeads])
 def test_a_head_is_asked_for_more_than_its_output(kind: type, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = case("minimax-h3")
     monkeypatch.setattr(found.model.final_layer, "__class__", kind)
@@ -219,7 +219,9 @@ class Guided(CrossAttention):  # type: ignore[misc]
         return super().forward(x, context, *args, transformer_options=transformer_options, **others)
 
 
-@pytest.mark.parametrize("option", ["stg_skip_self_attn", "run_ax", "v2a_cross_attn"])
+@pytest.mark.parametrize(
+    "option", ["stg_skip_self_attn", *(pytest.param(option, marks=thorough) for option in ("run_ax", "v2a_cross_attn"))]
+)
 def test_attentions_that_an_option_turns_off(option: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = case("ltx-2")
     for block in plain.model.transformer_blocks:

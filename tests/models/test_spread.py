@@ -16,8 +16,9 @@ from _pytest.mark import ParameterSet
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import SMALL, Case, small
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.declaration import Declaration, Same

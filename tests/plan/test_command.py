@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from parallel_backend.plan.__main__ import main, memory, size
@@ -110,6 +113,38 @@ def test_the_documents_examples_are_what_the_command_says(capsys: Capture) -> No
     for arguments, output in examples:
         said = printed(capsys, *arguments.split())
         assert [line.rstrip() for line in said.splitlines()] == output.splitlines()
+
+
+RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+TABLES = re.findall(r"<!-- python -m parallel_backend\.plan (--recipe .+) -->\n((?:\|.*\n)+)", RECIPES)
+
+
+@pytest.mark.parametrize(("arguments", "table"), TABLES, ids=[arguments for arguments, _ in TABLES])
+def test_a_recipe_is_what_the_command_says(arguments: str, table: str, capsys: Capture) -> None:
+    assert printed(capsys, *arguments.split()) == table
+
+
+def test_there_is_a_recipe_of_each_machine_that_the_page_names() -> None:
+    assert len(TABLES) == 6
+    named = re.findall(r"^## (\d) x (?:RTX )?(?:PRO )?(\w+)$", RECIPES, re.MULTILINE)
+    cards = [(number, "pro-6000" if card == "6000" else card.lower()) for number, card in named]
+    assert [f"--recipe --card {card} --devices {number}" for number, card in cards] == [each for each, _ in TABLES]
+
+
+def test_a_recipe_says_what_does_not_pay_and_what_does_not_fit(capsys: Capture) -> None:
+    said = printed(capsys, "--recipe", "--card", "5090")
+    assert re.search(r"^\| flux2-dev \| 38\.4 \| one GPU \(", said, re.MULTILINE)
+    assert "does not fit" in said
+
+
+def test_the_command_needs_msgspec_alone(tmp_path: Path) -> None:
+    """As the README says: neither torch nor anything else that ComfyUI brings."""
+    (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    command = [sys.executable, "-S", "-m", "parallel_backend.plan", "--model", "wan2.2-14b", "--card", "3090"]
+    ran = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "GPUs  seconds   gain" in ran.stdout
+    assert f"{' '.join(command[2:])}\n" in (ROOT / "README.md").read_text(encoding="utf-8").replace("python -m", "-m")
 
 
 OF_README = {

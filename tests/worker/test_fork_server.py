@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from parallel_backend.comfyui_folder import ARGUMENTS, FOLDER
+from parallel_backend.host import Backend, Deadlines
 from parallel_backend.worker import forkserver
 from tests.selection import thorough
 
@@ -73,3 +75,21 @@ def test_workers_of_another_comfyui_start_from_nothing(monkeypatch, name):
     assert not forkserver._other_comfyui(variables)
     assert forkserver._other_comfyui(variables | {name.encode(): b"other"})
     assert forkserver._other_comfyui({key: value for key, value in variables.items() if key != name.encode()})
+
+
+def fork_servers():
+    """Those that this process has."""
+    mine = psutil.Process().children()
+    return {each.pid for each in mine if "parallel_backend.worker.forkserver" in each.cmdline()}
+
+
+def test_it_is_started_before_the_first_run_once_and_ends_with_the_backend():
+    before, backend = fork_servers(), Backend(Deadlines(leave=0))
+    backend.prepare()
+    (started,) = fork_servers() - before
+    backend.prepare()
+    assert fork_servers() - before == {started}
+    backend.close()
+    assert fork_servers() == before
+    backend.prepare()
+    assert fork_servers() == before, "a closed one starts nothing"

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
@@ -31,6 +32,9 @@ from .tape import Cell, NotLocal, Tape
 
 OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"
 """What to choose for one that the workers do not run."""
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held while a function is recorded: what is changed meanwhile (generators, the compiler's stance) is the whole process's."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,17 @@ def recorded(run: SamplerRun) -> Recording:
     Raises:
         Refused: the function itself refuses with a sentence for the user.
     """
-    generators = Generators()
-    recording = _recorded(run, generators)
-    if recording.program is None or not generators.moved:
-        return recording
-    with generators.another_state() as others:
-        again = _recorded(run, others)
-    same = again.program is not None and torch.equal(encoded(again.program), encoded(recording.program))
-    if same and generators.seeded_like(others):
-        return recording
-    return without_program(recording, "draws numbers of its own")
+    with ONE_AT_A_TIME:
+        generators = Generators()
+        recording = _recorded(run, generators)
+        if recording.program is None or not generators.moved:
+            return recording
+        with generators.another_state() as others:
+            again = _recorded(run, others)
+        same = again.program is not None and torch.equal(encoded(again.program), encoded(recording.program))
+        if same and generators.seeded_like(others):
+            return recording
+        return without_program(recording, "draws numbers of its own")
 
 
 def without_program(recording: Recording, word: str) -> Recording:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...errors import WorkerFailed, WorkerOutOfMemory
+from ...errors import WorkerFailed
 from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes, memory_advice
 from ...wire.messages import Failed, Shortage
@@ -14,6 +14,7 @@ from ...worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
 from .launcher import Launched
+from .out_of_memory import WorkerOutOfMemory
 from .remote import RemoteProcesses
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."

@@ -74,7 +74,7 @@ class Process:
 
 
 class ForkServer:
-    """Starts with the first workers and stays, so that later ones come up at once. One thread at a time may use it.
+    """Starts with the first workers, or before, and stays, so that later ones come up at once. One thread at a time may use it.
 
     Raises:
         OSError: it could not be started.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ....comm.meter import Meter
+from ....distance import error_of
 from ....mesh import build_mesh
 from ....plan import ParallelPlan, ResolvedPlan
 from ....plan.resolve import in_rows
@@ -99,12 +99,6 @@ def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
     }
     devices = ("cpu",) * (fields["data"] * fields["cfg"] * stages * sequence)
     return msgspec.structs.replace(in_rows(ParallelPlan(), devices), **{**stated, **fields})
-
-
-def error_of(out: Tensor, expected: Tensor) -> float:
-    """Relative L2; infinite for what is no number, with which no comparison holds."""
-    error = ((out - expected).norm() / expected.norm()).item()
-    return error if math.isfinite(error) else math.inf
 
 
 def told(outs: Iterable[Tensor], expected: Tensor) -> bytes:

@@ -1,0 +1,215 @@
+"""Pictures of the pack in ComfyUI's page, to be looked at: each scene in both renderers and themes, 1920 and 1280 wide.
+
+Run from the repository root, with ComfyUI's folder and a Chromium:
+
+    COMFYUI_PATH=... CHROMIUM=... python -m benchmarks.page_pictures FOLDER [--scenes refused,gpus] [--url http://127.0.0.1:8188]
+
+It writes FOLDER/SCENE.png, a scene's eight pictures side by side, and each alone as FOLDER/SCENE/RENDERER-THEME-WIDTH.png.
+With --url it takes a ComfyUI that runs already, which has the sprites' files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, Route, expect
+
+from scripts.comfyui import REPO, ComfyUI
+from tests.host.browser import PACK, POLLING, SET, chromium, dismiss, open_graph, opened, press
+
+WIDTHS = (1920, 1280)
+HEIGHTS = {1920: 1080, 1280: 720}
+THEMES = ("dark", "light")
+RENDERERS = {"canvas": False, "nodes2": True}
+PREVIEW = 960
+"""The width of each picture beside the others."""
+
+SPRITES = "Sprites without a GPU"
+NODE = "app.graph.nodes.find(n => n.type === '{}')"
+TELL = "([name, detail]) => app.api.dispatchEvent(new CustomEvent(name, {detail}))"
+STATUS = "**/parallel/status"
+PATIENCE = 120_000
+"""Milliseconds for one thing to appear: nobody waits for the pictures."""
+
+GIGABYTE = 1e9
+GPUS = [
+    {
+        "device": f"cuda:{index}",
+        "name": "NVIDIA GeForce RTX 4090",
+        "total": 24 * GIGABYTE,
+        "free": (3 + index) * GIGABYTE,
+        "load": 97 - index,
+        "temperature": 71 + index,
+    }
+    for index in range(4)
+]
+
+
+def sprites(page: Page) -> None:
+    """The template that needs no GPU, and what to expect of it."""
+    open_graph(page, SPRITES)
+    loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
+    texts = f"{loader}.badges.map(badge => (typeof badge === 'function' ? badge() : badge).text)"
+    page.wait_for_function(f"{texts}.some(text => /^2 workers: /.test(text))", polling=POLLING)
+
+
+def templates(page: Page) -> None:
+    """The pack's cards."""
+    press(page.get_by_role("button", name="Templates"))
+    dialog = page.get_by_role("dialog")
+    press(dialog.get_by_text(PACK, exact=True))
+    expect(dialog.locator('img[src*="workflow_templates"]').first).to_be_visible()
+
+
+def run(page: Page) -> None:
+    """What a run has come to, on the node and in the tab."""
+    sprites(page)
+    open_tab(page)
+    page.get_by_test_id("queue-button").click()
+    page.wait_for_function("app.graph.nodes.find(n => n.type === 'SaveImage').imgs?.length", polling=POLLING)
+
+
+def starting(page: Page) -> None:
+    """What a run tells while it goes, as the server tells it."""
+    open_graph(page, SPRITES)
+    (number,) = page.evaluate("app.graph.nodes.filter(n => n.type === 'ParallelSampler').map(n => String(n.id))")
+    said = {"nodeId": number, "text": "Sampling 24 of 60 · 0.17 s a step · 7 s left"}
+    page.evaluate(TELL, ["progress_text", said])
+
+
+def refused(page: Page) -> None:
+    """A plan that cannot run."""
+    open_graph(page, SPRITES)
+    page.evaluate(f"{NODE.format('ParallelPlan')}.widgets.find(w => w.name === 'ulysses').value = 3")
+    page.get_by_test_id("queue-button").click()
+    expect(page.locator(".p-toast-detail a")).to_be_visible()
+
+
+def subgraph(page: Page) -> None:
+    """A run inside of a subgraph, told outside of it."""
+    open_graph(page, "FLUX.1 dev")
+    number = page.evaluate(
+        "() => { const outer = app.graph.nodes.find(n => n.subgraph);"
+        "return `${outer.id}:${outer.subgraph.nodes.find(n => /Sampler/.test(n.type)).id}`; }"
+    )
+    text = "Sampling 24 of 60 · 0.17 s a step · 7 s left"
+    page.evaluate(TELL, ["progress_text", {"nodeId": number, "text": text}])
+
+
+def swap(page: Page) -> None:
+    """Use all GPUs on a template of ComfyUI's own, whose files are not there, and why its loaders stay."""
+    page.evaluate(
+        "async () => app.loadGraphData(await (await fetch('/templates/flux_dev_full_text_to_image.json')).json(),"
+        " true, true, 'stock', {openSource: 'template'})"
+    )
+    open_tab(page)
+    press(page.locator(".pp-on-loaders").get_by_role("button", name="Use all GPUs", exact=True))
+    expect(page.locator(".p-toast-message")).to_be_visible()
+
+
+def settings(page: Page) -> None:
+    """Settings > Parallel."""
+    page.evaluate("app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
+    press(page.get_by_role("dialog").get_by_text("Parallel", exact=True).first)
+    expect(page.get_by_role("dialog").get_by_text("GPUs while a run goes")).to_be_visible()
+
+
+def gpus(page: Page) -> None:
+    """The strip of four GPUs while a run goes, and their ticks in the tab."""
+
+    def answer(route: Route) -> None:
+        status = route.fetch().json()
+        route.fulfill(json={**status, "memory": GPUS})
+
+    open_graph(page, SPRITES)
+    page.route(STATUS, answer)
+    open_tab(page)
+    expect(page.locator(".pp-on-memory").get_by_role("checkbox")).to_have_count(len(GPUS))
+    page.evaluate(TELL, ["execution_start", {"prompt_id": ""}])
+    expect(page.locator(".pp-strip .pp-gpu")).to_have_count(len(GPUS))
+
+
+def open_tab(page: Page) -> None:
+    """Open the pack's tab of the sidebar."""
+    page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+    expect(page.locator(".pp-panel")).to_be_visible()
+
+
+SCENES: Mapping[str, Callable[[Page], None]] = {
+    each.__name__: each for each in (sprites, templates, starting, run, refused, subgraph, swap, settings, gpus)
+}
+
+
+@contextlib.contextmanager
+def server(url: str) -> Iterator[ComfyUI]:
+    """A ComfyUI with the sprites' files; the one at an address, if one is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        comfyui = ComfyUI(os.environ["COMFYUI_PATH"], folder)
+        if url:
+            comfyui.url = url
+            yield comfyui
+            return
+        files = REPO / "workflows" / "sprites"
+        comfyui.add_model("diffusion_models", [files / "sprites-flux-schnell.safetensors"])
+        comfyui.add_model("vae_approx", files.glob("taef1_*.safetensors"))
+        comfyui.add_input([*files.glob("*-on-*.safetensors"), files / "empty.safetensors"])
+        with comfyui:
+            yield comfyui
+
+
+def photograph(page: Page, scene: str, folder: Path) -> None:
+    """All pictures of a scene."""
+    pictures = []
+    for renderer, theme, width in itertools.product(RENDERERS, THEMES, WIDTHS):
+        page.set_viewport_size({"width": width, "height": HEIGHTS[width]})
+        page.evaluate(SET, ["Comfy.VueNodes.Enabled", RENDERERS[renderer]])
+        page.evaluate(SET, ["Comfy.ColorPalette", theme])
+        page.reload()
+        page.wait_for_function(
+            "window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow", polling=POLLING
+        )
+        dismiss(page)
+        SCENES[scene](page)
+        page.wait_for_timeout(1000)  # what fades in has done so
+        path = folder / scene / f"{renderer}-{theme}-{width}.png"
+        page.screenshot(path=path)
+        page.unroute(STATUS)
+        pictures.append(path)
+        print(path, flush=True)
+    side_by_side(pictures).save(folder / f"{scene}.png")
+
+
+def side_by_side(paths: list[Path]) -> Image.Image:
+    """Two in a row, all as wide."""
+    pictures = [Image.open(path).convert("RGB") for path in paths]
+    scaled = [each.resize((PREVIEW, each.height * PREVIEW // each.width)) for each in pictures]
+    height = max(each.height for each in scaled)
+    whole = Image.new("RGB", (2 * PREVIEW, height * -(-len(scaled) // 2)))
+    for place, each in enumerate(scaled):
+        whole.paste(each, (place % 2 * PREVIEW, place // 2 * height))
+    return whole
+
+
+def main() -> None:
+    """Take the pictures."""
+    line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    line.add_argument("folder", type=Path)
+    line.add_argument("--scenes", default=",".join(SCENES), help="which, with commas between them")
+    line.add_argument("--url", default="", help="of a ComfyUI that runs already")
+    given = line.parse_args()
+    with server(given.url) as comfyui, chromium() as browser, opened(browser, comfyui) as page:
+        page.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        for scene in given.scenes.split(","):
+            photograph(page, scene, given.folder)
+
+
+if __name__ == "__main__":
+    main()

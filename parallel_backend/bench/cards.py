@@ -1,0 +1,102 @@
+"""Whether this machine's GPUs are free to be measured, and the rest of what is written down of it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Collection, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from ..comfyui_folder import comfyui_version
+from ..gpus import Gpu, Holder, ask_holders
+from ..host.runs.outcome import amount
+from ..identity import code_digest
+from .graphs import NotMeasured
+
+MOST = 1_000_000_000
+"""Bytes of a GPU that others may hold: a display does, and a ComfyUI that has nothing loaded."""
+
+PACK = Path(__file__).parents[2]
+"""This pack's folder."""
+
+
+def check_free(gpus: Sequence[Gpu], indices: Collection[int], holders: Sequence[Holder] | None = None) -> None:
+    """Raises NotMeasured where another process holds more than MOST of a GPU that is to be measured, with its name.
+
+    Args:
+        indices: of the GPUs that are to be measured.
+        holders: the processes on all GPUs; by default those that the driver shows.
+    """
+    holders = ask_holders() if holders is None else holders
+    for index in indices:
+        gpu = gpus[index]
+        mine = [holder for holder in holders if holder.uuid == gpu.uuid]
+        for holder in mine:
+            if holder.held is not None and holder.held > MOST:
+                raise NotMeasured(
+                    f"Process {holder.process} ({holder.name}) holds {amount(holder.held)} of GPU {index} ({gpu.name}): "
+                    f"end it, or measure other GPUs with --devices."
+                )
+        used = 0 if gpu.free is None else gpu.memory - gpu.free
+        if used > MOST and used > sum(holder.held or 0 for holder in mine) + MOST:
+            raise NotMeasured(
+                f"{amount(used)} of GPU {index} ({gpu.name}) are in use by a process that the driver does not name: end it, or "
+                "measure other GPUs with --devices."
+            )
+
+
+def processor() -> str:
+    """What the computer's processor is called; empty if nothing says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def versions(comfyui: Path) -> dict[str, str]:
+    """Of all that a result may hang on, where it is installed."""
+    found = {
+        "comfyui": comfyui_version(str(comfyui)),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "",
+        "driver": driver(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    for package in ("flash-attn", "sageattention", "diffusers", "comfy-kitchen"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return {name: value for name, value in found.items() if value}
+
+
+def driver(root: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """NVIDIA's driver's version; empty where its module is not loaded."""
+    try:
+        words = root.read_text(encoding="utf-8").split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[0].isdigit() and "." in word), "")
+
+
+def commit(pack: Path = PACK) -> str:
+    """The pack's commit, with a + behind it where files differ from it; without git what its code digests to."""
+    told = _git(pack, "log", "-1", "--format=%h")
+    if not told:
+        return f"code {code_digest()}"
+    return told + ("+" if _git(pack, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    if not (folder / ".git").exists():  # a ComfyUI around the pack is a checkout of its own
+        return ""
+    try:
+        ran = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ran.stdout.strip()

@@ -1,0 +1,240 @@
+"""Graphs in ComfyUI's API format: with ComfyUI's own loaders or this pack's, and with another size, seed or number of steps."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from .client import Graph
+
+SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
+"""ComfyUI's nodes that denoise and tell their steps; their first output is the latent."""
+
+GGUF = "UnetLoaderGGUF"
+"""Another pack's loader of GGUF files."""
+
+LOADERS = {
+    "UNETLoader": "LoadParallelDiffusionModel",
+    GGUF: "LoadParallelDiffusionModel",
+    "CheckpointLoaderSimple": "LoadParallelCheckpoint",
+    "VAELoader": "LoadParallelVAE",
+}
+"""This pack's loader that takes the place of one of ComfyUI's, with the same inputs."""
+
+BACK = {
+    "LoadParallelDiffusionModel": "UNETLoader",
+    "LoadParallelFlux": "UNETLoader",
+    "LoadParallelCheckpoint": "CheckpointLoaderSimple",
+    "LoadParallelVAE": "VAELoader",
+    "ParallelSampler": "KSampler",
+}
+"""What takes the place of this pack's nodes in a graph that is stock."""
+
+OURS_ALONE = ("plan", "devices", "preset", "frame_batches")
+"""Inputs of this pack's loaders that ComfyUI's do not have."""
+
+FILES = ("unet_name", "ckpt_name")
+"""Inputs that name a model's file."""
+
+PLAN, LATENT = "bench plan", "bench latent"
+"""The ids of the nodes that a benchmark adds."""
+
+ALL_STEPS = 10_000
+"""What KSamplerAdvanced calls its end where it goes to the last step."""
+
+
+class NotMeasured(ValueError):
+    """What was asked for cannot be measured; a sentence that says why and what to do."""
+
+
+def read_graph(path: Path) -> Graph:
+    """A graph from an API export, or from a picture that ComfyUI saved. Raises NotMeasured where a file is neither."""
+    try:
+        if path.suffix.lower() in (".png", ".webp"):
+            with Image.open(path) as image:
+                text = str(image.info["prompt"])
+        else:
+            text = path.read_text(encoding="utf-8")
+        graph = json.loads(text)
+    except (OSError, KeyError, ValueError) as error:
+        raise NotMeasured(f"{path} holds no graph ({error}): export one by File > Export (API) in ComfyUI.") from None
+    if not isinstance(graph, dict) or not all(isinstance(n, dict) and "class_type" in n for n in graph.values()):
+        raise NotMeasured(f"{path} is not in ComfyUI's API format: export it by File > Export (API) in ComfyUI.")
+    return graph
+
+
+def stock(graph: Graph) -> Graph:
+    """The same graph with ComfyUI's own loaders and samplers, without plans."""
+    graph = {name: node for name, node in copy.deepcopy(graph).items() if node["class_type"] != "ParallelPlan"}
+    for node in graph.values():
+        if node["class_type"] in BACK:
+            node["class_type"] = BACK[node["class_type"]]
+            for each in OURS_ALONE:
+                node["inputs"].pop(each, None)
+        if node["class_type"] == "UNETLoader" and str(node["inputs"]["unet_name"]).endswith(".gguf"):
+            node["class_type"] = GGUF  # ComfyUI's own does not read these
+            del node["inputs"]["weight_dtype"]
+    return graph
+
+
+def ours(graph: Graph, devices: str, stays: Collection[str]) -> Graph:
+    """A stock graph with this pack's loaders on a plan's devices; the loaders whose ids are in `stays` are left as they are."""
+    graph = copy.deepcopy(graph)
+    for name, node in graph.items():
+        if node["class_type"] in LOADERS and name not in stays:
+            node["inputs"] |= {"weight_dtype": "default"} if node["class_type"] == GGUF else {}
+            node["class_type"] = LOADERS[node["class_type"]]
+            node["inputs"]["plan"] = [PLAN, 0]
+    graph[PLAN] = {"class_type": "ParallelPlan", "inputs": {"devices": devices}}
+    return graph
+
+
+def loaders(graph: Graph) -> Iterator[tuple[str, str, str]]:
+    """The id, class and file of each loader of a stock graph that this pack may have one for."""
+    for name, node in graph.items():
+        if node["class_type"] in LOADERS:
+            (file,) = (value for key, value in node["inputs"].items() if key in (*FILES, "vae_name"))
+            yield name, node["class_type"], str(file)
+
+
+def model_files(graph: Graph) -> list[str]:
+    """The files of a graph's diffusion models, in its order."""
+    return [str(node["inputs"][key]) for node in graph.values() for key in FILES if key in node["inputs"]]
+
+
+def samplers(graph: Graph) -> list[str]:
+    """The ids of the nodes that denoise. Raises NotMeasured where there is none."""
+    found = [name for name, node in graph.items() if node["class_type"] in SAMPLERS]
+    if not found:
+        raise NotMeasured(f"The graph has none of {', '.join(SAMPLERS)}: choose one that samples by one of them.")
+    return found
+
+
+def with_latent(graph: Graph) -> Graph:
+    """A graph that also saves the latent of its last sampler. Raises NotMeasured where none or several are last."""
+    found = samplers(graph)
+    last = [name for name in found if not any(name in _before(graph, other) for other in found)]
+    if len(last) != 1:
+        raise NotMeasured(f"The graph has {len(last)} samplers behind which there is no other: leave it with one.")
+    saved = {"samples": [last[0], 0], "filename_prefix": "bench"}
+    return graph | {LATENT: {"class_type": "SaveLatent", "inputs": saved}}
+
+
+def changed(
+    graph: Graph,
+    *,
+    model: str = "",
+    size: tuple[int, int, int] | None = None,
+    steps: int = 0,
+) -> Graph:
+    """A graph with another file of its diffusion model, another size or number of steps, where they are given.
+
+    Args:
+        size: width and height in pixels, and frames, which count where the graph has frames.
+        steps: of the whole denoise; samplers that take turns share them as before.
+    """
+    graph = copy.deepcopy(graph)
+    if model:
+        named = [(node["inputs"], key) for node in graph.values() for key in FILES if key in node["inputs"]]
+        if len(named) != 1:
+            raise NotMeasured(f"The graph loads {len(named)} diffusion models: choose the file in the graph itself.")
+        inputs, key = named[0]
+        inputs[key] = model
+    if size:
+        _resize(graph, size)
+    if steps:
+        _set_steps(graph, steps)
+    return graph
+
+
+def reseeded(graph: Graph) -> Graph:
+    """A graph with other noise, so that ComfyUI computes what it has computed with the first."""
+    graph = copy.deepcopy(graph)
+    for inputs, key in _values(graph, ("seed", "noise_seed")):
+        inputs[key] += 1
+    return graph
+
+
+def described(graph: Graph) -> tuple[str, int]:
+    """A graph's size, as 1024x1024 or 1280x720x81, and its number of steps; empty and 0 where it does not say."""
+    sizes = [
+        "x".join(
+            str(node["inputs"][key]) for key in ("width", "height", "length") if _is_number(node["inputs"].get(key))
+        )
+        for node in graph.values()
+        if _has_size(node)
+    ]
+    steps = [inputs[key] for inputs, key in _values(graph, ("steps",))]
+    return max(sizes, key=len, default=""), max(steps, default=0)
+
+
+def _resize(graph: Graph, size: tuple[int, int, int]) -> None:
+    sized = [node["inputs"] for node in graph.values() if _has_size(node)]
+    if not sized:
+        raise NotMeasured("No node of the graph has a width and a height as values: set the size in the graph itself.")
+    for inputs in sized:
+        inputs["width"], inputs["height"] = size[:2]
+        if _is_number(inputs.get("length")):
+            inputs["length"] = size[2]
+
+
+def _set_steps(graph: Graph, steps: int) -> None:
+    told = list(_values(graph, ("steps",)))
+    if not told:
+        raise NotMeasured("No node of the graph has its steps as a value: set their number in the graph itself.")
+    before = max(inputs[key] for inputs, key in told)
+    for inputs, key in told:
+        inputs[key] = round(inputs[key] * steps / before)
+    for inputs, key in _values(graph, ("start_at_step", "end_at_step")):
+        if inputs[key] < ALL_STEPS:
+            inputs[key] = round(inputs[key] * steps / before)
+
+
+def _has_size(node: dict[str, Any]) -> bool:
+    return all(_is_number(node["inputs"].get(key)) for key in ("width", "height"))
+
+
+def _values(graph: Graph, keys: Collection[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The inputs with one of these names that are numbers, not links."""
+    for node in graph.values():
+        yield from ((node["inputs"], key) for key in keys if _is_number(node["inputs"].get(key)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _before(graph: Graph, name: str) -> set[str]:
+    """The ids of all nodes that a node hangs on."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for value in graph[waiting.pop()]["inputs"].values():
+            if isinstance(value, list) and value and value[0] in graph and value[0] not in found:
+                found.add(str(value[0]))
+                waiting.append(str(value[0]))
+    return found
+
+
+Ask = Callable[[list[dict[str, str]]], list[str]]
+"""Says of each loader, by `kind` and `file`, why it has to stay; empty where it need not."""
+
+
+def staying(graph: Graph, ask: Ask) -> dict[str, str]:
+    """The ids of a stock graph's loaders that stay ComfyUI's, with the reason. Raises NotMeasured where no model is swapped."""
+    found = list(loaders(graph))
+    whys = ask([{"kind": kind, "file": file} for _, kind, file in found])
+    stays = {name: why for (name, _, _), why in zip(found, whys, strict=True) if why}
+    models = [name for name, kind, _ in found if kind != "VAELoader"]
+    if not models:
+        raise NotMeasured(
+            "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so."
+        )
+    if refused := [stays[name] for name in models if name in stays]:
+        raise NotMeasured(f"This pack has to leave the graph's model to one GPU: {refused[0]}")
+    return stays

@@ -1,0 +1,168 @@
+"""A ComfyUI in a process of its own: start, stop, what it wrote and which processes it has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import requests
+from typing_extensions import Self
+
+from .client import Client, ComfyUIError, Run
+
+_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 10_000
+_USUAL = 32_768
+"""Where the ports begin that Linux gives to connections, unless it is told otherwise."""
+
+
+class Server(Client):
+    """A ComfyUI server in a process of its own, for use in a `with` statement.
+
+    `base_dir` is a folder with models, input and custom_nodes, which receives what ComfyUI writes. The server's environment is
+    this process's, with `env` on top; `python` is what it runs with, `patience` the seconds that it may take to start.
+    """
+
+    def __init__(
+        self,
+        comfyui: Path | str,
+        base_dir: Path | str,
+        *,
+        args: Sequence[str] = ("--cpu",),
+        env: Mapping[str, str] | None = None,
+        python: Path | str = sys.executable,
+        patience: float = 180,
+    ) -> None:
+        super().__init__()
+        self.comfyui = Path(comfyui).absolute()
+        self.base_dir = Path(base_dir).absolute()
+        self.input_dir = self.base_dir / "input"
+        self.output_dir = self.base_dir / "output"
+        self.log_path = self.base_dir / "comfyui.log"
+        self.args = tuple(args)
+        self.env = dict(env or {})
+        self.python = str(python)
+        self.patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's process."""
+        assert self._process is not None, "ComfyUI has not been started"
+        return self._process
+
+    @property
+    def log(self) -> str:
+        """All that this server has written so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start the server and wait until it answers and its events arrive."""
+        assert self._process is None, "ComfyUI is running already"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            *(self.python, str(self.comfyui / "main.py")),
+            *("--listen", "127.0.0.1", "--port", str(port), "--disable-auto-launch", "--disable-api-nodes"),
+            *("--base-directory", str(self.base_dir), "--database-url", "sqlite:///:memory:"),
+            *("--preview-method", "latent2rgb", *self.args),
+        ]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.base_dir,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches only us, and stop() then ends ComfyUI in good order
+            )
+        try:
+            self._wait_until_ready(time.monotonic() + self.patience)
+            self._listen(self.patience)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        while True:
+            if self.process.poll() is not None:
+                raise ComfyUIError(self._with_log(f"ComfyUI ended with code {self.process.returncode} while starting"))
+            try:
+                return self._http.get(f"{self.url}/system_stats", timeout=5).raise_for_status()
+            except requests.RequestException:
+                if time.monotonic() > deadline:
+                    raise ComfyUIError(self._with_log("ComfyUI did not start in time")) from None
+                time.sleep(0.1)
+
+    def stop(self, timeout: float = 15) -> None:
+        """End the server as Ctrl-C does, terminate it if it will not, and kill what is left of its group."""
+        if self._process is None:
+            return
+        # a process started in a shell's background ignores SIGINT, and so do its children
+        interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM) if interruptible else (signal.SIGTERM,):
+                self._process.send_signal(number)
+                try:
+                    self._process.wait(timeout)
+                    break
+                except subprocess.TimeoutExpired:
+                    pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+            if self._listener is not None:
+                self._listener.join()
+                self._listener = None
+
+    def children(self) -> list[psutil.Process]:
+        """The live processes that descend from the server."""
+        try:
+            children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return children
+
+    def _with_log(self, message: str, lines: int = 30) -> str:
+        tail = "\n".join(self.log.splitlines()[-lines:])
+        return f"{message}. The log {self.log_path} ends with:\n{tail}"
+
+    def files(self, run: Run, node_id: str) -> list[Path]:
+        """The files that an output node saved."""
+        items = (item for value in run.outputs[node_id].values() for item in value if isinstance(item, dict))
+        return [self.base_dir / item["type"] / item["subfolder"] / item["filename"] for item in items]
+
+
+def free_port() -> int:
+    """A port of this machine that is free, and that the system gives to no connection before a server has opened it."""
+    try:
+        highest = int(_CONNECTIONS.read_text().split()[0])
+    except OSError:
+        highest = _USUAL
+    while True:
+        port = random.SystemRandom().randrange(_LOWEST, highest if highest > _LOWEST else _USUAL)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,67 @@
+"""What to choose on a machine for the models that people run: a line each, by predicted seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from .offers import Asked, Offer, offered
+from .presets import AUTOMATIC, SMALLEST
+
+MODELS = ("flux-dev", "flux2-dev", "qwen-image", "z-image-turbo", "wan2.2-14b", "wan2.2-5b", "hunyuan-video")
+HEAD = ("model", "1 GPU", "choose", "seconds", "gain", "GB a GPU", "approximate (*slow links*)")
+WORTH = 1.05
+"""How many times as fast several GPUs have to be to be worth choosing."""
+
+AS_FAST = 1.02
+"""Times as long as the fastest: below that, weights stay whole on each GPU."""
+
+Ask = Callable[[str, str], Asked]
+"""What is asked for a model by name, with its weights in a type, where everything else is usual."""
+
+
+def recipe(ask: Ask, gpus: int) -> Iterator[Sequence[str]]:
+    """A line of each model in bf16, and in fp8 where bf16 does not fit whole into one GPU; in the words of HEAD."""
+    for name in MODELS:
+        asked = ask(name, "bf16")
+        yield _line(name, asked, gpus)
+        if not offered(asked, 1)[0].fits:
+            yield _line(f"{name}, fp8", ask(name, "fp8"), gpus)
+
+
+def _line(title: str, asked: Asked, gpus: int) -> Sequence[str]:
+    alone, together = (_best(asked, count, exact=True) for count in (1, gpus))
+    streaming = _best(asked, gpus, exact=False)
+    if together is None:
+        return title, _seconds(alone), "nothing fits", "", "", "", _seconds(streaming)
+    gain = alone.seconds / together.seconds if alone else None
+    choice = _choice(together)
+    if gain is not None and gain < WORTH:
+        choice = f"one GPU ({choice})"
+    return (
+        title,
+        _seconds(alone),
+        choice,
+        _seconds(together),
+        f"{gain:.2f}x" if gain else "",
+        f"{together.memory / 1e9:.1f}",
+        _seconds(streaming),
+    )
+
+
+def _best(asked: Asked, gpus: int, *, exact: bool) -> Offer | None:
+    """The plainest of the fastest plans that fit, of those that keep the picture or of those that change it slightly."""
+    fitting = [each for each in offered(asked, gpus) if each.fits and (each.held == "PipeFusion") != exact]
+    least = min((each.seconds for each in fitting), default=0.0)
+    return next((each for each in fitting if each.seconds <= AS_FAST * least), None)
+
+
+def _choice(offer: Offer) -> str:
+    """An offer in the words of Parallel Plan."""
+    held = {"streamed": f"*{SMALLEST}*", "sharded": f"*{AUTOMATIC}* with `weights` sharded"}
+    return f"{held.get(offer.held, f'*{AUTOMATIC}*')}: {offer.degrees}"
+
+
+def _seconds(offer: Offer | None) -> str:
+    if offer is None:
+        return "does not fit"
+    return f"{offer.seconds:.1f}" if offer.seconds < 100 else f"{offer.seconds:.0f}"

@@ -1,0 +1,146 @@
+"""A benchmark's graphs: stock and ours, other sizes and steps, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image, PngImagePlugin
+
+from parallel_backend.bench.client import Graph
+from parallel_backend.bench.graphs import (
+    LATENT,
+    PLAN,
+    NotMeasured,
+    changed,
+    described,
+    model_files,
+    ours,
+    read_graph,
+    reseeded,
+    samplers,
+    staying,
+    stock,
+    with_latent,
+)
+from parallel_backend.bench.places import GRAPH
+
+PARALLEL = GRAPH.with_name("sprites_parallel_api.json")
+
+
+def graph() -> Graph:
+    return read_graph(GRAPH)
+
+
+def two_experts() -> Graph:
+    """Two samplers that take turns, as Wan 2.2's."""
+    model = {"class_type": "UNETLoader", "inputs": {"unet_name": "high.safetensors", "weight_dtype": "default"}}
+    low = {"class_type": "UNETLoader", "inputs": {"unet_name": "low.safetensors", "weight_dtype": "default"}}
+    shared = {"noise_seed": 7, "steps": 20, "cfg": 3.5}
+    video = {"class_type": "EmptyHunyuanLatentVideo", "inputs": {"width": 640, "height": 480, "length": 81}}
+    first = {"model": ["1", 0], "latent_image": ["3", 0], "start_at_step": 0, "end_at_step": 10, **shared}
+    second = {"model": ["2", 0], "latent_image": ["4", 0], "start_at_step": 10, "end_at_step": 10000, **shared}
+    sampling = [{"class_type": "KSamplerAdvanced", "inputs": inputs} for inputs in (first, second)]
+    return {"1": model, "2": low, "3": video, "4": sampling[0], "5": sampling[1]}
+
+
+def test_the_demos_two_graphs_are_one() -> None:
+    """Back from ours to stock, and its loader swapped by the same names."""
+    assert stock(read_graph(PARALLEL)) == graph()
+    swapped = ours(graph(), "cpu:2", {"vae"})
+    assert (swapped["model"]["class_type"], swapped["vae"]["class_type"]) == ("LoadParallelDiffusionModel", "VAELoader")
+    assert swapped["model"]["inputs"]["plan"] == [PLAN, 0]
+    assert swapped[PLAN]["inputs"] == {"devices": "cpu:2"}
+    assert stock(swapped) == graph()
+
+
+def test_gguf_files_go_back_to_the_loader_that_reads_them() -> None:
+    found = ours(graph(), "0-1", ())
+    found["model"]["inputs"]["unet_name"] = "quantised.gguf"
+    own = stock(found)
+    assert own["model"] == {"class_type": "UnetLoaderGGUF", "inputs": {"unet_name": "quantised.gguf"}}
+    assert ours(own, "0-1", ())["model"] == found["model"]
+
+
+def test_a_picture_holds_its_graph(tmp_path: Path) -> None:
+    told = PngImagePlugin.PngInfo()
+    told.add_text("prompt", json.dumps(graph()))
+    Image.new("RGB", (8, 8)).save(tmp_path / "drawn.png", pnginfo=told)
+    assert read_graph(tmp_path / "drawn.png") == graph()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("none.json", None, "holds no graph"),
+        ("broken.json", "{", "holds no graph"),
+        ("workflow.json", '{"nodes": [], "links": []}', "is not in ComfyUI's API format"),
+        ("list.json", "[]", "is not in ComfyUI's API format"),
+    ],
+)
+def test_what_is_no_graph_is_refused(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(NotMeasured, match=said):
+        read_graph(tmp_path / name)
+
+
+def test_size_steps_and_file_are_changed_where_the_graph_has_them() -> None:
+    found = changed(graph(), model="other.safetensors", size=(64, 96, 1), steps=4)
+    assert described(found) == ("64x96", 4)
+    assert model_files(found) == ["other.safetensors"]
+    assert described(graph()) == ("128x128", 20)
+
+
+def test_samplers_that_take_turns_share_other_steps_as_before() -> None:
+    found = changed(two_experts(), size=(1280, 720, 33), steps=8)
+    turns = [(found[name]["inputs"]["start_at_step"], found[name]["inputs"]["end_at_step"]) for name in ("4", "5")]
+    assert turns == [(0, 4), (4, 10000)]
+    assert described(found) == ("1280x720x33", 8)
+    assert samplers(found) == ["4", "5"]
+    assert with_latent(found)[LATENT]["inputs"]["samples"] == ["5", 0]
+
+
+def test_another_seed_is_in_each_sampler() -> None:
+    found = reseeded(two_experts())
+    assert [found[name]["inputs"]["noise_seed"] for name in ("4", "5")] == [8, 8]
+
+
+def test_one_file_for_two_models_is_refused() -> None:
+    with pytest.raises(NotMeasured, match="loads 2 diffusion models"):
+        changed(two_experts(), model="one.safetensors")
+
+
+def test_two_last_samplers_are_refused() -> None:
+    found = two_experts()
+    found["5"]["inputs"]["latent_image"] = ["3", 0]
+    with pytest.raises(NotMeasured, match="has 2 samplers behind which there is no other"):
+        with_latent(found)
+
+
+def test_what_has_no_sampler_size_or_steps_is_refused() -> None:
+    for found, said in (
+        ({"1": two_experts()["1"]}, "has none of KSampler"),
+        ({}, "has none of KSampler"),
+    ):
+        with pytest.raises(NotMeasured, match=said):
+            samplers(found)
+    with pytest.raises(NotMeasured, match="a width and a height"):
+        changed({}, size=(8, 8, 1))
+    with pytest.raises(NotMeasured, match="has its steps"):
+        changed({}, steps=3)
+
+
+def test_a_loader_that_has_to_stay_stays_and_a_model_must_not() -> None:
+    whys = {"UNETLoader": "", "VAELoader": "it is another kind of VAE."}
+
+    def ask(asked: list[dict[str, str]]) -> list[str]:
+        return [whys[each["kind"]] for each in asked]
+
+    assert staying(graph(), ask) == {"vae": "it is another kind of VAE."}
+    whys["UNETLoader"] = "it is broken."
+    with pytest.raises(NotMeasured, match="to one GPU: it is broken"):
+        staying(graph(), ask)
+    with pytest.raises(NotMeasured, match="no Load Diffusion Model"):
+        staying({}, ask)

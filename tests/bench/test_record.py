@@ -1,0 +1,129 @@
+"""What a benchmark's events come to, and how a record is read, shown, and gathered in the page of measured rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend import markdown
+from parallel_backend.bench.client import Progress, Run
+from parallel_backend.bench.measure import pace, phases, step_times
+from parallel_backend.bench.record import (
+    HEAD,
+    Card,
+    Job,
+    Phases,
+    Record,
+    Side,
+    decoded,
+    encoded,
+    row,
+    table,
+)
+from parallel_backend.distance import error_of
+
+MEASURED = Path(__file__).parents[2] / "docs" / "measured"
+FILES = sorted(MEASURED.glob("*.json"))
+
+
+def run() -> Run:
+    """Two samplers' steps, the second's last told twice, and a node before and behind them."""
+    told = [
+        ("high", 1, 12.0),
+        ("high", 2, 13.0),
+        ("low", 1, 15.0),
+        ("low", 2, 16.5),
+        ("low", 2, 16.6),
+        ("vae", 1, 18.0),
+    ]
+    return Run(
+        "id",
+        "success",
+        submitted=10.0,
+        ended=19.0,
+        started={"text": 10.1, "high": 11.0, "low": 13.1, "vae": 16.7},
+        progress=[Progress(value, 2, node, time) for node, value, time in told],
+    )
+
+
+def test_a_runs_phases_are_its_whole() -> None:
+    found = phases(run(), ["high", "low"])
+    assert found == Phases(text=1.0, start=1.0, denoise=4.5, decode=2.5)
+    assert found.whole == 9.0
+
+
+def test_a_steps_pace_does_not_count_what_is_between_samplers() -> None:
+    assert step_times(run(), ["high", "low"]) == [[12.0, 13.0], [15.0, 16.5]]
+    assert pace(step_times(run(), ["high", "low"])) == 1.25
+    assert pace([[1.0]]) == 0.0
+
+
+def test_an_error_is_relative_and_nothing_that_is_no_number_passes() -> None:
+    one = torch.ones(4)
+    assert error_of(one * 1.5, one) == pytest.approx(0.5)
+    assert error_of(one * float("nan"), one) == float("inf")
+    assert error_of(torch.ones(5), one) == float("inf")
+
+
+TIMES = Phases(1.0, 2.0, 3.0, 4.0)
+
+
+def record(*sides: Side) -> Record:
+    cards = [Card("RTX 4090", 24), Card("RTX 3090", 24), Card("RTX 4090", 24)]
+    job = Job("graph", ["a.safetensors"], "1024x1024", 20)
+    return Record("2026-11-25", job, cards, "", 8, 1, None, 0, {"comfyui": "0.30.0", "torch": "2.11"}, "abc", [*sides])
+
+
+SIDES = (
+    Side("stock ComfyUI", 0, "", 0.81, TIMES, TIMES, {"cuda:0": 12_000_000_000}),
+    Side("0", 1, "1 worker", 0.8, TIMES, TIMES, {"cuda:0": 13_000_000_000}, 0, 2e-7),
+    Side("0-1", 2, "ulysses 2", 0.45, TIMES, Phases(0, 0, 5, 1), {"cuda:0": 7_000_000_000}, 1_000_000, 3e-7),
+    Side("0-3", 4, failed="out of memory"),
+)
+
+
+def test_a_row_has_what_was_measured_and_what_could_not_be() -> None:
+    found = dict(zip(HEAD, row(record(*SIDES)), strict=True))
+    assert found["machine"] == "2 x RTX 4090, RTX 3090"
+    assert [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")] == [
+        "0.81 s",
+        "0.8 s",
+        "0.45 s",
+        "cannot",
+        "",
+    ]
+    assert (found["whole job"], found["peak a device"]) == ("10.0 s → 6.0 s", "12.0 GB → 7.00 GB")
+    assert (found["sent"], found["error"]) == ("1.00 MB", "3.0e-07")
+
+
+def test_a_record_of_the_first_side_alone_has_a_row() -> None:
+    """An interrupted benchmark's."""
+    found = dict(zip(HEAD, row(record(SIDES[0])), strict=True))
+    assert (found["stock"], found["on 1"], found["whole job"], found["error"]) == ("0.81 s", "", "10.0 s", "")
+
+
+def test_a_table_has_a_line_a_side() -> None:
+    head, *lines = table(record(*SIDES)).splitlines()
+    assert "denoise" in head and len(lines) == len(SIDES)
+    assert lines[2].startswith("0-1 (ulysses 2)") and lines[3] == "0-3: out of memory"
+
+
+def test_a_record_comes_back_from_its_file() -> None:
+    whole = record(*SIDES)
+    assert decoded(encoded(whole)) == whole
+    with pytest.raises(msgspec.DecodeError):
+        decoded(b"{}")
+
+
+def test_there_are_measured_files() -> None:
+    assert FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_measured_file_has_its_row_on_the_page(path: Path) -> None:
+    """As the command prints it."""
+    line = markdown.table(HEAD, [row(decoded(path.read_bytes()))]).splitlines()[-1]
+    assert f"{line}\n" in (MEASURED / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,30 @@
+// @ts-check
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { inOrder, styleOf } from "../../web/templates.js";
+import { ENGLISH, LANGUAGES } from "./languages.js";
+
+test("the pack's templates come in its order, with what the order does not name behind them; others' stay as they are", () => {
+  const others = { another: ["b", "a"] };
+  const listed = { ...others, "A pack": ["new", "Chroma", "FLUX.1 dev", "Sprites"] };
+  assert.deepEqual(inOrder(listed, "A pack", ["Sprites", "FLUX.1 dev", "Chroma"]), {
+    ...others,
+    "A pack": ["Sprites", "FLUX.1 dev", "Chroma", "new"],
+  });
+  assert.deepEqual(inOrder(others, "A pack", ["Sprites"]), others);
+});
+
+test("a description stands in the place of the card's own, whatever characters it has", () => {
+  const style = styleOf({ "FLUX.1 dev": 'Pictures of "words".' });
+  assert.match(style, /^\[data-testid="template-workflow-FLUX\.1 dev"\] p \{ font-size: 0 \} /);
+  assert.match(style, / p::after \{ content: "Pictures of \\"words\\"\."; /);
+});
+
+test("every language describes the same templates, in the same order, and none by its name", () => {
+  const templates = Object.keys(ENGLISH.templates);
+  assert.equal(templates[0], "Sprites without a GPU");
+  for (const { parallel } of Object.values(LANGUAGES)) {
+    assert.deepEqual(Object.keys(parallel.templates), templates);
+    for (const [name, text] of Object.entries(parallel.templates)) assert.ok(text && !text.includes(name), name);
+  }
+});

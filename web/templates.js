@@ -1,0 +1,54 @@
+// @ts-check
+/** The pack's cards in ComfyUI's template browser: those that run at once come first, and each says what it makes.
+ *
+ * ComfyUI lists a pack's templates as the disk has them, and shows a file's name as title and as description.
+ */
+
+/** @import { Api, Templates } from "./comfyui" */
+/** @import { Words } from "./words" */
+
+/** The folder that ComfyUI has the pack in, by which it calls the pack's templates. */
+const PACK = decodeURIComponent(new URL(".", import.meta.url).pathname.split("/").at(-2) ?? "");
+
+/**
+ * Has the template browser show them so. A ComfyUI that lists or draws them in another way shows them as it does others'.
+ *
+ * @param {Api} api
+ * @param {Words} words
+ */
+export function describeTemplates(api, words) {
+  const list = api.getWorkflowTemplates?.bind(api);
+  if (list) api.getWorkflowTemplates = async () => inOrder(await list(), PACK, Object.keys(words.templates));
+  const sheet = document.createElement("style");
+  sheet.textContent = styleOf(words.templates);
+  document.head.append(sheet);
+}
+
+/**
+ * All packs' templates, with those of one pack in an order; what the order does not name comes last.
+ *
+ * @param {Templates} templates
+ * @param {string} pack
+ * @param {readonly string[]} order
+ * @returns {Templates}
+ */
+export function inOrder(templates, pack, order) {
+  const ours = templates[pack];
+  if (!ours) return templates;
+  const place = (/** @type {string} */ name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  return { ...templates, [pack]: ours.toSorted((one, other) => place(one) - place(other)) };
+}
+
+/**
+ * What shows descriptions in the place of those on the cards.
+ *
+ * @param {Readonly<Record<string, string>>} descriptions by the templates' names
+ * @returns {string}
+ */
+export function styleOf(descriptions) {
+  const rules = Object.entries(descriptions).map(([name, description]) => {
+    const text = `[data-testid=${JSON.stringify(`template-workflow-${name}`)}] p`;
+    return `${text} { font-size: 0 } ${text}::after { content: ${JSON.stringify(description)}; font-size: 0.875rem }`;
+  });
+  return rules.join("\n");
+}
