@@ -45,8 +45,8 @@ MASKED = -1e4
 """Below this a number added to attention scores hides a token."""
 
 
-NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-"""Arguments that may be given by name: Python's own binding asks more of each call than a block's takes."""
+PLACED = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+"""Arguments that may be given by their place."""
 
 
 class Arguments:
@@ -62,10 +62,10 @@ class Arguments:
         self._signature = inspect.signature(block.forward)
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-        named = [p for p in self._signature.parameters.values() if p.kind in NAMED]
-        self._places = tuple(p.name for p in named if p.kind is not inspect.Parameter.KEYWORD_ONLY)
-        self._needed = frozenset(p.name for p in named if p.default is inspect.Parameter.empty)
-        self._taken = frozenset(p.name for p in named)
+        single = [p for p in self._signature.parameters.values() if p.kind in (*PLACED, inspect.Parameter.KEYWORD_ONLY)]
+        self._places = tuple(p.name for p in single if p.kind in PLACED)
+        self._needed = frozenset(p.name for p in single if p.default is inspect.Parameter.empty)
+        self._taken = frozenset(p.name for p in single)
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
         in_tuples = {name for names in group.tuples.values() for name in names}
@@ -85,6 +85,7 @@ class Arguments:
         """
         if self._unnamed:
             return {**dict(zip(self._unnamed, args, strict=True)), **kwargs}
+        # Python's own binding, asked for each block, takes longer than all else here: it is left to what is not plain.
         values = {**dict(zip(self._places, args, strict=False)), **kwargs}
         plain = len(args) <= len(self._places) and len(values) == len(args) + len(kwargs)
         if not plain or not self._needed <= values.keys() <= self._taken:
