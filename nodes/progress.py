@@ -21,7 +21,7 @@ from server import PromptServer
 
 from ..parallel_backend.errors import NotFinite, Refused, WorkerFailed
 from ..parallel_backend.host.planning.events import Event, Measuring, Planned, Ran, Starting
-from ..parallel_backend.host.runs.outcome import Outcome, in_words, outcome, part_of
+from ..parallel_backend.host.runs.outcome import Outcome, Times, in_words, outcome, part_of
 
 EVENT = "parallel.ran"
 """Told to the page, with the node's id, when a run has ended well."""
@@ -135,7 +135,8 @@ class Progress:
                 self._alone[job] = run.pace
             alone = self._alone.get(job)
         seconds = time.monotonic() - run.started - run.starting
-        publish(outcome(run.ran, run.planned, seconds, run.steps, run.pace, alone, run.warnings, run.starting))
+        times = Times(seconds, run.starting, run.steps, run.pace)
+        publish(outcome(run.ran, run.planned, times, alone, run.warnings))
 
 
 def left_in_words(seconds: float) -> list[str]:

@@ -71,21 +71,21 @@ class Proofs:
         """
         self._proofs_of(config, model, ())
 
-    def check(self, config: Any, model: Any, given: Collection[str], say: Callable[[str], None]) -> list[str]:
+    def check(self, config: Any, model: Any, conditioning: Collection[str], say: Callable[[str], None]) -> list[str]:
         """Wait until a model is known to be right for what a graph gives it; what is to be said of that, once.
 
         Args:
-            given: the names of the graph's conditioning.
+            conditioning: the names of the graph's conditioning.
             say: told what is waited for.
 
         Raises:
             Refused: it is wrong.
             InterruptProcessingException: ComfyUI's Cancel.
         """
-        proofs = self._proofs_of(config, model, given)
+        proofs = self._proofs_of(config, model, conditioning)
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, say))]
 
-    def _proofs_of(self, config: Any, model: Any, given: Collection[str]) -> list[Proof]:
+    def _proofs_of(self, config: Any, model: Any, conditioning: Collection[str]) -> list[Proof]:
         """Those that a graph takes, begun; none for a model whose forward is not spread, or whose class is a tested version's."""
         if not isinstance(config, ComfyConfig):
             return []
@@ -97,7 +97,7 @@ class Proofs:
             return []
         asked = [
             Asked(config.kind, case, name, chosen(configuration))
-            for case in cases_of(config.kind, configuration, given)
+            for case in cases_of(config.kind, configuration, conditioning)
         ]
         with self._done:
             wanted = [self._proofs.get(key) or Proof(key, each) for each in asked for key in [key_of(each, sources)]]

@@ -216,14 +216,14 @@ class RemoteModel:
         parts = [part for call in calls for part in by_mask(call)]
         try:
             answer = self.backend.forward(
-                self.spec,
-                plan,
-                dtype_name(dtype),
                 parts,
                 caller(),
                 adapters,
                 residuals,
-                working,
+                model=self.spec,
+                plan=plan,
+                compute_dtype=dtype_name(dtype),
+                working=working,
             )
         except Cancelled:
             raise interruption() from None

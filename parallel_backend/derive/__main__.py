@@ -37,15 +37,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Have a process of its own derive and print; 1 where it proved nothing."""
-    given = parser().parse_args(arguments)
-    variables = {**os.environ, FOLDER: os.path.abspath(given.comfyui), ARGUMENTS: '["--cpu"]'}
-    command = [sys.executable, "-m", f"{__package__}.child", str(given.file), str(given.memory)]
+    options = parser().parse_args(arguments)
+    variables = {**os.environ, FOLDER: os.path.abspath(options.comfyui), ARGUMENTS: '["--cpu"]'}
+    command = [sys.executable, "-m", f"{__package__}.child", str(options.file), str(options.memory)]
     with subprocess.Popen(command, env=variables, start_new_session=True) as child:
         try:
-            code = child.wait(given.minutes * 60)
+            code = child.wait(options.minutes * 60)
         except subprocess.TimeoutExpired:
             print(
-                f"{given.file.name} was not derived within {given.minutes:g} minutes: give it more (--minutes), or write its "
+                f"{options.file.name} was not derived within {options.minutes:g} minutes: give it more (--minutes), or write its "
                 "declaration by hand (docs/adding-a-model.md).",
                 file=sys.stderr,
             )
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _end(child)
     if code not in (0, 1):
         print(
-            f"{given.file.name} was not derived, because the process that tried ended with {code}: see above, or give it less "
+            f"{options.file.name} was not derived, because the process that tried ended with {code}: see above, or give it less "
             "memory (--memory).",
             file=sys.stderr,
         )

@@ -38,9 +38,9 @@ class ModelCall:
 
     def of(self, model: Callable[..., Any], options: Options | None = None) -> Tensor:
         """What the model gives, which may write into what it is given."""
-        given: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
+        arguments: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
         out = model(
-            self.latent.clone(), self.timestep, transformer_options={**self.options, **(options or {})}, **given
+            self.latent.clone(), self.timestep, transformer_options={**self.options, **(options or {})}, **arguments
         )
         assert isinstance(out, Tensor)
         return out

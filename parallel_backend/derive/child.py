@@ -38,12 +38,10 @@ def _first(path: Path, limit: float) -> tuple[str, Derived]:
     refused: Refused | None = None
     for kind, subject in subject_of(path, limit):
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
-        given = ", ".join(
+        arguments = ", ".join(
             sorted(name for name, value in subject.call(subject.sizes).arguments.items() if value is not None)
         )
-        remarks = (
-            f"{kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {given}"
-        )
+        remarks = f"{kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {arguments}"
         try:
             return kind, derive(subject, name, remarks)
         except Refused as error:

@@ -119,7 +119,7 @@ class Description:
         """Those of the first attention that is spread, and their width."""
         for attention, call in zip(self.attentions, self.probe.attentions, strict=True):
             if isinstance(attention, d.Spread):
-                return call.given.q.shape[1], call.given.q.shape[3]
+                return call.operands.q.shape[1], call.operands.q.shape[3]
         return None
 
     def kinds(self, name: str) -> Iterator[d.StreamKind]:
@@ -159,14 +159,14 @@ class Description:
 
     def _attention(self, number: int) -> None:
         """What kind an attention is of, and whose tokens its queries are."""
-        given = self.probe.attentions[number].given
+        operands = self.probe.attentions[number].operands
         keys = self._laid({name: each.v[number] for name, each in self._follows.items()})
         queries = {name: each.q[number] for name, each in self._follows.items()}
-        at, alike = 0, given.q.shape[2] == given.k.shape[2] and bool(keys)
+        at, alike = 0, operands.q.shape[2] == operands.k.shape[2] and bool(keys)
         for name in keys:
             alike, at = alike and self._is_run_at(name, queries[name], at), at + self.length(name)
         if alike:
-            self.attentions.append(d.Spread(keys, kv_heads=shared_heads(given.q, given.k, given.v)))
+            self.attentions.append(d.Spread(keys, kv_heads=shared_heads(operands.q, operands.k, operands.v)))
             self.queries.append(keys)
             return
         reached = [

@@ -32,7 +32,7 @@ class Attention:
     called it without transformer_options.
     """
 
-    given: Operands
+    operands: Operands
     mask: Tensor | None
     within: tuple[str, ...]
     attends_in: str
@@ -112,7 +112,7 @@ def token_wise(seen: Look) -> Iterator[None]:
 @contextmanager
 def _watched(seen: Look, path: str, module: nn.Module, recorded: bool) -> Iterator[None]:
     """Write down each call of a module."""
-    given: list[tuple[dict[str, Any], Any]] = []
+    begun: list[tuple[dict[str, Any], Any]] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         seen.within.append(path)
@@ -120,12 +120,12 @@ def _watched(seen: Look, path: str, module: nn.Module, recorded: bool) -> Iterat
         if recorded:
             values = by_name(module, args, kwargs)
             options = values.pop(OPTIONS, None)
-            given.append((mapped(values, torch.clone), options))
+            begun.append((mapped(values, torch.clone), options))
 
     def leave(module: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
         seen.within.pop()
         if recorded:
-            values, options = given.pop()
+            values, options = begun.pop()
             seen.runs.append(Run(path, module, values, options, mapped(returned, torch.clone)))
 
     handles = (
@@ -159,10 +159,10 @@ class _Answer:
         skip_output_reshape: bool = False,
         **others: Any,
     ) -> Tensor:
-        given = Operands.of(q, k, v, heads, skip_reshape, others)
-        kept = Operands(given.q.clone(), given.k.clone(), given.v.clone())
+        operands = Operands.of(q, k, v, heads, skip_reshape, others)
+        kept = Operands(operands.q.clone(), operands.k.clone(), operands.v.clone())
         self._seen.attentions.append(Attention(kept, mask, tuple(self._seen.within), self._attends_in))
-        out = _token_by_token(given)
+        out = _token_by_token(operands)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
 
@@ -177,9 +177,9 @@ def _changed(name: str, value: Any, change: Callable[[str, int, Tensor], Tensor]
     return mapped(value, next_one)
 
 
-def _token_by_token(given: Operands) -> Tensor:
+def _token_by_token(operands: Operands) -> Tensor:
     """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone."""
-    q, v = given.q, given.v
+    q, v = operands.q, operands.v
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     if q.shape[3] != v.shape[3]:
         q = q.mean(dim=3, keepdim=True).expand(*q.shape[:3], v.shape[3])

@@ -96,7 +96,7 @@ class Probe:
 
 
 def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
-    operands = [each.movedim(1, 2) for a in attentions for each in (a.given.q, a.given.k, a.given.v)]
+    operands = [each.movedim(1, 2) for a in attentions for each in (a.operands.q, a.operands.k, a.operands.v)]
     return [*(each.flatten(2) for each in operands), *tensors_in(returned)]
 
 

@@ -126,7 +126,7 @@ class _Calls:
         if pooled:
             prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
         found = self._base.extra_conds(noise=latent, latent_image=latent, device=latent.device, **prompt)
-        given = {
+        conditioning = {
             name: each.process_cond(batch_size=1, device=latent.device, area=None).cond for name, each in found.items()
         }
         time = self._base.model_sampling.sigma_max.reshape(1) * 0.6
@@ -136,7 +136,7 @@ class _Calls:
 
         handle = self._base.diffusion_model.register_forward_pre_hook(called, with_kwargs=True)
         try:
-            self._base.apply_model(latent, time, **given)
+            self._base.apply_model(latent, time, **conditioning)
         except _Called as call:
             (x, timestep), arguments = call.args
         finally:

@@ -83,14 +83,14 @@ def written(value: Any, indent: str) -> str:
         having, without = (written(each, deeper) for each in (value.having, value.without))
         return f"lambda block: {having} if {_quoted(value.mark)} in dict(block.named_modules()) else {without}"
     if is_dataclass(value) and not isinstance(value, type):
-        given = [
+        keywords = [
             f"{each.name}={written(getattr(value, each.name), deeper)}"
             for each in fields(value)
             if not _is_default(each, getattr(value, each.name))
         ]
-        if not given:
+        if not keywords:
             return f"{type(value).__name__}()"
-        return _listed(f"{type(value).__name__}(", given, ")", indent)
+        return _listed(f"{type(value).__name__}(", keywords, ")", indent)
     if isinstance(value, Mapping):
         return _listed(
             "{", [f"{written(key, deeper)}: {written(each, deeper)}" for key, each in value.items()], "}", indent

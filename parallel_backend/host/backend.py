@@ -128,41 +128,36 @@ class Backend:
 
     def forward(
         self,
-        model: ModelSpec,
-        plan: ResolvedPlan,
-        compute_dtype: str,
         calls: Sequence[Conditioning],
         caller: Caller,
         adapters: AdapterSet = NONE,
         residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
-        working: int = 0,
+        **fields: Any,
     ) -> Answer:
-        """Run the model once for each call, with adapters in the weights; raises as `sample` does.
+        """Run the model once for each call, with adapters in the weights; `fields` are the others of the Forward message.
+
+        Raises as `sample` does.
 
         The answer's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
 
         Args:
             residuals: what a ControlNet adds, and its tensors, for the calls' batches one behind the other.
-            working: as in the message.
         """
         added, added_tensors = residuals or (None, {})
         message = Forward(
             request=self._number(),
-            model=model,
-            plan=plan,
-            compute_dtype=compute_dtype,
             adapters=adapters.id,
             calls=len(calls),
             values=[dict(call.values) for call in calls],
             residuals=added,
-            working=working,
+            **fields,
         )
         tensors = {
             f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()
         }
         tensors |= added_tensors
         answer = self._request(Exchange(message, tensors, adapters, caller))
-        check_finite(answer.frame.tensors["result"], "One model call", compute_dtype)
+        check_finite(answer.frame.tensors["result"], "One model call", message.compute_dtype)
         return answer
 
     def decode(

@@ -114,7 +114,9 @@ class Runner:
     def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
         """One forward of any model for each call, in fp32; the outputs joined along the batch."""
         spec = spec_of(family, path)
-        self.answer = self.backend.forward(spec, plan, "float32", [*map(Conditioning, calls)], Caller())
+        self.answer = self.backend.forward(
+            [*map(Conditioning, calls)], Caller(), model=spec, plan=plan, compute_dtype="float32"
+        )
         return self.answer.frame.tensors["result"]
 
     def decode(

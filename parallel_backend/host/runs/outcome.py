@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -36,22 +37,24 @@ class Outcome(msgspec.Struct, frozen=True):
     compiling: float = 0.0
 
 
+@dataclass(frozen=True)
+class Times:
+    """The seconds that a run took without `starting` workers, and those of a step once it was going; no steps are 0."""
+
+    seconds: float
+    starting: float = 0.0
+    steps: int = 0
+    seconds_a_step: float = 0.0
+
+
 def outcome(
-    ran: Sequence[Ran],
-    planned: Planned | None,
-    seconds: float,
-    steps: int = 0,
-    seconds_a_step: float = 0.0,
-    alone: float | None = None,
-    warnings: Sequence[str] = (),
-    starting: float = 0.0,
+    ran: Sequence[Ran], planned: Planned | None, times: Times, alone: float | None = None, warnings: Sequence[str] = ()
 ) -> Outcome:
     """The outcome of a run.
 
     Args:
         ran: its requests, at least one.
         planned: how its plan was chosen, if it was.
-        seconds: it took, without `starting` workers; `seconds_a_step` once it was going.
         alone: measured seconds a step of the same job on one device, if they are known.
         warnings: what the user should know besides.
     """
@@ -67,22 +70,22 @@ def outcome(
     busy = sum(report.seconds for report in reports)
     gain, gain_is = None, ""
     if plan.world_size > 1 and alone is not None:
-        gain, gain_is = alone / seconds_a_step, "measured"
+        gain, gain_is = alone / times.seconds_a_step, "measured"
     elif plan.world_size > 1 and planned is not None and planned.choice.single.breakdown.fits_into(planned.memory):
         gain, gain_is = predicted_gain(planned.choice), "predicted"
     return Outcome(
         plan=describe(plan),
         why=planned.choice.why if planned else "",
-        seconds=seconds,
-        steps=steps,
-        seconds_a_step=seconds_a_step,
+        seconds=times.seconds,
+        steps=times.steps,
+        seconds_a_step=times.seconds_a_step,
         peak=peak,
         waiting=sum(report.waiting for report in reports) / busy if busy else 0.0,
         sent=sum(sum(report.sent.values()) for report in reports),
         gain=gain,
         gain_is=gain_is,
         warnings=[*(_slower_than_one(planned.choice) if planned else ()), *warnings],
-        starting=starting,
+        starting=times.starting,
         compiling=max(report.compiling for report in reports),
     )
 

@@ -42,9 +42,9 @@ def _first(case: Case) -> Case:
     def one(value: Any) -> Any:
         return value[:1] if isinstance(value, Tensor) and value.shape[:1] == (batch,) else value
 
-    given = {name: _each(one, value) for name, value in case.arguments.items()}
+    arguments = {name: _each(one, value) for name, value in case.arguments.items()}
     shapes = tuple((1, *shape[1:]) for shape in case.shapes)
-    return replace(case, x=case.x[:1], timestep=_each(one, case.timestep), arguments=given, shapes=shapes)
+    return replace(case, x=case.x[:1], timestep=_each(one, case.timestep), arguments=arguments, shapes=shapes)
 
 
 def _pair(first: Case, second: Case) -> Pair:
@@ -55,10 +55,10 @@ def _pair(first: Case, second: Case) -> Pair:
             return type(one)(two(*each) for each in zip(one, other, strict=True))
         return one
 
-    given = {name: two(value, second.arguments[name]) for name, value in first.arguments.items()}
+    arguments = {name: two(value, second.arguments[name]) for name, value in first.arguments.items()}
     shapes = tuple((2, *shape[1:]) for shape in first.shapes)
     time = two(first.timestep, second.timestep)
-    together = replace(first, x=two(first.x, second.x), timestep=time, arguments=given, shapes=shapes)
+    together = replace(first, x=two(first.x, second.x), timestep=time, arguments=arguments, shapes=shapes)
     return Pair(together, (first, second))
 
 

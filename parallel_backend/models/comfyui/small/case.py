@@ -96,9 +96,9 @@ class Case:
 
     def stock(self) -> Tensor:
         """What ComfyUI's own forward gives, which may write into what it is given."""
-        given: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
+        arguments: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
         x = self.unpacked(self.x.clone())
-        return packed(self.model(x, self.timestep, transformer_options=dict(self.options), **given))
+        return packed(self.model(x, self.timestep, transformer_options=dict(self.options), **arguments))
 
 
 Small: TypeAlias = Callable[[Builder], Case]

@@ -13,18 +13,18 @@ class Input:
     """A small model's call, by its name.
 
     Attributes:
-        given: the conditioning that a graph gives where it takes such a call.
+        conditioning: the conditioning that a graph gives where it takes such a call.
         of: what the configuration of files has set whose models are like this one; empty for all others.
     """
 
     case: str
-    given: frozenset[str] = frozenset()
+    conditioning: frozenset[str] = frozenset()
     of: str = ""
 
 
 def _of(plain: str, **others: str) -> tuple[Input, ...]:
     """A plain call, and others by the conditioning that makes them so."""
-    return Input(plain), *(Input(case, frozenset({given})) for given, case in others.items())
+    return Input(plain), *(Input(case, frozenset({conditioning})) for conditioning, case in others.items())
 
 
 FLUX = _of("flux", ref_latents="flux, references")
@@ -119,15 +119,15 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
 """By ComfyUI's names of declared models: the plain call, which comes first, and others."""
 
 
-def cases_of(kind: str, configuration: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, ...]:
+def cases_of(kind: str, configuration: Mapping[str, Any], conditioning: Collection[str] = ()) -> tuple[str, ...]:
     """The names of the calls that prove a class.
 
     Args:
         configuration: of the file, as ComfyUI detects it.
-        given: the names of the conditioning in the graph; the plain calls are always among them.
+        conditioning: the names of the conditioning in the graph; the plain calls are always among them.
     """
     versions = {each.of for each in KINDS[kind] if each.of and configuration.get(each.of)} or {""}
-    found = (each.case for each in KINDS[kind] if each.of in versions and each.given <= {*given})
+    found = (each.case for each in KINDS[kind] if each.of in versions and each.conditioning <= {*conditioning})
     return tuple(dict.fromkeys(found))
 
 

@@ -17,13 +17,13 @@ def _krea2(builder: Builder, references: str = "") -> Case:
         features=2 * WIDTH, tdim=32, txtdim=24, heads=HEADS * 2, kvheads=2, multiplier=1, layers=3, txtlayers=2, txtheads=3,
         txtkvheads=3,
     )  # fmt: skip
-    given: dict[str, Any] = {"context": text()}
+    arguments: dict[str, Any] = {"context": text()}
     if references:
-        given |= {
+        arguments |= {
             "ref_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
             "ref_latents_method": references,
         }
-    return case("Krea2", model, draw(1, 16, 1, 9, 14, seed=1), given)
+    return case("Krea2", model, draw(1, 16, 1, 9, 14, seed=1), arguments)
 
 
 def _omnigen2(builder: Builder, references: bool = False) -> Case:
@@ -31,10 +31,10 @@ def _omnigen2(builder: Builder, references: bool = False) -> Case:
         hidden_size=2 * WIDTH, num_layers=2, num_refiner_layers=2, num_attention_heads=HEADS * 2, num_kv_heads=HEADS,
         multiple_of=64, axes_dim_rope=AXES, text_feat_dim=TEXT,
     )  # fmt: skip
-    given: dict[str, Any] = {"context": text(), "num_tokens": 7}
+    arguments: dict[str, Any] = {"context": text(), "num_tokens": 7}
     if references:
-        given["ref_latents"] = [draw(1, 16, 6, 5, seed=4), draw(1, 16, 3, 4, seed=5)]
-    return case("Omnigen2", model, draw(1, 16, 9, 14, seed=1), given)
+        arguments["ref_latents"] = [draw(1, 16, 6, 5, seed=4), draw(1, 16, 3, 4, seed=5)]
+    return case("Omnigen2", model, draw(1, 16, 9, 14, seed=1), arguments)
 
 
 def sd3(builder: Builder, attend_twice: tuple[int, ...] = (), **others: Any) -> Case:
@@ -65,8 +65,8 @@ def _hidream(builder: Builder, **edited: Tensor) -> Case:
         num_attention_heads=HEADS, caption_channels=[TEXT, 40], text_emb_dim=32, axes_dims_rope=(16, 8, 8),
         llama_layers=[0, 2, 1, 2],
     )  # fmt: skip
-    given = {"context": text(), "y": draw(1, 32, seed=3), "encoder_hidden_states_llama3": draw(1, 3, 5, 40, seed=4)}
-    return case("HiDream", model, draw(1, 16, 9, 14, seed=1), given | edited)
+    arguments = {"context": text(), "y": draw(1, 32, seed=3), "encoder_hidden_states_llama3": draw(1, 3, 5, 40, seed=4)}
+    return case("HiDream", model, draw(1, 16, 9, 14, seed=1), arguments | edited)
 
 
 def _kandinsky(builder: Builder) -> Case:
@@ -74,8 +74,8 @@ def _kandinsky(builder: Builder) -> Case:
         in_text_dim=TEXT, in_text_dim2=32, time_dim=64, model_dim=HEADS * 64, ff_dim=128, visual_embed_dim=64,
         num_text_blocks=1, num_visual_blocks=3, axes_dims=(16, 24, 24), rope_scale_factor=(1.0, 1.0, 1.0),
     )  # fmt: skip
-    given = {"context": text(batch=2), "y": draw(2, 32, seed=3), "attention_mask": torch.ones(2, 7)}
-    return case("Kandinsky5Image", model, draw(2, 16, 10, 14, seed=1), given)
+    arguments = {"context": text(batch=2), "y": draw(2, 32, seed=3), "attention_mask": torch.ones(2, 7)}
+    return case("Kandinsky5Image", model, draw(2, 16, 10, 14, seed=1), arguments)
 
 
 def _joyimage(builder: Builder, references: bool = False) -> Case:
@@ -83,10 +83,10 @@ def _joyimage(builder: Builder, references: bool = False) -> Case:
         hidden_size=WIDTH, num_attention_heads=HEADS, text_dim=TEXT, mlp_width_ratio=1.0, num_layers=3, theta=10000,
         rope_dim_list=list(AXES),
     )  # fmt: skip
-    given: dict[str, Any] = {"context": text()}
+    arguments: dict[str, Any] = {"context": text()}
     if references:
-        given["ref_latents"] = [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)]
-    return case("JoyImage", model, draw(1, 16, 1, 9, 14, seed=1), given)
+        arguments["ref_latents"] = [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)]
+    return case("JoyImage", model, draw(1, 16, 1, 9, 14, seed=1), arguments)
 
 
 def _lens(builder: Builder, mask: tuple[int, ...]) -> Case:
@@ -94,8 +94,8 @@ def _lens(builder: Builder, mask: tuple[int, ...]) -> Case:
         num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, enc_hidden_dim=TEXT // 2,
         selected_layer_index=(5, 11), axes_dims_rope=AXES,
     )  # fmt: skip
-    given = {"context": text(), "attention_mask": torch.tensor([mask])}
-    return case("Lens", model, draw(1, 128, 5, 7, seed=1), given)
+    arguments = {"context": text(), "attention_mask": torch.tensor([mask])}
+    return case("Lens", model, draw(1, 128, 5, 7, seed=1), arguments)
 
 
 def _boogu(builder: Builder, references: bool = False) -> Case:
@@ -104,10 +104,10 @@ def _boogu(builder: Builder, references: bool = False) -> Case:
         num_attention_heads=HEADS * 2, num_kv_heads=HEADS, multiple_of=64, axes_dim_rope=AXES,
         instruction_feat_dim=TEXT,
     )  # fmt: skip
-    given: dict[str, Any] = {"context": text(), "num_tokens": 7}
+    arguments: dict[str, Any] = {"context": text(), "num_tokens": 7}
     if references:
-        given["ref_latents"] = [draw(1, 16, 6, 5, seed=4)]
-    return case("Boogu", model, draw(1, 16, 9, 14, seed=1), given)
+        arguments["ref_latents"] = [draw(1, 16, 6, 5, seed=4)]
+    return case("Boogu", model, draw(1, 16, 9, 14, seed=1), arguments)
 
 
 def _ideogram(builder: Builder) -> Case:
@@ -126,14 +126,14 @@ def _ernie(builder: Builder) -> Case:
     return case("ErnieImage", model, draw(2, 128, 5, 7, seed=1), {"context": text(batch=2)})
 
 
-def _mage_flow(builder: Builder, given: Mapping[str, Any]) -> Case:
+def _mage_flow(builder: Builder, arguments: Mapping[str, Any]) -> Case:
     """Its time in bf16, as ComfyUI's class around it gives it."""
     model = builder.model("mage_flow.model.MageFlowTransformer2DModel",
         num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, joint_attention_dim=TEXT,
         axes_dims_rope=AXES,
     )  # fmt: skip
     time = torch.tensor([0.6], dtype=torch.bfloat16)
-    return case("MageFlow", model, draw(1, 128, 5, 7, seed=1), {"context": text(), **given}, time)
+    return case("MageFlow", model, draw(1, 128, 5, 7, seed=1), {"context": text(), **arguments}, time)
 
 
 PICTURES: Mapping[str, Small] = {

@@ -18,10 +18,17 @@ def _flux(builder: Builder, references: bool = False) -> Case:
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True,
         guidance_embed=True, txt_ids_dims=[],
     )  # fmt: skip
-    given: dict[str, Any] = {"context": text(batch=2), "y": draw(2, 32, seed=3), "guidance": torch.tensor([3.5, 4.0])}
+    arguments: dict[str, Any] = {
+        "context": text(batch=2),
+        "y": draw(2, 32, seed=3),
+        "guidance": torch.tensor([3.5, 4.0]),
+    }
     if references:
-        given |= {"ref_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)], "ref_latents_method": "offset"}
-    return case("Flux", model, draw(2, 16, 9, 14, seed=1), given)
+        arguments |= {
+            "ref_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)],
+            "ref_latents_method": "offset",
+        }
+    return case("Flux", model, draw(2, 16, 9, 14, seed=1), arguments)
 
 
 def _flux2(builder: Builder) -> Case:
@@ -31,8 +38,8 @@ def _flux2(builder: Builder) -> Case:
         qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
         default_ref_method="index", ref_index_scale=10.0,
     )  # fmt: skip
-    given = {"context": text(), "guidance": torch.tensor([4.0]), "ref_latents": [draw(1, 16, 4, 5, seed=4)]}
-    return case("Flux2", model, draw(1, 16, 7, 5, seed=1), given | {"ref_latents_method": "index_timestep_zero"})
+    arguments = {"context": text(), "guidance": torch.tensor([4.0]), "ref_latents": [draw(1, 16, 4, 5, seed=4)]}
+    return case("Flux2", model, draw(1, 16, 7, 5, seed=1), arguments | {"ref_latents_method": "index_timestep_zero"})
 
 
 def _chroma(builder: Builder) -> Case:
@@ -60,21 +67,21 @@ def _qwen(builder: Builder, masked: bool = False, method: str = "") -> Case:
         num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, joint_attention_dim=TEXT,
         axes_dims_rope=AXES,
     )  # fmt: skip
-    given: dict[str, Any] = {"context": text()}
+    arguments: dict[str, Any] = {"context": text()}
     if masked:
-        given["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
+        arguments["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
     if method:
-        given |= {
+        arguments |= {
             "ref_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
             "ref_latents_method": method,
         }
-    return case("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), given)
+    return case("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), arguments)
 
 
 def wan(
     builder: Builder,
     kind: str,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     timestep: Tensor | None = None,
     height: int = 7,
     **others: Any,
@@ -83,7 +90,7 @@ def wan(
     sizes = {"in_dim": 16, "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
     model = builder.model("wan.model.WanModel", **sizes | others)
     x = draw(1, others.get("in_dim", 16), 3, height, 10, seed=1)
-    return case(kind, model, x, {"context": text(), **given}, timestep)
+    return case(kind, model, x, {"context": text(), **arguments}, timestep)
 
 
 def _vace(builder: Builder) -> Case:
@@ -97,18 +104,18 @@ def _vace(builder: Builder) -> Case:
         vace_layers=2,
         vace_in_dim=96,
     )
-    given = {"context": text(), "vace_context": draw(1, 2, 96, 3, 8, 10, seed=4), "vace_strength": [1.0, 0.5]}
-    return case("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), given)
+    arguments = {"context": text(), "vace_context": draw(1, 2, 96, 3, 8, 10, seed=4), "vace_strength": [1.0, 0.5]}
+    return case("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), arguments)
 
 
-def _lumina(builder: Builder, kind: str, given: Mapping[str, Any], **others: Any) -> Case:
+def _lumina(builder: Builder, kind: str, arguments: Mapping[str, Any], **others: Any) -> Case:
     sizes = {
         "patch_size": 2, "in_channels": 16, "dim": WIDTH, "n_layers": 2, "n_refiner_layers": 2, "n_heads": HEADS,
         "multiple_of": 64, "ffn_dim_multiplier": 2.0, "qk_norm": True, "cap_feat_dim": TEXT, "axes_dims": list(AXES),
         "axes_lens": [300, 512, 512],
     }  # fmt: skip
     model = builder.model("lumina.model.NextDiT", **sizes | others)
-    return case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": text(), "num_tokens": 7, **given})
+    return case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": text(), "num_tokens": 7, **arguments})
 
 
 Z_IMAGE: Mapping[str, Any] = {

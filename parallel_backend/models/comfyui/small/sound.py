@@ -23,13 +23,13 @@ def _minimax(builder: Builder, payload: Mapping[str, Any], **others: Any) -> Cas
     latents = draw(1, 24, 3, 7, 10, seed=1), draw(1, 32, 2, 9, seed=2)
     if "adaln_curve_grid" in others:
         model.adaln_t_table.copy_(draw(*model.adaln_t_table.shape, seed=7))
-    given = {"context": text(), "minimax_payload": payload}
-    return replace(case("MiniMaxH3", model, latents, given, torch.tensor([600.0])), gathers=2)
+    arguments = {"context": text(), "minimax_payload": payload}
+    return replace(case("MiniMaxH3", model, latents, arguments, torch.tensor([600.0])), gathers=2)
 
 
 def _ltxav(
     builder: Builder,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     timestep: Any,
     sound: int = 9,
     frames: int = 3,
@@ -43,7 +43,7 @@ def _ltxav(
     model = builder.model("lightricks.av_model.LTXAVModel", **sizes | others)
     latents = [draw(1, 128, frames, 5, 4, seed=1), *([draw(1, 8, sound, 16, seed=2)] if sound else [])]
     prompt = {"context": draw(1, 7, text_width, seed=3), "attention_mask": None, "frame_rate": 24}
-    return case("LTXAV", model, latents, {**prompt, **given}, timestep)
+    return case("LTXAV", model, latents, {**prompt, **arguments}, timestep)
 
 
 def _by_token(frames: int) -> Tensor:

@@ -14,7 +14,7 @@ from .drawn import draw
 
 
 def _hunyuan(
-    builder: Builder, kind: str, given: Mapping[str, Any], channels: int = 16, batch: int = 1, **others: Any
+    builder: Builder, kind: str, arguments: Mapping[str, Any], channels: int = 16, batch: int = 1, **others: Any
 ) -> Case:
     sizes = {
         "in_channels": channels, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": TEXT, "hidden_size": WIDTH,
@@ -29,16 +29,16 @@ def _hunyuan(
         "guidance": torch.tensor([6.0]),
     }
     frames = [3] if len(model.patch_size) == 3 else []
-    return case(kind, model, draw(batch, channels, *frames, 6, 10, seed=1), {**prompt, **given})
+    return case(kind, model, draw(batch, channels, *frames, 6, 10, seed=1), {**prompt, **arguments})
 
 
-def _ltxv(builder: Builder, given: Mapping[str, Any], timestep: Tensor, frames: int = 3, **others: Any) -> Case:
+def _ltxv(builder: Builder, arguments: Mapping[str, Any], timestep: Tensor, frames: int = 3, **others: Any) -> Case:
     sizes = {"in_channels": 128, "cross_attention_dim": WIDTH, "attention_head_dim": 32, "num_attention_heads": HEADS,
              "caption_channels": TEXT, "num_layers": 3}  # fmt: skip
     model = builder.model("lightricks.model.LTXVModel", **sizes | others)
     x = draw(1, 128, frames, 5, 4, seed=1)
     prompt = {"context": text(), "attention_mask": None, "frame_rate": 24}
-    return case("LTXV", model, x, {**prompt, **given}, timestep)
+    return case("LTXV", model, x, {**prompt, **arguments}, timestep)
 
 
 WEIGHED = {"strength": 1.5, "pixel_mask": torch.linspace(-1, 2, 20).clamp(0, 1).view(1, 1, 1, 5, 4)}
@@ -59,13 +59,13 @@ def _ltxv_keyframe(builder: Builder, **weighed: Any) -> Case:
     return _ltxv(builder, guide_of(**weighed), torch.linspace(0.1, 0.9, 80).view(1, 80, 1), frames=4)
 
 
-def _kandinsky(builder: Builder, given: Mapping[str, Any]) -> Case:
+def _kandinsky(builder: Builder, arguments: Mapping[str, Any]) -> Case:
     model = builder.model("kandinsky5.model.Kandinsky5",
         in_text_dim=TEXT, in_text_dim2=32, time_dim=64, model_dim=HEADS * 64, ff_dim=256, visual_embed_dim=132,
         num_text_blocks=1, num_visual_blocks=3,
     )  # fmt: skip
     x = draw(1, 33, 3, 6, 10, seed=1)
-    return case("Kandinsky5", model, x, {"context": text(), "y": draw(1, 32, seed=3), **given})
+    return case("Kandinsky5", model, x, {"context": text(), "y": draw(1, 32, seed=3), **arguments})
 
 
 def _cosmos(
@@ -93,17 +93,17 @@ def _anima(builder: Builder) -> Case:
         num_layers=1,
         num_heads=2,
     )
-    given = {"t5xxl_ids": torch.arange(5)[None], "t5xxl_weights": draw(1, 5, 1, seed=6)}
-    return case("Anima", model, draw(1, 16, 1, 7, 10, seed=1), {"context": text(), "fps": None, **given})
+    arguments = {"t5xxl_ids": torch.arange(5)[None], "t5xxl_weights": draw(1, 5, 1, seed=6)}
+    return case("Anima", model, draw(1, 16, 1, 7, 10, seed=1), {"context": text(), "fps": None, **arguments})
 
 
-def _camera(builder: Builder, kind: str, given: Mapping[str, Any], model_type: str) -> Case:
+def _camera(builder: Builder, kind: str, arguments: Mapping[str, Any], model_type: str) -> Case:
     model = builder.model("wan.model.CameraWanModel",
         model_type=model_type, dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3, in_dim=32,
         in_dim_control_adapter=24,
     )  # fmt: skip
     camera = {"camera_conditions": draw(1, 24, 3, 64, 80, seed=5)}
-    return case(kind, model, draw(1, 32, 3, 8, 10, seed=1), {"context": text(), **camera, **given})
+    return case(kind, model, draw(1, 32, 3, 8, 10, seed=1), {"context": text(), **camera, **arguments})
 
 
 def _mochi(builder: Builder) -> Case:
@@ -114,8 +114,8 @@ def _mochi(builder: Builder) -> Case:
         qk_norm=True, qkv_bias=False,
     )  # fmt: skip
     mask = torch.tensor([[True] * 5 + [False] * 2])
-    given = {"context": text(), "attention_mask": mask, "num_tokens": 5}
-    return case("GenmoMochi", model, draw(1, 12, 3, 6, 10, seed=1), given)
+    arguments = {"context": text(), "attention_mask": mask, "num_tokens": 5}
+    return case("GenmoMochi", model, draw(1, 12, 3, 6, 10, seed=1), arguments)
 
 
 MASK = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
@@ -131,8 +131,8 @@ REFINER: Mapping[str, Any] = {"vec_in_dim": None, "patch_size": [1, 1, 1], "guid
 
 def _meanflow(builder: Builder) -> Case:
     """The second of three steps."""
-    given = {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5), "disable_time_r": False}
-    found = _hunyuan(builder, "HunyuanVideo15_SR_Distilled", given, 34, **{**FIFTEEN, "meanflow": True})
+    arguments = {"txt_byt5": draw(1, 3, 1472, seed=4), "clip_fea": draw(1, 5, 40, seed=5), "disable_time_r": False}
+    found = _hunyuan(builder, "HunyuanVideo15_SR_Distilled", arguments, 34, **{**FIFTEEN, "meanflow": True})
     sigmas = {"sigmas": torch.tensor([0.6]), "sample_sigmas": torch.tensor([0.9, 0.6, 0.3, 0.0])}
     return replace(found, options=sigmas)
 

@@ -15,42 +15,42 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _references(builder: Builder, given: Mapping[str, Any]) -> Case:
+def _references(builder: Builder, arguments: Mapping[str, Any]) -> Case:
     model = builder.model("wan.model.WanModel", in_dim=16, **SIZES)
-    return case("WAN21_T2V", model, draw(1, 16, 3, 7, 10, seed=1), {"context": text(), **given})
+    return case("WAN21_T2V", model, draw(1, 16, 3, 7, 10, seed=1), {"context": text(), **arguments})
 
 
-def _scail(builder: Builder, kind: str, given: Mapping[str, Any]) -> Case:
+def _scail(builder: Builder, kind: str, arguments: Mapping[str, Any]) -> Case:
     """Poses of half the video's size."""
     model = builder.model(f"wan.model.{'SCAIL2' if kind == 'WAN21_SCAIL2' else 'SCAIL'}WanModel", in_dim=20, **SIZES)
     poses = {"pose_latents": draw(1, 20, 3, 4, 6, seed=4), "clip_fea": draw(1, 5, 1280, seed=5)}
-    return case(kind, model, draw(1, 20, 3, 8, 12, seed=1), {"context": text(), **poses, **given})
+    return case(kind, model, draw(1, 20, 3, 8, 12, seed=1), {"context": text(), **poses, **arguments})
 
 
 def _humo(builder: Builder, references: bool, sound: bool = True) -> Case:
     model = builder.model("wan.model.HumoWanModel", in_dim=16, **SIZES)
-    given: dict[str, Any] = {"context": text()}
+    arguments: dict[str, Any] = {"context": text()}
     if sound:
-        given["audio_embed"] = draw(1, 3, 8, 5, 1280, seed=4)
+        arguments["audio_embed"] = draw(1, 3, 8, 5, 1280, seed=4)
     if references:
-        given["reference_latent"] = draw(1, 16, 1, 6, 10, seed=5)
-    return case("WAN21_HuMo", model, draw(1, 16, 3, 6, 10, seed=1), given)
+        arguments["reference_latent"] = draw(1, 16, 1, 6, 10, seed=5)
+    return case("WAN21_HuMo", model, draw(1, 16, 3, 6, 10, seed=1), arguments)
 
 
-def _s2v(builder: Builder, given: Mapping[str, Any]) -> Case:
+def _s2v(builder: Builder, arguments: Mapping[str, Any]) -> Case:
     model = builder.model("wan.model.WanModel_S2V", in_dim=16, audio_dim=64, audio_inject_layers=[0, 2], **SIZES)
     sound = {"audio_embed": draw(1, 25, 64, 12, seed=4)}
-    return case("WAN22_S2V", model, draw(1, 16, 3, 8, 16, seed=1), {"context": text(), **sound, **given})
+    return case("WAN22_S2V", model, draw(1, 16, 3, 8, 16, seed=1), {"context": text(), **sound, **arguments})
 
 
 def _dancer(builder: Builder, fps: float) -> Case:
     model = builder.model("wan.model_wandancer.WanDancerModel", in_dim=36, audio_inject_layers=[0, 2], **SIZES)
-    given = {"context": text(), "audio_embed": draw(1, 20, 35, seed=4), "fps": fps, "audio_inject_scale": 0.8}
+    arguments = {"context": text(), "audio_embed": draw(1, 20, 35, seed=4), "fps": fps, "audio_inject_scale": 0.8}
     pictures = {"clip_fea": draw(1, 5, 1280, seed=5), "clip_fea_ref": draw(1, 5, 1280, seed=6)}
-    return case("WAN22_WanDancer", model, draw(1, 36, 3, 8, 12, seed=1), {**given, **pictures})
+    return case("WAN22_WanDancer", model, draw(1, 36, 3, 8, 12, seed=1), {**arguments, **pictures})
 
 
-def _animate(builder: Builder, given: Mapping[str, Any]) -> Case:
+def _animate(builder: Builder, arguments: Mapping[str, Any]) -> Case:
     """With an encoder of faces of 4 x 4 pixels in the place of 512 x 512."""
     model = builder.model("wan.model_animate.AnimateWanModel", in_dim=36, **{**SIZES, "num_layers": 5})
     model.motion_encoder.enc.net_app.convs = nn.ModuleList(
@@ -60,7 +60,7 @@ def _animate(builder: Builder, given: Mapping[str, Any]) -> Case:
         ]
     )
     pose = {"pose_latents": draw(1, 16, 2, 6, 10, seed=4), "clip_fea": draw(1, 5, 1280, seed=5)}
-    return case("WAN22_Animate", model, draw(1, 36, 3, 6, 10, seed=1), {"context": text(), **pose, **given})
+    return case("WAN22_Animate", model, draw(1, 36, 3, 6, 10, seed=1), {"context": text(), **pose, **arguments})
 
 
 FACES = {"face_pixel_values": 1e7 * draw(1, 3, 8, 4, 4, seed=6)}
