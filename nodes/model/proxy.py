@@ -107,7 +107,7 @@ class DiffusionProxy(nn.Module):
         overriding = self.override(transformer_options, x.dtype)
         conditioning.values.update(overriding)
         conditioning.values.update(free_u_as_values(transformer_options, self.skeleton))
-        if getattr(self.remote.config, "sigmas", False) or adapters.networks:
+        if getattr(self.remote.config, "sigmas", False) or adapters.networks or overriding:
             conditioning.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             conditioning.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]

@@ -56,11 +56,64 @@ class StandInAttention:
             }[kind]
             return _masked(func, q, k, v, heads, allowed, kwargs)
 
+        def by_sides(func, q, k, v, heads, mask=None, **kwargs):
+            sides = kwargs["transformer_options"].get("cond_or_uncond", [0])
+            return func(q, k, v, heads, mask=mask, **kwargs) * (1 + sides[0])
+
         m = model.clone()
-        m.model_options["transformer_options"]["optimized_attention_override"] = override
+        m.model_options["transformer_options"]["optimized_attention_override"] = by_sides if kind == "by sides" else override
         return (m,)
 
 
+class StandInSparse:
+    """Options of a function and what it remembers, as BlockSparseAttention's of 0.36: only that is in the sequence of a run."""
+
+    def __init__(self, start, end, dense_blocks, counts):
+        self.start = start
+        self.end = end
+        self.dense_blocks = dense_blocks
+        self.counts = counts
+        self.installed = set()
+        self.reset()
+
+    def reset(self):
+        self.seen = 0
+
+    def dense(self, options):
+        self.seen += self.counts
+        sigma = float(options["sigmas"][0]) if "sigmas" in options else 0.5
+        return sigma > self.start or sigma < self.end or options.get("block_index") in self.dense_blocks
+
+
+def sparse_override(patch, previous):
+    def override(func, q, k, v, heads, mask=None, **kwargs):
+        if patch.dense(kwargs.get("transformer_options") or {}):
+            ours = func if previous is None else functools.partial(previous, func)
+            return ours(q, k, v, heads, mask=mask, **kwargs)
+        return _masked(func, q, k, v, heads, lambda at, to, head: (at // 3 - to // 3) % 3 == 0, kwargs)
+
+    return override
+
+
+def install_sparse(patch, options):
+    current = options.get("optimized_attention_override")
+    if current not in patch.installed:
+        options["optimized_attention_override"] = sparse_override(patch, current)
+        patch.installed.add(options["optimized_attention_override"])
+
+
+def with_sparse(model, start, callbacks, counts):
+    patch = StandInSparse(start=start, end=0.0, dense_blocks={1}, counts=counts)
+    m = model.clone()
+    install_sparse(patch, m.model_options["transformer_options"])
+    if callbacks:
+        again = lambda _, __, options: install_sparse(patch, options["transformer_options"])
+        m.add_callback_with_key("on_prepare_state", "sparse", again)
+        m.add_callback_with_key("on_cleanup", "sparse", lambda _: patch.reset())
+    return m
+
+
+import functools
 import torch
 '''
 
@@ -80,8 +133,22 @@ class StandInAttentionNode:
         return importlib.import_module(f"comfy_extras.{file}").StandInAttention().patch(model, kind, heads)
 
 
+class StandInSparseNode:
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        asked = {"model": ("MODEL",), "start": ("FLOAT",), "callbacks": ("BOOLEAN",), "counts": ("INT",)}
+        return {"required": asked}
+
+    def patch(self, model, start, callbacks, counts):
+        file = importlib.import_module("comfy_extras.nodes_mahiro")
+        return (file.with_sparse(model, start, callbacks, counts),)
+
+
 import importlib
 NODE_CLASS_MAPPINGS["StandInAttentionNode"] = StandInAttentionNode
+NODE_CLASS_MAPPINGS["StandInSparseNode"] = StandInSparseNode
 '''
 
 KINDS = "causal", "block-sparse", "windowed"
@@ -131,6 +198,32 @@ def test_comfyuis_own_function_gives_the_same_latent(
     assert "StandInAttention.patch.<locals>.override" in log
 
 
+def sparse(name: str, start: float = 0.9, *, callbacks: bool = False, counts: int = 0) -> Graph:
+    """Two steps of a model whose attention is block-sparse below a sigma, and in other blocks than the second."""
+    chosen = {"start": start, "callbacks": callbacks, "counts": counts}
+    return insert_after_model(graph_of(name, steps=2), "StandInSparseNode", **chosen)
+
+
+@pytest.mark.parametrize("split", ["one", "two", "prompts"])
+@pytest.mark.parametrize(("callbacks", "way"), [(False, "loop"), (True, "the callback on_prepare_state")])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_function_that_holds_an_object_as_block_sparse_attentions_does(
+    name: str, callbacks: bool, way: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = sparse(name, callbacks=callbacks)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(graph_of(name, steps=2)), stock) > DIFFERENT
+    assert relative_error(latent_of(sparse(name, 2.0)), stock) > DIFFERENT, "sigmas count"
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS[split]))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert ways(log) == [way]
+
+
+def test_a_function_that_keeps_something_from_call_to_call_is_refused(comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(sparse("flux2", counts=1), **SPLITS["two"]))
+    assert "because it keeps something from call to call (StandInSparse.seen)" in said
+
+
 def test_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = insert_after_model(changed("flux2", "windowed"), "RescaleCFG", multiplier=0.7)
     run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS["two"]))
@@ -155,6 +248,11 @@ def test_ring_and_patches_are_refused_by_name(plan: dict[str, Any], names: str, 
 def test_a_function_that_looks_at_several_heads_is_refused(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "mean of heads"), **SPLITS["two"]))
     assert "because it gives something else for some of the heads than for all of them at once" in said
+
+
+def test_a_function_that_reads_what_workers_are_not_told_is_refused(comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(changed("flux2", "by sides"), **SPLITS["two"]))
+    assert "because it reads cond_or_uncond, which the workers are not told" in said
 
 
 def test_another_packs_function_is_refused_by_name(comfyui: ComfyUI) -> None:

@@ -1,7 +1,8 @@
 """Functions that ComfyUI's own nodes put in attention's place (ModelAttentionBackend): the workers make them again.
 
-A function is sent as a recipe: its module and name, plain values, and functions of ComfyUI's by their names. It must treat
-each head for itself, which is tried here, because ranks have some of the heads each.
+A function is sent as a recipe: its module and name, plain values, functions of ComfyUI's by their names, and objects of its
+classes by what they were made with. It must treat each head for itself, and keep nothing from call to call, which is tried here:
+ranks have some of the heads each, and make the objects anew for each model call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import CodeType
@@ -20,10 +21,11 @@ import torch
 from comfy.model_management import get_torch_device
 from torch import Tensor
 
-from ....parallel_backend.conditioning import ATTENTION_OVERRIDE, OPTIONS, flatten
+from ....parallel_backend.conditioning import ATTENTION_OVERRIDE, OPTIONS, SIDES, flatten
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.models.comfyui.features.attention_override import OverrideRecipe
+from ....parallel_backend.models.comfyui.features.attention_override import ObjectRecipe, OverrideRecipe, named
+from ....parallel_backend.models.comfyui.features.guidance import codes_of
 from ....parallel_backend.plan import ModelShape, ParallelPlan
 from ..conditioning import is_plain
 from ..own_code import COMFYUI, name_of
@@ -36,6 +38,9 @@ PACKAGES = "comfy", "comfy_extras"
 ABSENT = {"nodes", "server", "execution"}
 """Modules of ComfyUI's that workers have not."""
 
+UNSENT = {SIDES, "uuids", "callbacks", "wrappers"}
+"""ComfyUI's options that workers are not told."""
+
 TOKENS, ROWS = 65, 2
 """Of what a function is tried with."""
 
@@ -45,13 +50,13 @@ ROUGH = 1e-2
 
 
 def recipe_of(function: Any) -> OverrideRecipe | None:
-    """What the workers make the function again by; None unless it is ComfyUI's own, and holds nothing but plain values and
-    functions of ComfyUI's."""
+    """What the workers make the function again by; None unless it is ComfyUI's own, and holds nothing but plain values,
+    functions of ComfyUI's, and objects of its classes that are as they were made."""
     if not _is_importable(function):
         return None
     if (whole := _place(function)) is not None:
         of_module, _, name = whole.partition(":")
-        return OverrideRecipe(of_module, name, {}, {}, (), ())
+        return OverrideRecipe(of_module, name, {}, {}, {}, (), ())
     module = _module_of(function)
     if module is None or function.__kwdefaults__ or not is_plain(function.__defaults__):
         return None
@@ -61,9 +66,16 @@ def recipe_of(function: Any) -> OverrideRecipe | None:
     }
     values = {name: value for name, value in holds.items() if is_plain(value)}
     functions = {name: place for name, value in holds.items() if (place := _place(value)) is not None}
-    if function.__code__ not in _made_by(function) or len(values) + len(functions) < len(holds):
+    objects = {
+        name: made
+        for name, value in holds.items()
+        if name not in values and (made := _object(value, function)) is not None
+    }
+    if function.__code__ not in codes_of(sys.modules[function.__module__], function.__qualname__):
         return None
-    return OverrideRecipe(module, function.__qualname__, values, functions, function.__defaults__ or (), ())
+    if len(values) + len(functions) + len(objects) < len(holds):
+        return None
+    return OverrideRecipe(module, function.__qualname__, values, functions, objects, function.__defaults__ or (), ())
 
 
 def refuse_split(function: Any, wish: ParallelPlan) -> None:
@@ -79,28 +91,43 @@ def refuse_split(function: Any, wish: ParallelPlan) -> None:
 
 def values_of(recipe: OverrideRecipe) -> dict[str, Value]:
     """A recipe as values that go with a call."""
-    filled = {field.name: value for field in fields(recipe) if (value := getattr(recipe, field.name))}
-    values: dict[str, Value] = {}
-    flatten(f"{OPTIONS}.{ATTENTION_OVERRIDE}", filled, {}, values)
+    prefix, values = f"{OPTIONS}.{ATTENTION_OVERRIDE}", dict[str, Value]()
+    flatten(prefix, _filled(replace(recipe, objects={})), {}, values)
+    for name, each in recipe.objects.items():
+        flatten(f"{prefix}.objects.{name}", _filled(each), {}, values)
     return values
+
+
+def _filled(recipe: OverrideRecipe | ObjectRecipe) -> dict[str, Any]:
+    return {field.name: value for field in fields(recipe) if (value := getattr(recipe, field.name))}
 
 
 def tried(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> OverrideRecipe:
     """The recipe, with the names of what it holds for each head, by what it gives for some heads and for all of them.
 
     Raises:
-        Refused: it gives something else for some heads than for all, or cannot be tried.
+        Refused: it gives something else for some heads than for all, keeps something, or reads what workers are not told; or it
+            cannot be tried.
     """
     lists = tuple(
         name for name, value in recipe.values.items() if isinstance(value, list | tuple) and len(value) == shape.heads
     )
     said = "it gives something else for some of the heads than for all of them at once"
     for by_head in dict.fromkeys((lists, ())):
+        objects = recipe.made()
         candidate = replace(recipe, by_head=by_head)
         try:
-            whole, parts = _answers(candidate, shape, dtype)
+            whole, parts = _answers(candidate, objects, shape, dtype)
         except Exception as error:  # whatever another's code comes to
             said = f"it cannot be tried ({type(error).__name__}: {error})"
+            continue
+        if kept := [
+            f"{type(each).__name__}.{field}" for name, each in objects.items() for field in _kept(each, recipe, name)
+        ]:
+            said = f"it keeps something from call to call ({', '.join(kept)})"
+            continue
+        if unsent := sorted(UNSENT & {*_words(recipe)}):
+            said = f"it reads {' and '.join(unsent)}, which the workers are not told"
             continue
         off = (parts - whole).norm() / whole.norm().clamp(min=1e-30)
         if float(off) <= TOLERANCES.get(dtype, ROUGH):
@@ -111,8 +138,22 @@ def tried(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> Over
     )
 
 
+def _words(recipe: OverrideRecipe) -> Iterator[str]:
+    """The words in the code of a function, of those that it calls, and of the classes of its objects."""
+    made = recipe.of_heads(slice(None), recipe.made())
+    functions = [made, *(named(place) for place in recipe.functions.values())]
+    functions += [each for held in recipe.objects.values() for each in vars(named(held.place)).values()]
+    codes = [each.__code__ for each in functions if inspect.isfunction(each)]
+    while codes:
+        constants = codes.pop().co_consts
+        yield from (each for each in constants if isinstance(each, str))
+        codes += [each for each in constants if isinstance(each, CodeType)]
+
+
 @torch.no_grad()
-def _answers(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _answers(
+    recipe: OverrideRecipe, objects: Mapping[str, Any], shape: ModelShape, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Of random operands all heads at once, and some and the others."""
     heads, device = shape.heads, get_torch_device()
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +164,7 @@ def _answers(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> t
     def answer(run: slice) -> Tensor:
         own = (x[:, run].contiguous() for x in (q, k, v))
         count = len(range(heads)[run])
-        out: Tensor = recipe.of_heads(run, heads)(
+        out: Tensor = recipe.of_heads(run, objects)(
             kernel, *own, count, mask=None, attn_precision=None, skip_reshape=True, skip_output_reshape=True,
             transformer_options={"block_index": 0}, _inside_attn_wrapper=True,
         )  # fmt: skip
@@ -164,9 +205,54 @@ def _place(function: Any) -> str | None:
     return f"{module}:{function.__qualname__}"
 
 
-def _made_by(function: Any) -> Iterator[CodeType]:
-    """The code of the functions that the method makes in which a function was made, by its qualified name."""
-    owner, method, *rest = function.__qualname__.split(".")
-    found = inspect.getattr_static(function.__globals__.get(owner), method, None)
-    made_by = inspect.unwrap(getattr(found, "__func__", found)) if found is not None and len(rest) == 2 else None
-    return (each for each in getattr(getattr(made_by, "__code__", None), "co_consts", ()) if isinstance(each, CodeType))
+def _object(thing: Any, function: Any) -> ObjectRecipe | None:
+    """What makes an object of a class of ComfyUI's that a function holds; None where it is not as its class would make it.
+
+    A class is asked for the arguments that its objects have under the same names. Besides these an object may remember the
+    functions themselves that were put in attention's place.
+    """
+    place = _place_of_class(type(thing))
+    if place is None:
+        return None
+    asked = [name for name in inspect.signature(type(thing)).parameters if name in vars(thing)]
+    values = {name: vars(thing)[name] for name in asked}
+    if not is_plain([*values.values()]):
+        return None
+    try:
+        new = vars(type(thing)(**values))
+    except Exception:  # whatever its class has against them
+        return None
+    others = {
+        name for name in {*new, *vars(thing)} if name not in asked and not _remembers(vars(thing).get(name), function)
+    }
+    unchanged = all(name in new and _same(new[name], vars(thing).get(name)) for name in (*asked, *others))
+    return ObjectRecipe(place, values) if unchanged else None
+
+
+def _remembers(value: Any, function: Any) -> bool:
+    """Whether a collection holds a function, or others made by the same code, and nothing else."""
+    return isinstance(value, (set, list)) and {getattr(each, "__code__", None) for each in value} == {function.__code__}
+
+
+def _kept(thing: Any, recipe: OverrideRecipe, name: str) -> list[str]:
+    """The attributes that an object, tried under this name in a recipe, has otherwise than as new."""
+    new = vars(recipe.objects[name].make())
+    return sorted(field for field, value in vars(thing).items() if field not in new or not _same(new[field], value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, as far as they can be compared."""
+    try:
+        return bool(one == other)
+    except Exception:  # tensors of several values, and what else has no answer
+        return False
+
+
+def _place_of_class(kind: type) -> str | None:
+    """`module:name` of a class that lies in a module of ComfyUI's that workers can import; None for any other."""
+    methods = [value for value in vars(kind).values() if inspect.isfunction(value)]
+    if kind.__bases__ != (object,) or not methods or not all(_is_importable(method) for method in methods):
+        return None
+    place = f"{_module_of(methods[0])}:{kind.__qualname__}"
+    module = sys.modules[kind.__module__]
+    return place if vars(module).get(kind.__qualname__) is kind else None

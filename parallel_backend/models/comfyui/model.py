@@ -107,8 +107,8 @@ class ComfyModel:
         more = kwargs.pop(OPTIONS, {})
         if SKIPPED_BLOCKS in more:
             more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
-        more.pop(ATTENTION_OVERRIDE, None)
-        if self._asks_sigmas or networks:
+        overridden = more.pop(ATTENTION_OVERRIDE, None) is not None
+        if self._asks_sigmas or networks or overridden:
             more |= _sigmas(inputs, more)
         patches = patches_of(networks, self._spread.now.call)
         if ATTENTION_GUIDANCE in more:

@@ -16,6 +16,18 @@ from .guidance import made_again
 
 
 @dataclass(frozen=True)
+class ObjectRecipe:
+    """An object that a function holds: of which class of ComfyUI's, as `module:name`, and what it was made with."""
+
+    place: str
+    values: Mapping[str, Any]
+
+    def make(self) -> Any:
+        """The object, as new."""
+        return named(self.place)(**self.values)
+
+
+@dataclass(frozen=True)
 class OverrideRecipe:
     """What a worker needs to make the function again.
 
@@ -24,6 +36,7 @@ class OverrideRecipe:
         function: its qualified name there; one that a method makes has `<locals>` in it.
         values: the plain ones that it takes from the method.
         functions: those of ComfyUI's that it takes from there, as `module:name`.
+        objects: those of ComfyUI's classes that it takes from there.
         defaults: plain ones, of its arguments.
         by_head: the names of values, lists, that have an entry for each head.
     """
@@ -32,18 +45,24 @@ class OverrideRecipe:
     function: str
     values: Mapping[str, Any]
     functions: Mapping[str, str]
+    objects: Mapping[str, ObjectRecipe]
     defaults: tuple[Any, ...]
     by_head: tuple[str, ...]
 
-    def of_heads(self, run: slice, heads: int) -> Function:
-        """The function for some heads, with what it holds for each cut to these."""
+    def of_heads(self, run: slice, objects: Mapping[str, Any]) -> Function:
+        """The function for some heads, with what it holds for each cut to these, and these objects."""
         import_comfyui()
         module = importlib.import_module(self.module)
         if "<locals>" not in self.function:
             return vars(module)[self.function]  # type: ignore[no-any-return]
         values = {name: value[run] if name in self.by_head else value for name, value in self.values.items()}
-        functions = {name: _named(place) for name, place in self.functions.items()}
-        return made_again(module, self.function, {**values, **functions}, self.defaults or None)  # type: ignore[no-any-return]
+        functions = {name: named(place) for name, place in self.functions.items()}
+        return made_again(module, self.function, {**values, **functions, **objects}, self.defaults or None)  # type: ignore[no-any-return]
+
+    def made(self) -> dict[str, Any]:
+        """The objects, as new."""
+        import_comfyui()
+        return {name: each.make() for name, each in self.objects.items()}
 
 
 def override_in(values: Mapping[str, Value]) -> OfHeads | None:
@@ -54,15 +73,18 @@ def override_in(values: Mapping[str, Value]) -> OfHeads | None:
         return None
     fields = arguments({}, own)[OPTIONS][ATTENTION_OVERRIDE]
     empty: dict[str, Any] = {"values": {}, "functions": {}, "defaults": (), "by_head": ()}
-    recipe = OverrideRecipe(**{**empty, **fields})
+    objects = {name: ObjectRecipe(**{"values": {}, **each}) for name, each in fields.pop("objects", {}).items()}
+    recipe = OverrideRecipe(**{**empty, **fields, "objects": objects})
+    held = recipe.made()
 
     @functools.lru_cache(maxsize=8)
     def made(start: int | None, stop: int | None, heads: int) -> Function:
-        return recipe.of_heads(slice(start, stop), heads)
+        return recipe.of_heads(slice(start, stop), held)
 
     return lambda run, heads: made(run.start, run.stop, heads)
 
 
-def _named(place: str) -> Any:
+def named(place: str) -> Any:
+    """What a module has under a name, both from `module:name`."""
     module, _, name = place.partition(":")
     return vars(importlib.import_module(module))[name]

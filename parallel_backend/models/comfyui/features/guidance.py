@@ -26,15 +26,24 @@ def function_of(module_name: str, function: str, values: Mapping[str, Any]) -> A
 def made_again(
     module: ModuleType, function: str, values: Mapping[str, Any], defaults: tuple[Any, ...] | None = None
 ) -> Any:
-    """The function that a method of a module's class makes, by its qualified name.
+    """The function that a module's function, or a method of a class of its, makes, by its qualified name.
 
     Args:
-        values: what it takes from the method.
+        values: what it takes from what makes it.
         defaults: of its arguments.
     """
-    owner, method, _, name = function.split(".")
-    found = inspect.getattr_static(vars(module)[owner], method)
-    made_by = inspect.unwrap(getattr(found, "__func__", found))
-    (code,) = (each for each in made_by.__code__.co_consts if isinstance(each, CodeType) and each.co_name == name)
+    (code,) = codes_of(module, function)
+    name = function.rpartition(".")[2]
     cells = tuple(CellType(values[variable]) for variable in code.co_freevars)
     return FunctionType(code, vars(module), name, defaults, cells)
+
+
+def codes_of(module: ModuleType, function: str) -> list[CodeType]:
+    """The code of a function that another one makes, by its qualified name: one, or none where the module makes no such."""
+    owner, *method, _, name = function.split(".")
+    found = vars(module).get(owner)
+    if method and found is not None:
+        found = inspect.getattr_static(found, method[0], None)
+    made_by = inspect.unwrap(getattr(found, "__func__", found)) if callable(getattr(found, "__func__", found)) else None
+    constants = getattr(getattr(made_by, "__code__", None), "co_consts", ())
+    return [each for each in constants if isinstance(each, CodeType) and each.co_name == name]
