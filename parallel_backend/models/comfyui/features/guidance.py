@@ -44,6 +44,7 @@ def codes_of(module: ModuleType, function: str) -> list[CodeType]:
     found = vars(module).get(owner)
     if method and found is not None:
         found = inspect.getattr_static(found, method[0], None)
-    made_by = inspect.unwrap(getattr(found, "__func__", found)) if callable(getattr(found, "__func__", found)) else None
-    constants = getattr(getattr(made_by, "__code__", None), "co_consts", ())
+    made_by = getattr(found, "__func__", found)
+    code = getattr(inspect.unwrap(made_by) if callable(made_by) else None, "__code__", None)
+    constants = code.co_consts if code is not None else ()
     return [each for each in constants if isinstance(each, CodeType) and each.co_name == name]
