@@ -30,6 +30,7 @@ from ....parallel_backend.denoise.prompts import Prompts
 from ....parallel_backend.denoise.replay import Script
 from ....parallel_backend.denoise.shared_noise import SharedNoise
 from ....parallel_backend.denoise.step_cache import step_cache
+from ....parallel_backend.diffusion import Value
 from ....parallel_backend.mesh import Mesh
 from ....parallel_backend.models.comfyui.content.things import Kind
 from ....parallel_backend.models.inputs import Inputs
@@ -139,6 +140,10 @@ class Network(nn.Module):
     def skeleton(self) -> Network:
         """Itself: it has no weights."""
         return self
+
+    def override(self, options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Value]:
+        """Nothing in attention's place: it has none."""
+        return {}
 
     def forward(
         self,
