@@ -52,6 +52,7 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
     if checked.compared:
         raise NotSupported(name_of(checked.compared[0]))
     fields, tensors = fields_of(run, recording)
+    fields["compiler"] = fields["compiler"] or run.guider.inner_model.diffusion_model.remote.wish.compiler
     if checked.adapters.networks:
         if compiler_of(run.model_options):
             raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")

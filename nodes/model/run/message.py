@@ -83,7 +83,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
         "positive": prompts["positive"],
         "negative": prompts.get("negative"),
         "guidance_functions": guidance_functions(run.model_options) or [],
-        "compiler": compiler_of(run.model_options) or run.guider.inner_model.diffusion_model.remote.wish.compiler,
+        "compiler": compiler_of(run.model_options),
         "cache": cache,
     }
     if run.mask is not None:
