@@ -267,8 +267,7 @@ def test_equals_comfyui_at_every_call(sampler: tuple[str, dict[str, Any]], sched
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("sigmas", ODD_SCHEDULES, ids=str)
-@pytest.mark.parametrize("sampling", ["flux", "velocity"])
+@product(sampling=["flux", "velocity"], sigmas=ODD_SCHEDULES)
 def test_odd_schedules_give_a_latent_where_comfyuis_do(sampling: str, sigmas: tuple[float, ...]) -> None:
     """Where ComfyUI's gives NaN or raises, nothing is asked of ours; what is not recorded runs as ComfyUI's own."""
     model_sampling, schedule = SAMPLINGS[sampling], torch.tensor(sigmas)

@@ -149,25 +149,22 @@ def test_an_exchange_in_fp8_is_near_and_a_weighed_one_exact(
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_one_rank_computes_the_same_bits(name: str, case: Any) -> None:
-    """With ComfyUI's own attention; masked text is left out instead of being attended to with a weight of zero."""
+def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str, case: Any) -> None:
+    """With ComfyUI's own attention; masked text is left out instead of being attended to with a weight of zero.
+
+    What is kept for a run, such as positions, depends neither on the latent nor on the time.
+    """
     found, expected = case(name)
-    out = run_alone(found, found.declaration).run()
+    rank = run_alone(found, found.declaration)
+    out = rank.run()
     assert out is not None
     if "attention_mask" in found.arguments:
         assert worst([[out]], expected) <= TOLERANCE
     else:
         assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_a_later_step_of_a_run_is_as_exact(name: str, case: Any) -> None:
-    """What is kept for a run, such as positions, hangs neither on the latent nor on the time."""
-    found, _ = case(name)
-    later = replace(found, x=found.x * 0.7, timestep=tree_map(lambda timestep: timestep * 0.5, found.timestep))
-    rank = run_alone(found, found.declaration)
-    rank.run()
-    rank.case = later
+    rank.case = later = replace(
+        found, x=found.x * 0.7, timestep=tree_map(lambda timestep: timestep * 0.5, found.timestep)
+    )
     with torch.no_grad():
         expected = later.stock()
     assert worst([[rank.run()]], expected) <= TOLERANCE
