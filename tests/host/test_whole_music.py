@@ -30,7 +30,7 @@ pytestmark = thorough
 NAME = "music"
 DIT = "comfy/ldm/minimax_music/dit.py"
 WIDTHS: Mapping[int, int] = {2304: 384, 2048: 128, 8192: 256, 4096: 32, 36: 2}
-"""What its class writes as numbers, and what the copy has: its input, its width, its feed-forward, a layer of text, its blocks."""
+"""What its class writes as numbers, and what the copy has: input, width, feed-forward, a layer of text, blocks."""
 
 JOINED: Mapping[int, int] = {3 * width: 3 * small for width, small in WIDTHS.items()} | {2 * 8192: 2 * 256}
 LAYER = "diffusion_transformer.transformer.layers.1.self_attn.to_qkv"
