@@ -48,7 +48,11 @@ def test_what_the_second_device_saves_is_predicted(costs: ModuleType) -> None:
 def test_a_request_costs_what_it_takes_beside_the_slowest_rank(costs: ModuleType) -> None:
     """Without the first, in which weights are loaded."""
     found = costs.ControlCosts(requests=[9.0, 1.0, 1.5])
-    reports: list[Any] = [[Reported(0.1), Reported(0.2)], [Reported(0.25), Reported(0.5)], [Reported(0.5), Reported(0.25)]]
+    reports: list[Any] = [
+        [Reported(0.1), Reported(0.2)],
+        [Reported(0.25), Reported(0.5)],
+        [Reported(0.5), Reported(0.25)],
+    ]
     assert found.sending([Ran(TWO, each) for each in reports]) == 0.75
     assert costs.ControlCosts(requests=[9.0]).sending([Ran(TWO, reports[0])]) == 0
 
