@@ -62,10 +62,13 @@ def save_unread(folder: Path, name: str, **settings: Any) -> Path:
     return path
 
 
-def save_fp8(path: Path, model: Any, seed: int) -> Path:
+def save_fp8(path: Path, model: Any, seed: int, prefix: str = "") -> Path:
     """Write a model on the meta device with random weights in fp8, vectors in bf16.
 
     Its numbers are the same million again and again, as drawing hundreds of millions takes long.
+
+    Args:
+        prefix: before the tensors' names.
     """
     drawn = draw(1_000_003, seed=seed)  # a prime, so that no two rows are alike
     tensors: dict[str, Tensor] = {}
@@ -73,9 +76,9 @@ def save_fp8(path: Path, model: Any, seed: int) -> Path:
         count = parameter.numel()
         values = drawn.repeat(-(-count // len(drawn)))[:count].view(parameter.shape)
         if parameter.ndim == 1:
-            tensors[key] = (1 + 0.2 * values if key.endswith("weight") else 0.1 * values).bfloat16()
+            tensors[prefix + key] = (1 + 0.2 * values if key.endswith("weight") else 0.1 * values).bfloat16()
         else:
-            tensors[key] = (values / parameter.shape[1] ** 0.5).to(torch.float8_e4m3fn)
+            tensors[prefix + key] = (values / parameter.shape[1] ** 0.5).to(torch.float8_e4m3fn)
     path.parent.mkdir(exist_ok=True)
     save_file(tensors, path)
     return path

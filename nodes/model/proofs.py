@@ -36,6 +36,20 @@ LOOK = 0.05
 log = logging.getLogger(__name__)
 
 
+class AnotherResult(Refused):
+    """A model's class gives another result on several devices than on one.
+
+    Attributes:
+        unspread: what is said of a run that does not spread it.
+    """
+
+    __module__ = "builtins"
+
+    def __init__(self, sentence: str, *, unspread: str) -> None:
+        super().__init__(sentence)
+        self.unspread = unspread
+
+
 @dataclass
 class Proof:
     """One call of a small model: its verdict once there is one, or why it could not be made."""
@@ -79,7 +93,7 @@ class Proofs:
             say: told what is waited for.
 
         Raises:
-            Refused: it is wrong.
+            AnotherResult: it is wrong.
             InterruptProcessingException: ComfyUI's Cancel.
         """
         proofs = self._proofs_of(config, model, conditioning)
@@ -148,9 +162,12 @@ class Proofs:
                 comfy.model_management.throw_exception_if_processing_interrupted()
                 self._done.wait(LOOK)
         if proof.verdict is not None and proof.verdict.fault:
-            raise Refused(
-                f"{kind} of {of} gives another result on several devices than on one, {proof.verdict.fault}: use Load Diffusion "
-                f"Model, or a ComfyUI that was tested ({versions(self._tables)})."
+            fault = proof.verdict.fault
+            raise AnotherResult(
+                f"{kind} of {of} gives another result on several devices than on one, {fault}: use devices with one GPU in "
+                "Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "
+                f"({versions(self._tables)}).",
+                unspread=f"{kind} runs whole on one device: {of} gives another result of it on several, {fault}.",
             )
         if proof.told:
             return

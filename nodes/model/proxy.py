@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import comfy.model_management
 import comfy.utils
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
@@ -35,9 +36,10 @@ from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
-from .proofs import proofs
-from .refusals import refuse_transformer_options, refuse_weights
+from .proofs import AnotherResult, proofs
+from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
+from .run_whole import whole_instead
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unchanged import SkeletonSnapshot
@@ -80,6 +82,8 @@ class DiffusionProxy(nn.Module):
         `x` and the output may be lists of a video and its sound, `timestep` a tuple of theirs.
         """
         options = inputs.pop("transformer_options", {})
+        if STEP_BY_STEP not in options:
+            self.prove({"context", *(name for name, value in inputs.items() if value is not None)})
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if runs_wrappers(self.skeleton) else []
         executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
@@ -118,8 +122,6 @@ class DiffusionProxy(nn.Module):
         call = Conditioning({"x": x, **conditioning.tensors}, conditioning.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
-            names = {name.partition(".")[0] for name in (*conditioning.tensors, *conditioning.values)}
-            proofs().check(self.remote.config, self.skeleton, names, say)
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype, all_tokens=bool(overriding))
             refuse_stages(plan, adapters.networks)
@@ -163,6 +165,26 @@ class DiffusionProxy(nn.Module):
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
+    def prove(self, given: Collection[str]) -> list[str]:
+        """Wait until the model is known to be right for what a graph gives it; what is to be said of that, once.
+
+        Where it is known to be wrong and the plan has one worker, that runs the model whole from here on.
+
+        Args:
+            given: the names of the graph's conditioning.
+
+        Raises:
+            Refused: it is wrong, and workers would share its forward.
+        """
+        try:
+            return proofs().check(self.remote.config, self.skeleton, given, say)
+        except AnotherResult as fault:
+            self.remote = whole_instead(self.remote, self.skeleton, fault)
+            devices = comfy.model_management.get_all_torch_devices()
+            self.shares = Shares(self.remote, comfy.model_management.get_torch_device(), devices)
+            self.remote.backend.attend(self._model(), self.remote.spec)
+            return []
+
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have."""
         self._snapshot.refuse_changes()
@@ -185,4 +207,6 @@ class DiffusionProxy(nn.Module):
         tensors = dict(changes.tensors)
         name = functools.partial(self.remote.reader.add, tensors=tensors)
         networks = networks_of(options, self.skeleton, shape, name)
+        if networks and self.remote.shape.whole:
+            raise Refused(f"A model patch cannot be used with this model ({self.remote.unspread}): {WAY_OUT}.")
         return AdapterSet(changes.recipe, tensors, networks) if networks else changes

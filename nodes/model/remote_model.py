@@ -41,7 +41,10 @@ OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model in the workers: what to load, with which plan. Starting takes place when it is first used."""
+    """A model in the workers: what to load, with which plan. Starting takes place when it is first used.
+
+    `unspread` says why one worker runs it whole whose forward could be spread; it is empty for all others.
+    """
 
     backend: Backend
     family: Family
@@ -53,6 +56,7 @@ class RemoteModel:
     expanded: Expanded
     reader: AdapterReader
     trials: Trials = field(default_factory=Trials, compare=False)
+    unspread: str = ""
 
     def job(self, forward: Conditioning, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
         """What is to be computed, as a plan sees it.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from scripts.comfyui import REPO
 
-ERRORS = ("Refused", "PlanRefused", "NotFinite", "WorkerFailed", "WorkerOutOfMemory")
-"""Of parallel_backend/errors.py, those that reach the user."""
+ERRORS = ("Refused", "PlanRefused", "AnotherResult", "NotFinite", "WorkerFailed", "WorkerOutOfMemory")
+"""Those that reach the user."""
 
 HELPERS = ("refuse_weights", "_refused")
 """Functions that make a refusal of what they are given."""

@@ -47,6 +47,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nodes/model/refusals.py": ("the option … (a …) cannot be",),
         "nodes/model/run/checks.py": ("What a node does by …, cannot be",),
         "nodes/model/proofs.py": ("… of … gives another result on several",),
+        "nodes/model/proxy.py": ("A model patch cannot be used with",),
         "nodes/model/run/wrapper.py": ("The workers' loop does not run with",),
         "nodes/model/features/lora.py": ("what this ComfyUI makes of … adapters",),
         "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, whose … is not in the",),

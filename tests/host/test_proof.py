@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import PLANS, TOLERANCE, spread
 from tests.host.conftest import relative_error, saved_latent
-from tests.host.graphs import queue_logged, ways
+from tests.host.graphs import insert_after_model, queue_logged, step_by_step, ways
 from tests.host.test_changed_functions import copied, plain, said
+from tests.host.test_comfy_options import SKIPPING
 from tests.selection import thorough
 
 pytestmark = thorough
@@ -55,6 +57,19 @@ def test_a_changed_class_is_refused_with_the_figure(edit: str, tmp_path: Path) -
             assert "the workers loaded" not in log
         print(edit, run.error.exception_message)
         assert said(server, spread(plain(), **PLANS[1])).startswith("WAN21_T2V of ComfyUI ")
+        if edit == "a block":  # what is changed makes no difference to a forward that is ComfyUI's own
+            assert_whole_on_one(server)
+
+
+def assert_whole_on_one(server: ComfyUI) -> None:
+    """One worker runs the class as it is, and says so: in the loop, one model call at a time, and without some of its blocks."""
+    skipping = insert_after_model(plain(), "SkipLayerGuidanceDiT", **SKIPPING)
+    for graph, strict in ((plain(), True), (step_by_step(plain()), False), (skipping, False)):
+        stock = saved_latent(server, server.queue(graph, timeout=600).check())
+        run, log = queue_logged(server, spread(graph, "cpu:1", strict=strict), timeout=600)
+        assert relative_error(saved_latent(server, run.check()), stock) <= TOLERANCE
+        assert (ways(log) == ["loop"]) == strict
+        assert any("WAN21_T2V runs whole on one device: ComfyUI " in text.text for text in run.texts)
 
 
 def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_path: Path) -> None:

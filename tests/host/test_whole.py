@@ -185,20 +185,25 @@ def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> Non
 
 COSTS = re.compile(
     r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process, \d+\.\d+ s a step; (\d.*B) a step went to the workers, "
-    r"\d+\.\d+ s beside their work"
+    r"(\d+\.\d+) s beside their work, where the plan saves (-?\d+\.\d+) s a step \(predicted\)"
 )
 
 
 def test_a_controlnet_runs_as_often_as_by_the_stock_loader(comfyui: ComfyUI) -> None:
-    """For texts of two lengths too, where each step is gone through twice; and what it costs is in the log."""
+    """For texts of two lengths too, where each step is gone through twice; what it costs is in the log, and on the node where it
+    is more than the second worker saves."""
     graph = batched(graph_of("sd15", steps=2), 1) | CONTROL
     graph["counted"] = node("PackCountedControl", control_net=["net", 0])
     graph = controlled(graph, strength=0.7, net="counted")
-    logs = [queue_logged(comfyui, each)[1] for each in (graph, spread(graph, "cpu:2", strict=False, cfg=2))]
+    runs, logs = zip(
+        *(queue_logged(comfyui, each) for each in (graph, spread(graph, "cpu:2", strict=False, cfg=2))), strict=True
+    )
     counts = [log.count("the network of a ControlNet runs") for log in logs]
     assert counts == [4, 4]
-    [(ran, sent)] = COSTS.findall(logs[1])
+    [(ran, sent, beside, saved)] = COSTS.findall(logs[1])
     assert (ran, sent) == ("4", CONTROL_BYTES)
+    told = [text.text for text in runs[1].texts if "To send the ControlNet's output" in text.text]
+    assert bool(told) == (float(beside) > float(saved))
 
 
 def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:

@@ -10,8 +10,10 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
-from tests.host.graphs import Graph, insert_after_model, step_by_step
+from tests.host.graphs import Graph, insert_after_model, node, step_by_step
 from tests.host.more_families import save_with_prompts
+from tests.host.test_attention_guides import NAG
+from tests.host.test_comfy_options import SKIPPING
 from tests.host.test_families import refused
 from tests.host.test_whole import batched
 from tests.selection import thorough
@@ -54,6 +56,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
 def _files(comfyui: ComfyUI) -> None:
     save_with_prompts(comfyui, "sd15")
     save_with_prompts(comfyui, "sd15_scales")
+    save_with_prompts(comfyui, "hunyuan3d")
 
 
 def job(name: str = "sd15", **settings: Any) -> Graph:
@@ -88,6 +91,31 @@ def test_free_u(kind: str, data: int, latent_of: LatentOf) -> None:
 def test_free_u_one_model_call_at_a_time(kind: str, latent_of: LatentOf) -> None:
     graph = step_by_step(with_free_u(job("sd15_scales"), kind))
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+def guided() -> tuple[Graph, Graph]:
+    """A job whose prompts are of one length, so that ComfyUI has both in one call, and with a guidance that compares them."""
+    plain = job()
+    plain["negative"] = node("ConditioningMultiply", conditioning=["positive", 0], multiplier=0.5)
+    return plain, insert_after_model(plain, "NAGuidance", **NAG)
+
+
+def test_a_guidance_that_compares_both_prompts(latent_of: LatentOf) -> None:
+    plain, graph = guided()
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_guidance_that_compares_both_prompts_is_not_split(comfyui: ComfyUI) -> None:
+    assert "NAGuidance compares both prompts" in refused(comfyui, spread(guided()[1], "cpu:2", strict=False, cfg=2))
+
+
+@pytest.mark.parametrize("split", ["cpu:1", pytest.param("cpu:2", marks=thorough)])
+def test_blocks_that_a_guidance_leaves_out(split: str, latent_of: LatentOf) -> None:
+    plain = graph_of("hunyuan3d", steps=2)
+    graph = insert_after_model(plain, "SkipLayerGuidanceDiT", **SKIPPING | {"single_layers": "0"})
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, split, strict=False)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", REFUSED)

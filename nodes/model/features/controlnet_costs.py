@@ -60,25 +60,30 @@ class ControlCosts:
         ][1:]
         return max(0.0, sum(beside) / len(beside)) if beside else 0.0
 
-    def in_words(self, steps: int, sending: float) -> str:
+    def in_words(self, steps: int, sending: float, saved: float | None) -> str:
         """All of it, for the log."""
+        beside = "" if saved is None else f", where the plan saves {saved:.3f} s a step (predicted)"
         return (
             f"the ControlNet ran {self.forwards} times in ComfyUI's process, {self.making / steps:.3f} s a step; "
-            f"{amount(self.sent / steps)} a step went to the workers, {sending:.3f} s beside their work"
+            f"{amount(self.sent / steps)} a step went to the workers, {sending:.3f} s beside their work{beside}"
         )
 
-    def warning(self, steps: int, sending: float, plan: ResolvedPlan, planned: Planned | None) -> str | None:
+    def warning(self, steps: int, sending: float, saved: float | None) -> str | None:
         """That they cost more than the second device saves, if so."""
-        if planned is None or plan.cfg < 2:
-            return None
-        (chosen,) = (entry for entry in planned.choice.ranking if entry.plan == plan)
-        saved = planned.choice.single.seconds - chosen.seconds
-        if sending <= saved:
+        if saved is None or sending <= saved:
             return None
         return (
-            f"To send the ControlNet's output ({amount(self.sent / steps)} a step) takes {sending:.2f} s a step, and cfg "
-            f"{plan.cfg} saves {max(0.0, saved):.2f} s: choose one device in Parallel Plan."
+            f"To send the ControlNet's output ({amount(self.sent / steps)} a step) takes {sending:.2f} s a step, and cfg 2 saves "
+            f"{max(0.0, saved):.2f} s: choose one device in Parallel Plan."
         )
+
+
+def saved_by_cfg(plan: ResolvedPlan, planned: Planned | None) -> float | None:
+    """Predicted seconds a step that a plan with a device for each side takes less than one device; None for other plans."""
+    if planned is None or plan.cfg < 2:
+        return None
+    (chosen,) = (entry for entry in planned.choice.ranking if entry.plan == plan)
+    return planned.choice.single.seconds - chosen.seconds
 
 
 def _of_controls(tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from ....parallel_backend.plan import ResolvedPlan
 from ...progress import Run
 from ..conditioning import NotSupported
 from ..dtypes import dtype_name
-from ..features.controlnet_costs import ControlCosts
+from ..features.controlnet_costs import ControlCosts, saved_by_cfg
 from ..sampler_run import SamplerRun
 from ..step_by_step import StepByStep
 from .planned import Planned
@@ -63,8 +63,8 @@ def _tell_costs(costs: ControlCosts, plan: ResolvedPlan, run: Run) -> None:
     """Say what ControlNets cost, and on the node where that is more than their plan saves."""
     if not costs.forwards:
         return
-    sending = costs.sending(run.ran)
-    log.info("Parallel: %s", costs.in_words(run.steps, sending))
-    warning = costs.warning(run.steps, sending, plan, run.planned)
+    sending, saved = costs.sending(run.ran), saved_by_cfg(plan, run.planned)
+    log.info("Parallel: %s", costs.in_words(run.steps, sending, saved))
+    warning = costs.warning(run.steps, sending, saved)
     if warning is not None:
         run.warnings.append(warning)

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from ....parallel_backend.attention.kernels import describe
 from ....parallel_backend.errors import Refused
-from ...progress import say
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
 from ..features.networks import WHOLE, refuse_stages
-from ..proofs import proofs
 from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
@@ -74,7 +72,13 @@ def run_in_workers(
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
-        shown.warnings.extend(proofs().check(remote.config, proxy.skeleton, conditioning_of(guider), say))
+        shown.warnings.extend(proxy.prove(conditioning_of(guider)))
+        if proxy.remote is not remote:  # what was looked at goes for a model that is spread
+            return run_in_workers(
+                executor, guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar
+            )
+        if remote.unspread:
+            shown.warnings.append(remote.unspread)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone

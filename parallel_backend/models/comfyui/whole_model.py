@@ -8,13 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...conditioning import ATTENTION_OVERRIDE, FREE_U, OPTIONS, SHAPES, SIGMAS, arguments
+from ...conditioning import (
+    ATTENTION_GUIDANCE,
+    ATTENTION_OVERRIDE,
+    FREE_U,
+    OPTIONS,
+    SHAPES,
+    SIGMAS,
+    SKIPPED_BLOCKS,
+    arguments,
+)
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
 from ..spread.compiled import OVERRIDE
+from .features.attention_guidance import guided_whole
 from .features.attention_override import override_in
 from .features.free_u import free_u_patches
+from .features.skipped_blocks import REPLACED, replacements
 from .left_behind import LeftBehind
 from .rows import CONTROL
 
@@ -58,8 +69,13 @@ class WholeModel:
         sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
         options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
         timestep, control = kwargs.pop("timestep", inputs.timestep), kwargs.pop(CONTROL, None)
-        if FREE_U in options:
-            options["patches"] = free_u_patches(options.pop(FREE_U))
+        if SKIPPED_BLOCKS in options:
+            options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
+        patches = free_u_patches(options.pop(FREE_U)) if FREE_U in options else {}
+        if ATTENTION_GUIDANCE in options:
+            patches |= guided_whole(options.pop(ATTENTION_GUIDANCE))
+        if patches:
+            options["patches"] = patches
         if not inputs.processed:
             timestep = self._base.process_timestep(timestep, x=latent, **kwargs)
         x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)

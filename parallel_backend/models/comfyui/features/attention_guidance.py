@@ -1,4 +1,4 @@
-"""Functions of ComfyUI's nodes that change what attentions give, in a worker: each on this rank's tokens."""
+"""Functions of ComfyUI's nodes that change what attentions give, in a worker."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ PICTURE = "img_slice"
 
 
 def guided(functions: Sequence[Mapping[str, Any]], now: Forward) -> dict[str, list[Callable[..., Any]]]:
-    """The patches that do what such functions do; `functions` are theirs, as the host tells them."""
-    return {PLACE: [_on_local_tokens(guidance_function(GuidanceFunction(**guide)), now) for guide in functions]}
+    """The patches that do what such functions do on a rank's tokens; `functions` are theirs, as the host tells them."""
+    return {place: [_on_local_tokens(each, now) for each in made] for place, made in guided_whole(functions).items()}
+
+
+def guided_whole(functions: Sequence[Mapping[str, Any]]) -> dict[str, list[Callable[..., Any]]]:
+    """The patches themselves, for a forward that has all tokens."""
+    return {PLACE: [guidance_function(GuidanceFunction(**guide)) for guide in functions]}
 
 
 def _on_local_tokens(function: Any, now: Forward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
