@@ -35,6 +35,14 @@ NODE = "app.graph.nodes.find(n => n.type === '{}')"
 TELL = "([name, detail]) => app.api.dispatchEvent(new CustomEvent(name, {detail}))"
 FIT = "app.extensionManager.command.execute('Comfy.Canvas.FitView')"
 STATUS = "**/parallel/status"
+PUSHED = """gpus => {
+    const tell = app.api.dispatchEvent.bind(app.api);
+    app.api.dispatchEvent = event => {
+        if (event.type === "parallel.status") event.detail.memory = gpus;
+        return tell(event);
+    };
+}"""
+"""What the server tells by itself has these GPUs too."""
 PATIENCE = 300_000
 """Milliseconds for one thing to appear: nobody waits for the pictures."""
 
@@ -80,7 +88,7 @@ def starting(page: Page) -> None:
     """What a run tells while it goes, as the server tells it."""
     open_graph(page, SPRITES)
     (number,) = page.evaluate("app.graph.nodes.filter(n => n.type === 'ParallelSampler').map(n => String(n.id))")
-    said = {"nodeId": number, "text": "Sampling 24 of 60 · 0.17 s a step · 7 s left"}
+    said = {"nodeId": number, "text": "Step 24 of 60 · 0.17 s a step · 7 s left"}
     page.evaluate(TELL, ["progress_text", said])
 
 
@@ -99,7 +107,7 @@ def subgraph(page: Page) -> None:
         "() => { const outer = app.graph.nodes.find(n => n.subgraph);"
         "return `${outer.id}:${outer.subgraph.nodes.find(n => n.type === 'KSampler').id}`; }"
     )
-    text = "Sampling 24 of 60 · 0.17 s a step · 7 s left"
+    text = "Step 24 of 60 · 0.17 s a step · 7 s left"
     page.evaluate(TELL, ["progress_text", {"nodeId": number, "text": text}])
 
 
@@ -130,6 +138,7 @@ def gpus(page: Page) -> None:
 
     open_graph(page, SPRITES)
     page.route(STATUS, answer)
+    page.evaluate(PUSHED, GPUS)
     open_tab(page)
     expect(page.locator(".pp-on-memory").get_by_role("checkbox")).to_have_count(len(GPUS))
     page.evaluate(TELL, ["execution_start", {"prompt_id": ""}])
