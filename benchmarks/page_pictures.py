@@ -36,10 +36,10 @@ TELL = "([name, detail]) => app.api.dispatchEvent(new CustomEvent(name, {detail}
 FIT = "app.extensionManager.command.execute('Comfy.Canvas.FitView')"
 STATUS = "**/parallel/status"
 PUSHED = """gpus => {
-    const tell = app.api.dispatchEvent.bind(app.api);
-    app.api.dispatchEvent = event => {
+    const tell = EventTarget.prototype.dispatchEvent;
+    EventTarget.prototype.dispatchEvent = function (event) {
         if (event.type === "parallel.status") event.detail.memory = gpus;
-        return tell(event);
+        return tell.call(this, event);
     };
 }"""
 """What the server tells by itself has these GPUs too."""
