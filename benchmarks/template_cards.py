@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
@@ -35,16 +35,17 @@ ALIKE = 1.0
 class Card:
     """A template: its colour, frames that are drawn, what it makes, and the plan command's model and type for its memory.
 
-    `model` is empty where the command does not know the model: then nothing is said of memory.
+    `pruned` is for a file without the weights that make a block's modulation, which has their few outcomes instead.
     """
 
     title: str
     colour: str
     frames: int
     makes: str
-    model: str = ""
+    model: str
     dtype: str = "bf16"
     files: str = OFFERED
+    pruned: bool = False
 
 
 CARDS = {
@@ -59,15 +60,15 @@ CARDS = {
     "FLUX.1 dev": Card("FLUX.1 dev", PICTURE, 1, "pictures from text, in bf16", "flux-dev"),
     "FLUX.2 dev image edit": Card("FLUX.2 dev", EDIT, 2, "edits a picture by text", "flux2-dev", "fp8"),
     "FLUX.2 dev": Card("FLUX.2 dev", PICTURE, 1, "pictures from text, in fp8", "flux2-dev", "fp8"),
-    "HunyuanVideo 1.5 text to video": Card("HunyuanVideo 1.5", VIDEO, 4, "videos from text"),
-    "Krea 2 Turbo": Card("Krea 2 Turbo", PICTURE, 1, "pictures in a few steps"),
-    "LTX-2.3 text to video": Card("LTX-2.3", SOUND, 4, "videos with sound"),
-    "MiniMax-H3 text to video": Card("MiniMax-H3", SOUND, 5, "videos with sound"),
+    "HunyuanVideo 1.5 text to video": Card("HunyuanVideo 1.5", VIDEO, 4, "videos from text", "hunyuan-video-1.5"),
+    "Krea 2 Turbo": Card("Krea 2 Turbo", PICTURE, 1, "pictures in a few steps", "krea2", "fp8"),
+    "LTX-2.3 text to video": Card("LTX-2.3", SOUND, 4, "videos with sound", "ltx-2.3", "fp8"),
+    "MiniMax-H3 text to video": Card("MiniMax-H3", SOUND, 5, "videos with sound", "minimax-h3", "fp8", pruned=True),
     "PixArt-alpha": Card("PixArt-alpha", PICTURE, 1, "pictures from text", "pixart-alpha", files=CONVERTED),
     "Qwen-Image-Edit": Card("Qwen-Image-Edit", EDIT, 2, "edits a picture by text", "qwen-image", "fp8"),
     "Qwen-Image": Card("Qwen-Image", PICTURE, 1, "pictures with written words", "qwen-image", "fp8"),
-    "SDXL": Card("SDXL", PICTURE, 1, "prompts on a GPU each"),
-    "SDXL with refiner": Card("SDXL + refiner", PICTURE, 2, "two models, one after the other"),
+    "SDXL": Card("SDXL", PICTURE, 1, "prompts on a GPU each", "sdxl"),
+    "SDXL with refiner": Card("SDXL + refiner", PICTURE, 2, "two models, one after the other", "sdxl"),
     "Wan 2.2 14B image to video": Card("Wan 2.2 14B", VIDEO, 3, "a picture becomes a video", "wan2.2-14b", "fp8"),
     "Wan 2.2 14B text to video": Card("Wan 2.2 14B", VIDEO, 5, "videos from text", "wan2.2-14b", "fp8"),
     "Wan 2.2 5B text and image to video": Card("Wan 2.2 5B", VIDEO, 4, "videos from text or a picture", "wan2.2-5b"),
@@ -77,10 +78,10 @@ CARDS = {
 
 
 def memory_of(card: Card) -> str:
-    """What each of two GPUs needs for the model whole, in words, as the plan command predicts it; empty if it cannot."""
-    if not card.model:
-        return ""
+    """What each of two GPUs needs for the model whole, in words, as the plan command predicts it; of two models, the larger."""
     asked, _, _ = asked_for(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
+    if card.pruned:
+        asked = replace(asked, model=replace(asked.model, single_weights=asked.model.token_weights))
     whole = next(offer for offer in offered(asked, 2) if offer.held == "replicated")
     return f"{whole.memory / 1e9:.0f} GB on each of 2 GPUs"
 

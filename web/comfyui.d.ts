@@ -4,6 +4,8 @@ export interface Extension {
   name: string;
   init?(app: App): void | Promise<void>;
   setup?(app: App): void | Promise<void>;
+  /** Before the page's own lists and searches take the definitions of all nodes. */
+  beforeRegisterVueAppNodeDefs?(definitions: NodeDefinition[]): void;
   nodeCreated?(node: object): void;
   commands?: Command[];
   keybindings?: Keybinding[];
@@ -11,6 +13,17 @@ export interface Extension {
   getNodeMenuItems?(node: GraphNode): MenuItem[];
   /** A graph has been opened, with all of its nodes. */
   afterConfigureGraph?(): void;
+}
+
+/** How well a node fits the words of a search: its kind of match first, then what decides between equals; the lower the better. */
+export type SearchScores = [number, ...number[]];
+
+/** A node's definition, as the server tells it. */
+export interface NodeDefinition {
+  name: string;
+  python_module: string;
+  /** What the node search does with the node's scores; ComfyUI puts how often the node is used behind the first. */
+  postProcessSearchScores?(scores: SearchScores): SearchScores;
 }
 
 export interface Command {
@@ -59,6 +72,8 @@ export interface ToastMessage {
   detail: string;
   /** Milliseconds; without it the message stays until it is closed. */
   life?: number;
+  /** A class of its element. */
+  styleClass?: string;
 }
 
 /** A tab of the sidebar that draws itself; `render` is called whenever it is opened. */

@@ -12,6 +12,7 @@ import { showRefusals } from "./run/refusals.js";
 import { Signs } from "./run/signs.js";
 import { showStrip } from "./run/strip.js";
 import { showTexts } from "./run/texts.js";
+import { rank } from "./search.js";
 import { settings } from "./settings.js";
 import { offerSprites } from "./sprites.js";
 import { commands, KEYS, menuOf } from "./swap/offered.js";
@@ -52,6 +53,7 @@ app.registerExtension({
     expectations?.look();
     void offerSprites(app, api, words); // the graph is open while it asks
   },
+  beforeRegisterVueAppNodeDefs: rank,
   getNodeMenuItems: (node) => menuOf(swap, node, words),
   nodeCreated(node) {
     if (isPlan(node)) offerDevices(node, words);

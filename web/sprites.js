@@ -4,6 +4,7 @@
 /** @import { Api, App, GraphNode } from "./comfyui" */
 /** @import { Words } from "./words" */
 
+import { showMessage } from "./messages.js";
 import { saidIn } from "./panel/source.js";
 
 const MODEL = "sprites-flux-schnell.safetensors";
@@ -18,17 +19,22 @@ const MODEL = "sprites-flux-schnell.safetensors";
 export async function offerSprites(app, api, words) {
   const node = app.rootGraph.nodes.find(lacksModel);
   if (!node) return;
-  const { command, dialog, toast } = app.extensionManager;
+  const { command, dialog } = app.extensionManager;
   const wanted = await dialog.confirm({ title: words.say("sprites.title"), message: words.say("sprites.message") });
   if (!wanted) return;
   const answer = await api.fetchApi("/parallel/sprites", { method: "POST" });
   if (!answer.ok) {
-    toast.add({ severity: "error", summary: words.say("sprites.failed"), detail: saidIn(await answer.text()) });
+    showMessage(app, { severity: "error", summary: words.say("sprites.failed"), detail: saidIn(await answer.text()) });
     return;
   }
   await command.execute("Comfy.RefreshNodeDefinitions"); // what R does: the lists, and what is said to be missing
   node.setDirtyCanvas(true, true); // its mark is gone, which R does not draw
-  toast.add({ severity: "success", summary: words.say("sprites.done"), detail: words.say("sprites.run"), life: 5000 });
+  showMessage(app, {
+    severity: "success",
+    summary: words.say("sprites.done"),
+    detail: words.say("sprites.run"),
+    life: 5000,
+  });
 }
 
 /**

@@ -7,8 +7,7 @@
 /** @import { Api, Templates } from "./comfyui" */
 /** @import { Words } from "./words" */
 
-/** The folder that ComfyUI has the pack in, by which it calls the pack's templates. */
-const PACK = decodeURIComponent(new URL(".", import.meta.url).pathname.split("/").at(-2) ?? "");
+import { PACK } from "./pack.js";
 
 /**
  * Has the template browser show them so. A ComfyUI that lists or draws them in another way shows them as it does others'.

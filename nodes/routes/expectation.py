@@ -136,7 +136,7 @@ def _expected(asked: Asked, wish: ParallelPlan) -> Answer:
     if any(expected.devices == tuple(rank.device for rank in group.ranks) for group in groups):
         return Answer(line, sign=line)
     backend().prepare()
-    return Answer(f"{line}; the first run starts workers", sign=f"{line}; starts workers first")
+    return Answer(f"{line}; the first run starts workers", sign=f"{line}; not started")
 
 
 def _latent(asked: Asked, form: Any) -> tuple[int, ...]:

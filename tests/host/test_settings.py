@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
 from playwright.sync_api import Page, Route, expect
 
 from scripts.comfyui import ComfyUI
 from tests.host.browser import POLLING, SET, dismiss, open_graph
-from tests.host.graphs import Graph, node, unplanned
+from tests.host.graphs import Graph, node, parallel, unplanned
 from tests.host.test_frontend import BADGES, SHOWN, SPRITES
+from tests.host.test_progress import outcome
 from tests.host.test_refusals import small
 from tests.host.test_swap import PROMPT, STATE, TRACKER, tab
 from tests.selection import thorough
@@ -190,6 +192,50 @@ def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:
     expect(page.locator(".pp-on-loaders")).to_contain_text("asks for GPU 7")
     page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
     expect(page.locator(".pp-on-loaders")).not_to_contain_text("asks for GPU 7")
+
+
+@thorough
+def test_the_loader_says_that_a_run_starts_workers_first_until_they_are_there(page: Page) -> None:
+    open_graph(page, SPRITES)
+    page.evaluate(
+        "app.graph.nodes.find(n => n.type === 'ParallelPlan').widgets.find(w => w.name === 'devices').value = 'cpu:3'"
+    )
+    page.evaluate(f"{TRACKER}.captureCanvasState()")
+    line = r"^3 workers: (about \d\.\dx, )?\d+\.\d MB each"
+    page.wait_for_function(SHOWN, arg=[BADGES, f"{line}; not started$"], polling=POLLING)
+    tab(page)
+    expect(page.locator(".pp-on-loaders")).to_contain_text(re.compile(f"{line[1:]}; the first run starts workers"))
+    page.get_by_test_id("queue-button").click()
+    page.wait_for_function(SHOWN, arg=[BADGES, f"{line}$"], timeout=300_000, polling=POLLING)
+    expect(page.locator(".pp-on-loaders")).not_to_contain_text("starts workers")
+
+
+@thorough
+def test_what_is_said_before_a_run_is_what_the_run_predicts(comfyui: ComfyUI) -> None:
+    """Of a job that nothing like it was run of; where its prompts are not known, the prediction is within what is said."""
+    measuring, graph = (parallel(small(width=size, height=size)) for size in (64, 208))
+    comfyui.queue(measuring, timeout=300).check()
+    asked = {
+        "kind": "LoadParallelFlux",
+        "file": graph["model"]["inputs"]["unet_name"],
+        "plan": {"devices": "cpu:2"},
+        "width": 208,
+        "height": 208,
+        "steps": 2,
+        "two_sided": True,
+    }
+    prompts = [graph[side]["inputs"]["conditioning"] for side in ("positive", "negative")]
+
+    def said(**more: object) -> str:
+        answer = requests.post(f"{comfyui.url}/parallel/expectation", json=asked | more, timeout=60)
+        return str(answer.json()["sign"])
+
+    exact, between = said(prompts=prompts), said()
+    found = outcome(comfyui, comfyui.queue(graph, timeout=300).check(), "sampler")
+    assert found["gain_is"] == "predicted"
+    assert exact.startswith(f"2 workers: about {found['gain']:.1f}x, "), (exact, found)
+    bounds = [float(bound) for bound in re.findall(r"(\d+\.\d)x", between)]
+    assert min(bounds) - 0.05 <= found["gain"] <= max(bounds) + 0.05, (between, found)
 
 
 @thorough

@@ -205,6 +205,7 @@ def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> Non
             add("CheckpointLoaderSimple", ["sd15.safetensors"]);
             add("VAELoader", ["taef1"]);
             add("ImageOnlyCheckpointLoader", ["svd.safetensors"]);
+            add("PackVae", []); // of another pack
         }"""
     )
     before = page.evaluate(STATE)
@@ -215,6 +216,7 @@ def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> Non
         "Load VAE stays: it is muted or bypassed.",
         "Load VAE stays: taef1 is no file in models/vae",
         "Load Checkpoint Image Only (img2vid model) stays: there is no such loader for several GPUs.",
+        "PackVae stays: there is no such loader for several GPUs.",
     ):
         assert reason in text, text
     assert "Load Checkpoint stays: " in text

@@ -106,7 +106,7 @@ def test_it_is_a_line_that_the_page_knows(
 ) -> None:
     assert in_words(Expected(devices, gain, 21.6e9)) == line
     assert known(line, "sentences")
-    for before_workers in ("the first run starts workers", "starts workers first"):
+    for before_workers in ("the first run starts workers", "not started"):
         assert known(f"{line}; {before_workers}", "sentences")
 
 

@@ -4,6 +4,7 @@
 /** @import { Api, App, ExecutionError, ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
 
+import { showMessage } from "../messages.js";
 import { wantsMessages } from "../settings.js";
 import { fieldsNamed, nodeAtFault } from "./fault.js";
 import { Highlights } from "./highlights.js";
@@ -43,19 +44,18 @@ export function messageOf(error, words) {
  */
 export function showRefusals(app, api, words) {
   const highlights = new Highlights();
-  /** @type {ToastMessage[]} */
+  /** @type {(() => void)[]} */
   const told = [];
   api.addEventListener("execution_start", () => highlights.clear());
   api.addEventListener("promptQueueing", () => {
     // not when the next one starts: of several that are queued each is to be read
-    for (const message of told.splice(0)) app.extensionManager.toast.remove(message);
+    for (const takeOff of told.splice(0)) takeOff();
   });
   api.addEventListener("execution_error", async ({ detail }) => {
     const message = messageOf(detail, words);
     if (!message) return;
     if (wantsMessages(app)) {
-      app.extensionManager.toast.add(message);
-      told.push(message);
+      told.push(showMessage(app, message));
       void remedyOf(api, message.detail).then(
         (url) => url && linkMessage(message.detail, url, words.say("remedy.link")),
       );

@@ -11,6 +11,10 @@ import { wantsStrip } from "../settings.js";
 
 /** Milliseconds after which the server is asked again, which tells of changes for a minute. */
 const AGAIN = 30_000;
+
+/** What ComfyUI's side panels leave of the graph. */
+const CANVAS = ".graph-canvas-panel";
+
 const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
 
 /**
@@ -29,7 +33,7 @@ export function showStrip(app, api, words) {
     const gpus = memory.filter(({ device }) => device !== "cpu");
     if (asking === undefined || !gpus.length) return;
     strip.replaceChildren(...gpus.map((gpu) => cellOf(gpu, words)));
-    if (!strip.isConnected) document.body.append(strip);
+    if (!strip.isConnected) (document.querySelector(CANVAS) ?? document.body).append(strip);
   };
   const ask = async () => {
     const answer = await api.fetchApi("/parallel/status").catch(() => undefined); // the server may be gone

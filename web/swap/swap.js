@@ -6,6 +6,7 @@
 /** @import { Left, Read, Use } from "./found" */
 /** @import { Loaded } from "./swapped" */
 
+import { showMessage } from "../messages.js";
 import { saidIn } from "../panel/source.js";
 import { decide, follows, isAnothers, isForAll, isForOne, loadedBy, read, usesIn, whyNotBack } from "./found.js";
 import { pairOfOne } from "./pairs.js";
@@ -145,11 +146,11 @@ export class Swap {
       const next = way === "all" ? onAll(state, new Set(places.keys())) : onOne(state, places);
       await goTo(this.#app, tracker, next);
     }
-    this.#app.extensionManager.toast.add(message);
+    showMessage(this.#app, message);
   }
 
   /** @type {(severity: "warn" | "error", detail: string) => void} */
   #tell(severity, detail) {
-    this.#app.extensionManager.toast.add({ severity, summary: this.#words.say("swap.failed"), detail });
+    showMessage(this.#app, { severity, summary: this.#words.say("swap.failed"), detail });
   }
 }
