@@ -96,7 +96,7 @@ def stock(graph: Graph) -> Graph:
         if node["class_type"] == "UNETLoader" and str(node["inputs"].get("unet_name")).endswith(".gguf"):
             node["class_type"] = GGUF  # ComfyUI's own does not read these
             node["inputs"].pop("weight_dtype", None)
-    if all(kind == "VAELoader" for _, kind, _ in loaders(graph)):
+    if not model_files(graph):
         raise NotMeasured(
             "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so."
         )
