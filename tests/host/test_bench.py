@@ -15,6 +15,7 @@ from scripts.comfyui import ComfyUI, Graph
 from tests.host.browser import POLLING
 from tests.host.graphs import ksampler_graph, parallel
 from tests.selection import thorough
+from tests.test_sentences import known
 
 TOLERANCE = 1e-5
 PATIENCE = 600
@@ -71,13 +72,15 @@ def test_stock_and_ours_are_measured_as_prompts_of_this_comfyui_and_leave_only_t
     history = set(comfyui.get("/history"))
     assert begin(comfyui, graph=job(171), name="a job").status_code == 200
     assert begin(comfyui, graph=job(171)).status_code == 409
-    queued, until = set(), time.monotonic() + PATIENCE
+    queued, doing, until = set(), set(), time.monotonic() + PATIENCE
     while (bench := status(comfyui))["doing"]:
+        doing.add(bench["doing"])
         queued |= {each[1] for jobs in comfyui.get("/queue").values() for each in jobs}
         assert time.monotonic() < until, bench
         time.sleep(0.05)
     assert (bench["said"], [side["name"] for side in bench["sides"]]) == ("", [STOCK, "cpu:1", "cpu:2"])
     assert len(queued) == 2 * len(bench["sides"])
+    assert len(doing) > 4 and not [text for text in doing if not known(text, "sentences")]
     record = decoded((comfyui.output_dir / FOLDER / bench["file"]).read_bytes())
     assert (record.job.graph, record.job.files, record.job.size) == ("a job", ["narrow-schnell.safetensors"], "64x64")
     for side, shown in zip(record.sides, bench["sides"], strict=True):
@@ -102,6 +105,7 @@ def test_a_prompt_of_the_users_ends_it_and_what_was_done_is_kept(comfyui: ComfyU
     assert comfyui.queue(job(173), timeout=PATIENCE).status == "success"
     bench = ended(comfyui)
     assert bench["said"] == "ended early, because a run was queued."
+    assert known(bench["said"], "sentences")
     assert bench["sides"][0]["name"] == STOCK and len(bench["sides"]) < 3
     assert (comfyui.output_dir / FOLDER / bench["file"]).is_file()
 
