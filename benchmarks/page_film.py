@@ -152,8 +152,7 @@ def main() -> None:
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("folder", type=Path, nargs="?", default=REPO / "docs")
     folder = line.parse_args().folder
-    with server("") as comfyui, chromium() as browser, opened(browser, comfyui) as page:
-        page.set_default_timeout(PATIENCE)
+    with server("") as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
         expect.set_options(timeout=PATIENCE)
         shoot(page, folder / "run.gif")
         photograph(page, comfyui, folder / "timeline.png")

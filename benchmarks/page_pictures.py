@@ -152,6 +152,7 @@ def server(url: str) -> Iterator[ComfyUI]:
     """A ComfyUI with the sprites' files; the one at an address, if one is named."""
     with tempfile.TemporaryDirectory() as folder:
         comfyui = ComfyUI(os.environ["COMFYUI_PATH"], folder)
+        comfyui.patience = 5 * PATIENCE / 1000
         if url:
             comfyui.url = url
             yield comfyui
@@ -204,8 +205,7 @@ def main() -> None:
     line.add_argument("--scenes", default=",".join(SCENES), help="which, with commas between them")
     line.add_argument("--url", default="", help="of a ComfyUI that runs already")
     given = line.parse_args()
-    with server(given.url) as comfyui, chromium() as browser, opened(browser, comfyui) as page:
-        page.set_default_timeout(PATIENCE)
+    with server(given.url) as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
         expect.set_options(timeout=PATIENCE)
         for scene in given.scenes.split(","):
             photograph(page, scene, given.folder)

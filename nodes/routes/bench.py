@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,8 @@ LEAVING = 60.0
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """An address for each of those that a server may listen on which mean all."""
+
+log = logging.getLogger(__name__)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -92,19 +95,19 @@ class BenchRoute:
 
     async def begin(self, content: bytes) -> str:
         """Begin what a request asks for; why it cannot be measured, empty where it has begun."""
-        self.status = BenchStatus("beginning")
+        before, self.status = self.status, BenchStatus("beginning")
         try:
             asked = msgspec.json.decode(content, type=Asked) if content else Asked()
             bench = await aside(lambda: bench_of(asked))
         except (NotMeasured, Refused, OSError, msgspec.DecodeError) as error:
-            self.status = BenchStatus(said=str(error))
+            self.status = before
             return str(error)
         self._running = asyncio.create_task(aside(lambda: self._measure(bench)))
         return ""
 
     def _measure(self, bench: Bench) -> None:
         output = Path(folder_paths.get_output_directory())
-        said = "something unforeseen ended it: ComfyUI's console has more."
+        said = ""
         try:
             with Running(own_url(), output) as client:
                 self._report("measuring the links")
@@ -115,11 +118,13 @@ class BenchRoute:
                     file.write_bytes(encoded(record))
                     shown = [SideStatus.of(side) for side in record.sides]
                     self.status = BenchStatus(self.status.doing, shown, line(record), file.name)
-            said = ""
         except Cancelled as why:
             said = f"ended early, because {why}"
         except (NotMeasured, Refused, ComfyUIError, OSError) as error:
             said = str(error)
+        except Exception:
+            log.exception("Parallel: the benchmark has failed")
+            said = "it has failed: ComfyUI's console says how."
         finally:
             shutil.rmtree(output / JOBS, ignore_errors=True)
             self.status = msgspec.structs.replace(self.status, doing="", said=said)

@@ -130,9 +130,10 @@ class Panel:
 
     async def _begin_bench(self, request: web.Request) -> web.Response:
         """Answers at once, with why there is nothing to measure, if so; the sides come with the status."""
+        content = await request.read()
         if self._is_busy():
             return _json({"said": "a run is going on: measure once it is done."}, 409)
-        said = await self._bench.begin(await request.read())
+        said = await self._bench.begin(content)
         return _json({"said": said}, 409 if said else 200)
 
     async def _compare(self) -> None:

@@ -87,7 +87,6 @@ def watched_memory(*, itself: bool = False) -> Iterator[Peaks]:
             see()
 
     see()
-
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     try:

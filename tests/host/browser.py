@@ -46,10 +46,14 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, comfyui: ComfyUI) -> Iterator[Page]:
-    """ComfyUI's page as a new visitor has it, but without the greeting; nothing is fetched from anywhere else."""
+def opened(browser: Browser, comfyui: ComfyUI, patience: float = PATIENCE) -> Iterator[Page]:
+    """ComfyUI's page as a new visitor has it, but without the greeting; nothing is fetched from anywhere else.
+
+    Args:
+        patience: milliseconds for one thing to appear.
+    """
     page = browser.new_page(viewport={"width": 1600, "height": 1000})
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(patience)
     page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
     page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
     page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # drawn by the CPU
