@@ -49,7 +49,7 @@ try() {
   setup
   say "The benchmark, in ComfyUI"
   mkdir -- "$FOLDER/out"
-  (cd -- "$UNPACKED" && "$VENV_PYTHON" -m parallel_backend.bench --comfyui "$COMFYUI_PATH" --out "$FOLDER/out")
+  (cd -- "$UNPACKED" && "$VENV_PYTHON" -m parallel_backend.bench --steps 4 --comfyui "$COMFYUI_PATH" --out "$FOLDER/out")
   "$VENV_PYTHON" - "$FOLDER/out" <<'PYTHON' || fail "a latent is not ComfyUI's own, or a side failed: see the table above."
 import json, pathlib, sys
 
