@@ -32,15 +32,21 @@ WORKERS = 2
 RUNNING, MOST = 7000, 20
 """Milliseconds of the film for the run itself, and frames of it at most."""
 
-RANKS, STEPS, WIDE = 4, 8, 760
-"""Of the picture: workers, steps, pixels."""
+RANKS, WIDE = 4, 760
+"""Of the picture: workers, pixels."""
+
+TIMELINE = ".pp-on-last-run > div > :nth-child(2)"
+"""In the tab."""
+
+QUIET = {"Comfy.Minimap.Visible": False, "Comfy.Graph.CanvasInfo": False}
+"""ComfyUI's settings that clear the view."""
 
 LOADER = "app.graph.nodes.find(node => /UNETLoader|LoadParallelDiffusionModel/.test(node.type))"
 
 STOCK = """() => {
     for (const node of app.graph.nodes.filter(node => /Markdown|ParallelPlan/.test(node.type))) app.graph.remove(node);
-    app.canvas.ds.scale = 0.62;
-    app.canvas.ds.offset = [-340, 110];
+    app.canvas.ds.scale = 0.66;
+    app.canvas.ds.offset = [-291, 150];
     app.canvas.setDirty(true, true);
 }"""
 """Leaves the nodes of a stock workflow, all of them to be seen."""
@@ -52,15 +58,15 @@ TITLE = f"""() => {{
 }}"""
 """Where the loader's title is in the window."""
 
-ALONE = """([section, width]) => {
+ALONE = """([part, width]) => {
     const frame = document.createElement("div");
     frame.className = "pp-panel dark-theme";
     frame.id = "pp-alone";
     frame.style.cssText = `position:fixed;inset:0 auto auto 0;z-index:99999;width:${width}px;background:#171718`;
-    frame.append(document.querySelector(section).cloneNode(true));
+    frame.append(document.querySelector(part).cloneNode(true));
     document.body.append(frame);
 }"""
-"""Shows a section of the tab as wide as a page."""
+"""Shows a part of the tab as wide as a page."""
 
 
 @dataclass
@@ -93,7 +99,8 @@ class Film:
 def shoot(page: Page, path: Path) -> None:
     """From a stock workflow to the timeline of its run on several workers."""
     page.set_viewport_size(SIZE)
-    page.evaluate(SET, ["Parallel.Devices", f"cpu:{WORKERS}"])
+    for name, value in {"Parallel.Devices": f"cpu:{WORKERS}", **QUIET}.items():
+        page.evaluate(SET, [name, value])
     open_graph(page, SPRITES)
     page.evaluate("app.extensionManager.command.execute('Parallel.BackToOneGPU')")
     page.wait_for_function(f"{LOADER}.type === 'UNETLoader'", polling=POLLING)
@@ -112,13 +119,13 @@ def shoot(page: Page, path: Path) -> None:
     page.wait_for_function(f"{LOADER}.type === 'LoadParallelDiffusionModel'", polling=POLLING)
     expect(page.locator(".p-toast-message")).to_be_visible()
     page.wait_for_function(f"{LOADER}.badges.length > 1", polling=POLLING)
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(1000)
     film.take(2500)
     dismiss(page)
-    run = page.get_by_test_id("queue-button")
-    run.hover()
+    button = page.get_by_test_id("queue-button")
+    button.hover()
     film.take(1000)
-    run.click()
+    button.click()
     done = "app.graph.nodes.find(node => node.type === 'SaveImage').imgs?.length"
     going = []
     while not page.evaluate(done):
@@ -135,16 +142,19 @@ def shoot(page: Page, path: Path) -> None:
     film.save(path)
 
 
-def photograph(page: Page, comfyui: ComfyUI, path: Path) -> None:
+def photograph(page: Page, path: Path) -> None:
     """A run's timeline: workers, and seconds."""
-    graph = json.loads((REPO / "scripts" / "sprites_parallel_api.json").read_text(encoding="utf-8"))
-    graph["plan"]["inputs"]["devices"] = f"cpu:{RANKS}"
-    graph["sampler"]["inputs"]["steps"] = STEPS
-    comfyui.queue(graph, timeout=PATIENCE / 1000).check()
-    rows = page.locator(".pp-on-last-run svg.pp-row")
-    expect(rows).to_have_count(RANKS)
-    page.evaluate(ALONE, [".pp-on-last-run", WIDE])
+    expect(page.locator(".pp-on-last-run svg.pp-row")).to_have_count(RANKS)
+    page.evaluate(ALONE, [TIMELINE, WIDE])
     page.locator("#pp-alone").screenshot(path=path)
+
+
+def run(comfyui: ComfyUI, workers: int) -> None:
+    """Have so many workers draw a picture, so that they have started and what follows is no first run."""
+    graph = json.loads((REPO / "scripts" / "sprites_parallel_api.json").read_text(encoding="utf-8"))
+    graph["plan"]["inputs"]["devices"] = f"cpu:{workers}"
+    graph["sampler"]["inputs"]["seed"] += workers
+    comfyui.queue(graph, timeout=PATIENCE).check()
 
 
 def main() -> None:
@@ -152,10 +162,13 @@ def main() -> None:
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("folder", type=Path, nargs="?", default=REPO / "docs")
     folder = line.parse_args().folder
-    with server("") as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
+    with server("") as comfyui, chromium() as browser, opened(browser, comfyui) as page:
+        page.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
+        run(comfyui, WORKERS)
         shoot(page, folder / "run.gif")
-        photograph(page, comfyui, folder / "timeline.png")
+        run(comfyui, RANKS)
+        photograph(page, folder / "timeline.png")
 
 
 if __name__ == "__main__":

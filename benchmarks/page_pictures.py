@@ -205,7 +205,8 @@ def main() -> None:
     line.add_argument("--scenes", default=",".join(SCENES), help="which, with commas between them")
     line.add_argument("--url", default="", help="of a ComfyUI that runs already")
     given = line.parse_args()
-    with server(given.url) as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
+    with server(given.url) as comfyui, chromium() as browser, opened(browser, comfyui) as page:
+        page.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
         for scene in given.scenes.split(","):
             photograph(page, scene, given.folder)

@@ -25,6 +25,9 @@ ARGUMENTS = (
 PATIENCE = 30_000
 """Milliseconds for one thing to appear in the page."""
 
+OPENING = 240_000
+"""Milliseconds for the whole page to come up, which is minutes of work where other programs run."""
+
 POLLING = 100
 """Milliseconds between two looks, where one waits; the default is each frame, which the CPU then draws."""
 
@@ -46,19 +49,15 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, comfyui: ComfyUI, patience: float = PATIENCE) -> Iterator[Page]:
-    """ComfyUI's page as a new visitor has it, but without the greeting; nothing is fetched from anywhere else.
-
-    Args:
-        patience: milliseconds for one thing to appear.
-    """
+def opened(browser: Browser, comfyui: ComfyUI) -> Iterator[Page]:
+    """ComfyUI's page as a new visitor has it, but without the greeting; nothing is fetched from anywhere else."""
     page = browser.new_page(viewport={"width": 1600, "height": 1000})
-    page.set_default_timeout(patience)
+    page.set_default_timeout(PATIENCE)
     page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
     page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
     page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # drawn by the CPU
-    page.goto(comfyui.url)
-    page.wait_for_function(READY, polling=POLLING)
+    page.goto(comfyui.url, timeout=OPENING)
+    page.wait_for_function(READY, polling=POLLING, timeout=OPENING)
     yield page
     page.close()
 
