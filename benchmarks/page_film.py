@@ -62,9 +62,11 @@ ALONE = """([part, width]) => {
     const frame = document.createElement("div");
     frame.className = "pp-panel dark-theme";
     frame.id = "pp-alone";
-    frame.style.cssText = `position:fixed;inset:0 auto auto 0;z-index:99999;width:${width}px;background:#171718`;
+    frame.style.cssText = `position:fixed;inset:0 auto auto 0;z-index:99999;width:${width}px;background:#171718;overflow:hidden`;
     frame.append(document.querySelector(part).cloneNode(true));
+    frame.querySelector(".pp-whole")?.remove();
     document.body.append(frame);
+    frame.style.height = `${Math.floor(frame.getBoundingClientRect().height)}px`;
 }"""
 """Shows a part of the tab as wide as a page."""
 
