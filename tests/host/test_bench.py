@@ -131,4 +131,6 @@ def test_the_button_measures_the_open_workflow_and_comfyuis_cancel_ends_it(page:
     assert row == status(comfyui)["row"] and "narrow-schnell.safetensors, 64x64, 20 steps" in row
     with page.expect_download() as download:
         bench.locator("a").dispatch_event("click")
-    assert decoded(download.value.path().read_bytes()).job.graph == "mine"
+    job_measured = decoded(download.value.path().read_bytes()).job
+    assert job_measured.files == ["narrow-schnell.safetensors"]
+    assert job_measured.graph == page.evaluate("app.extensionManager.workflow.activeWorkflow.filename")
