@@ -15,6 +15,7 @@ VERSION="${1:-}" TAG="${2:-}"
 cd -- "$REPO"
 [[ -z "$(git status --porcelain)" ]] || fail "files are changed or new here: commit them before."
 [[ -z "$(git tag --list "v$VERSION")" ]] || fail "v$VERSION is there already: choose another version."
+[[ "$TAG" == "" ]] || git var GIT_COMMITTER_IDENT >/dev/null 2>&1 || fail "git does not know who commits: set user.name and user.email."
 grep -q '^## Unreleased$' CHANGELOG.md || fail "CHANGELOG.md has nothing unreleased: write there what is new."
 
 FOLDER="$(mktemp -d)"
