@@ -158,19 +158,17 @@ def gpus(page: Page) -> None:
 
 def bench(page: Page) -> None:
     """Stock ComfyUI beside the pack, measured half-way, with a side that failed."""
-    shown = {
-        "doing": "0-3, first: step 7 of 20",
-        "said": "",
-        "row": ROW,
-        "file": "2026-11-25-4-x-nvidia-geforce-rtx-4090.json",
-    }
+    file = "2026-11-25-4-x-nvidia-geforce-rtx-4090.json"
+    shown = {"doing": "0-3, first: step 7 of 20", "sides": SIDES, "row": ROW, "file": file, "said": ""}
 
     def answer(route: Route) -> None:
-        status = route.fetch().json()
-        route.fulfill(json={**status, "bench": {**shown, "sides": SIDES}})
+        route.fulfill(json={**route.fetch().json(), "bench": shown})
 
     open_graph(page, SPRITES)
     page.route(STATUS, answer)
+    page.evaluate(
+        "shown => app.api.addEventListener('parallel.status', e => { e.detail.bench = shown; }, {capture: true})", shown
+    )
     open_tab(page)
     section = page.locator(".pp-on-bench")
     expect(section.locator("tbody tr")).to_have_count(len(SIDES))

@@ -19,7 +19,7 @@ from ..plan.devices.names import named_devices
 from ..plan.predict.measure import Machine
 from .cards import commit, processor, versions
 from .client import Client, ComfyUIError, Graph
-from .graphs import described, model_files, ours, staying
+from .graphs import Ask, described, model_files, ours, staying
 from .measure import Show, measure
 from .peaks import Peaks
 from .record import COUNTS, STOCK, Card, Job, Record, Side, machine_of
@@ -126,7 +126,7 @@ def sides(
             with place() as at:
                 peaks = at.peaks
                 if not text:
-                    stays = staying(bench.graph, lambda asked, at=at: list(at.client.ask("/parallel/loaders", asked)))
+                    stays = staying(bench.graph, _judge(at.client))
                     job = msgspec.structs.replace(record.job, left=list(stays.values()))
                     record = msgspec.structs.replace(record, job=job)
                 graph = ours(bench.graph, text, stays) if text else bench.graph
@@ -139,6 +139,11 @@ def sides(
         side = msgspec.structs.replace(side, peak=peaks.taken)
         record = msgspec.structs.replace(record, sides=[*record.sides, side])
         yield record
+
+
+def _judge(client: Client) -> Ask:
+    """Has a ComfyUI's pack say which loaders have to stay."""
+    return lambda asked: list(client.ask("/parallel/loaders", asked))
 
 
 def file_of(record: Record, out: Path) -> Path:
