@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
 from benchmarks.page_pictures import PATIENCE, SPRITES, open_tab, server
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.browser import POLLING, SET, chromium, dismiss, open_graph, opened
 
-SIZE = {"width": 1100, "height": 640}
+SIZE: ViewportSize = {"width": 1100, "height": 640}
 COLOURS = 96
 WORKERS = 2
 """In the film: what two cores run."""
