@@ -43,7 +43,8 @@ function sidesView(sides, words) {
 
 /** @type {(side: BenchSide, words: Words) => HTMLElement} */
 function sideRow({ name, plan, step, whole, peak, error, failed }, words) {
-  const first = element("td", "", words.told(name), plan && element("div", "pp-note", words.told(plan)));
+  const first = element("td", "", words.told(name));
+  first.title = words.told(plan);
   if (failed) {
     const why = element("td", "pp-text", failed);
     why.colSpan = HEAD.length - 1;
