@@ -125,6 +125,7 @@ def test_the_button_measures_the_open_workflow_and_comfyuis_cancel_ends_it(page:
     expect(bench.locator(".pp-note").first).to_have_text("ended early, because it was cancelled.", timeout=60_000)
     expect(bench.locator("tbody tr")).to_have_count(1)
     expect(button).to_be_enabled()
+    assert page.locator(".pp-panel").evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
     page.context.grant_permissions(["clipboard-read"])
     bench.get_by_role("button", name="Copy the row", exact=True).click()
     row = page.evaluate("navigator.clipboard.readText()")
