@@ -60,6 +60,26 @@ GPUS = [
 ]
 
 
+SIDES = [
+    {
+        "name": name,
+        "plan": plan,
+        "step": step,
+        "whole": 20 * step + 3,
+        "peak": 18.5 * GIGABYTE,
+        "error": error,
+        "failed": failed,
+    }
+    for name, plan, step, error, failed in (
+        ("stock ComfyUI", "", 0.81, None, ""),
+        ("0", "1 worker (cuda:0)", 0.8, 2.1e-7, ""),
+        ("0-1", "2 workers (cuda:0, cuda:1): cfg 2", 0.41, 2.3e-7, ""),
+        ("0-3", "", 0, None, "0-3, first: Worker 3 (cuda:3) ran out of memory"),
+    )
+]
+ROW = "| 4 x NVIDIA GeForce RTX 4090 | qwen-image.safetensors, 1024x1024, 20 steps | 0.81 s | 0.8 s | 0.41 s | cannot |  |"
+
+
 def sprites(page: Page) -> None:
     """The template that needs no GPU, and what to expect of it."""
     open_graph(page, SPRITES)
@@ -145,6 +165,25 @@ def gpus(page: Page) -> None:
     expect(page.locator(".pp-strip .pp-gpu")).to_have_count(len(GPUS))
 
 
+def bench(page: Page) -> None:
+    """Stock ComfyUI beside the pack, measured half-way, with a side that failed."""
+    file = "2026-11-25-4-x-nvidia-geforce-rtx-4090.json"
+    shown = {"doing": "0-3, first: step 7 of 20", "sides": SIDES, "row": ROW, "file": file, "said": ""}
+
+    def answer(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "bench": shown})
+
+    open_graph(page, SPRITES)
+    page.route(STATUS, answer)
+    page.evaluate(
+        "shown => app.api.addEventListener('parallel.status', e => { e.detail.bench = shown; }, {capture: true})", shown
+    )
+    open_tab(page)
+    section = page.locator(".pp-on-bench")
+    expect(section.locator("tbody tr")).to_have_count(len(SIDES))
+    section.scroll_into_view_if_needed()
+
+
 def open_tab(page: Page) -> None:
     """Open the pack's tab of the sidebar."""
     page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
@@ -152,7 +191,7 @@ def open_tab(page: Page) -> None:
 
 
 SCENES: Mapping[str, Callable[[Page], None]] = {
-    each.__name__: each for each in (sprites, templates, starting, run, refused, subgraph, swap, settings, gpus)
+    each.__name__: each for each in (sprites, templates, starting, run, refused, subgraph, swap, settings, gpus, bench)
 }
 
 
@@ -161,6 +200,7 @@ def server(url: str) -> Iterator[ComfyUI]:
     """A ComfyUI with the sprites' files; the one at an address, if one is named."""
     with tempfile.TemporaryDirectory() as folder:
         comfyui = ComfyUI(os.environ["COMFYUI_PATH"], folder)
+        comfyui.patience = 5 * PATIENCE / 1000
         if url:
             comfyui.url = url
             yield comfyui

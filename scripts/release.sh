@@ -15,6 +15,7 @@ VERSION="${1:-}" TAG="${2:-}"
 cd -- "$REPO"
 [[ -z "$(git status --porcelain)" ]] || fail "files are changed or new here: commit them before."
 [[ -z "$(git tag --list "v$VERSION")" ]] || fail "v$VERSION is there already: choose another version."
+[[ "$TAG" == "" ]] || git var GIT_COMMITTER_IDENT >/dev/null 2>&1 || fail "git does not know who commits: set user.name and user.email."
 grep -q '^## Unreleased$' CHANGELOG.md || fail "CHANGELOG.md has nothing unreleased: write there what is new."
 
 FOLDER="$(mktemp -d)"
@@ -49,7 +50,7 @@ try() {
   setup
   say "The benchmark, in ComfyUI"
   mkdir -- "$FOLDER/out"
-  (cd -- "$UNPACKED" && "$VENV_PYTHON" -m parallel_backend.bench --comfyui "$COMFYUI_PATH" --out "$FOLDER/out")
+  (cd -- "$UNPACKED" && "$VENV_PYTHON" -m parallel_backend.bench --steps 4 --comfyui "$COMFYUI_PATH" --out "$FOLDER/out")
   "$VENV_PYTHON" - "$FOLDER/out" <<'PYTHON' || fail "a latent is not ComfyUI's own, or a side failed: see the table above."
 import json, pathlib, sys
 

@@ -45,9 +45,15 @@ def test_the_registry_gets_the_pack_and_no_tests() -> None:
 def test_the_registry_knows_what_it_is() -> None:
     text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
     (name,) = re.findall(r'^name = "(.+)"$', text, re.MULTILINE)
-    assert "comfyui" not in name
-    for field in ("Repository", "Icon", "Banner", "PublisherId", "DisplayName", "requires-comfyui"):
-        assert re.search(rf"^{field} = ", text, re.MULTILINE), field
+    assert "comfyui" not in name and re.fullmatch(r"[a-z]([-_.]?[a-z0-9])*", name) and len(name) < 100
+    for field in (
+        *("description", "requires-python", "Repository", "Documentation", '"Bug Tracker"'),
+        *("Icon", "Banner", "PublisherId", "DisplayName", "requires-comfyui"),
+    ):
+        assert re.search(rf'^{field} = ".+"$', text, re.MULTILINE), field
+    assert 'license = { file = "LICENSE" }' in text
+    for kind in ("Operating System :: POSIX :: Linux", "Environment :: GPU :: NVIDIA CUDA"):
+        assert f'"{kind}"' in text
     for picture, most in (("icon", (400, 400)), ("banner", (2100, 900))):
         assert f'/raw/main/docs/{picture}.png"' in text
         with Image.open(REPO / "docs" / f"{picture}.png") as image:

@@ -93,7 +93,7 @@ export interface ExtensionManager {
   /** Asks yes or no; null where it is closed. */
   dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
   setting: { get<Value = string>(id: string): Value | undefined; set(id: string, value: unknown): Promise<void> };
-  workflow: { activeWorkflow: { changeTracker: ChangeTracker } | null };
+  workflow: { activeWorkflow: { changeTracker: ChangeTracker; filename?: string } | null };
   registerSidebarTab(tab: SidebarTab): void;
 }
 

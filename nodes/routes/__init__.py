@@ -1,7 +1,8 @@
 """What ComfyUI's server answers under /parallel: the state of the workers, the last run, the doctor, and a few actions.
 
 One puts the sprites' files in place, one judges the files that loaders name, one tells what a run should come to,
-one finds a message's entry of the troubleshooting page. No other takes a parameter, and none answers a page of another origin.
+one finds a message's entry of the troubleshooting page, one measures a graph. No other takes a parameter, and none answers a page
+of another origin.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -11,6 +10,7 @@ from aiohttp import web
 
 from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
 from ..model.verdicts import FOLDER
+from .aside import aside
 from .guard import guarded
 
 Report = Callable[[str], None]
@@ -50,7 +50,7 @@ class DoctorRoute:
             self.status = DoctorStatus(what, findings)
 
         try:
-            findings = await _aside(lambda: look(report))
+            findings = await aside(lambda: look(report))
         finally:
             self.status = DoctorStatus("", findings)
         return findings
@@ -59,20 +59,3 @@ class DoctorRoute:
         """All findings, once the workers have been measured."""
         findings = await asyncio.shield(self.begin())
         return web.Response(body=msgspec.json.encode(findings), content_type="application/json")
-
-
-async def _aside(work: Callable[[], list[Finding]]) -> list[Finding]:
-    """What a thread comes to that ComfyUI does not wait for when it ends, as it would for one of asyncio's."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[list[Finding]] = loop.create_future()
-
-    def run() -> None:
-        try:
-            findings = work()
-        except Exception as error:
-            loop.call_soon_threadsafe(done.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(done.set_result, findings)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await done

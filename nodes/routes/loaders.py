@@ -30,11 +30,12 @@ async def judge_loaders(request: web.Request) -> web.Response:
         loaders = msgspec.json.decode(await request.read(), type=list[Loader])
     except msgspec.DecodeError as error:
         return web.Response(status=400, text=f"This is no list of loaders: {error}.")
-    whys = await asyncio.to_thread(lambda: [_why_not(each) for each in loaders])
+    whys = await asyncio.to_thread(lambda: [why_not(each) for each in loaders])
     return web.Response(body=msgspec.json.encode(whys), content_type="application/json")
 
 
-def _why_not(loader: Loader) -> str:
+def why_not(loader: Loader) -> str:
+    """Why a loader has to stay, in a sentence; empty where its file runs."""
     try:
         match loader.kind:
             case "UNETLoader" | "UnetLoaderGGUF":

@@ -19,6 +19,7 @@ from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
+from .bench import BenchRoute, BenchStatus
 from .doctor import DoctorRoute, DoctorStatus, Look, look_at_models
 from .guard import Handler, guarded
 
@@ -54,6 +55,7 @@ class PanelStatus(msgspec.Struct, frozen=True):
     memory: list[DeviceMemory]
     doctor: DoctorStatus
     comparison: ComparisonStatus
+    bench: BenchStatus
 
 
 class Panel:
@@ -64,6 +66,7 @@ class Panel:
         self.run = guarded(self._run)
         self._backend = backend
         self._doctor = doctor
+        self._bench = BenchRoute(backend)
         self._memory: list[DeviceMemory] = []
         self._memory_at = self._wanted_until = float("-inf")
         self._broadcasting: asyncio.Task[None] | None = None
@@ -79,6 +82,7 @@ class Panel:
             "doctor": guarded(self._begin_doctor),
             "models": guarded(self._begin_models),
             "compare": guarded(self._begin_comparison),
+            "bench": guarded(self._begin_bench),
         }
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -124,6 +128,14 @@ class Panel:
         self._comparing = asyncio.create_task(self._compare())
         return _json({"said": ""})
 
+    async def _begin_bench(self, request: web.Request) -> web.Response:
+        """Answers at once, with why there is nothing to measure, if so; the sides come with the status."""
+        content = await request.read()
+        if self._is_busy():
+            return _json({"said": "a run is going on: measure once it is done."}, 409)
+        said = await self._bench.begin(content)
+        return _json({"said": said}, 409 if said else 200)
+
     async def _compare(self) -> None:
         backend, before = self._backend(), self._comparison
         run = backend.status().runs
@@ -146,7 +158,7 @@ class Panel:
     def _is_busy(self) -> bool:
         groups = self._backend().status().groups
         return (
-            bool(self._comparison.doing or self._doctor.status.doing)
+            bool(self._comparison.doing or self._doctor.status.doing or self._bench.status.doing)
             or _is_queued()
             or any(group.state in ("running", "starting") for group in groups)
         )
@@ -161,7 +173,9 @@ class Panel:
         return _json({"said": said})
 
     def _now(self) -> PanelStatus:
-        return PanelStatus(self._backend().status(), self._memory, self._doctor.status, self._comparison)
+        return PanelStatus(
+            self._backend().status(), self._memory, self._doctor.status, self._comparison, self._bench.status
+        )
 
     async def _broadcast(self) -> None:
         """Send the state to all pages whenever it has changed, for as long as one wants to know."""

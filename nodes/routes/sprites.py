@@ -16,15 +16,18 @@ from ...parallel_backend.sprites import sprites
 async def put_sprites(request: web.Request) -> web.Response:
     """Copy what is not there yet; the answer says how many files that were, or why none."""
     try:
-        count = await asyncio.to_thread(_copy)
+        count = await asyncio.to_thread(copy_sprites)
     except OSError as error:
         said = f"the files could not be copied ({error}): make room, or look at the permissions of ComfyUI's folders."
         return web.Response(body=msgspec.json.encode({"said": said}), status=500, content_type="application/json")
     return web.Response(body=msgspec.json.encode({"copied": count}), content_type="application/json")
 
 
-def _copy() -> int:
-    """What a user has under these names stays as it is; a file appears whole or not at all."""
+def copy_sprites() -> int:
+    """How many files were copied. What a user has under these names stays as it is; a file appears whole or not at all.
+
+    Raises OSError.
+    """
     copied = 0
     for folder, source in sprites():
         target = _folder(folder) / source.name

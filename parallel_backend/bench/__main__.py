@@ -8,39 +8,33 @@ ComfyUI saved. What is done so far is kept when it is interrupted.
 from __future__ import annotations
 
 import argparse
-import datetime
-import re
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-import psutil
 import torch
-from torch import Tensor
 
 from .. import markdown
 from ..doctor.__main__ import comfyui
-from ..doctor.observations import measured, peers
+from ..doctor.observations import measured
 from ..errors import Refused
-from ..gpus import Gpu, visible_gpus
+from ..gpus import visible_gpus
 from ..host import Backend, Deadlines
 from ..plan.__main__ import positive, size
-from ..plan.devices.names import named_devices
 from ..plan.predict.measure import Machine
 from ..sprites import sprites
-from .cards import check_free, commit, processor, versions
-from .client import ComfyUIError, Graph
-from .graphs import NotMeasured, changed, described, model_files, ours, read_graph, staying, stock
-from .measure import measure
-from .peaks import Peaks, watched_gpus, watched_memory
+from .cards import check_free
+from .graphs import NotMeasured, changed, read_graph, stock
+from .measure import in_a_bar
+from .peaks import watched_gpus, watched_memory
 from .places import GRAPH, make_base
-from .record import COUNTS, HEAD, STOCK, Card, Job, Record, Side, encoded, machine_of, row, table
+from .record import HEAD, Record, encoded, row, table
 from .server import Server
+from .sides import Bench, Place, file_of, plans_of, sides, started, usual_devices
 
 STARTING = 1800.0
 """Seconds that a ComfyUI may take to start: other packs install what they need."""
@@ -74,37 +68,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What is measured, where: a stock graph, plans' devices with the workers that each names, GPUs, and how ComfyUI is started.
+class Servers:
+    """Starts a ComfyUI for each side, which is the place of the side: in a folder of its own, with what ComfyUI is started with.
 
     `files` are those that this pack brings along for its own graph.
     """
 
-    graph: Graph
-    name: str
-    plans: tuple[tuple[str, tuple[str, ...]], ...]
-    gpus: tuple[Gpu, ...]
+    bench: Bench
     comfyui: Path
     arguments: tuple[str, ...]
-    out: Path
     files: tuple[tuple[str, Path], ...]
+    folder: Path
 
-    @property
-    def used(self) -> list[int]:
-        """The indices of the GPUs that take part; stock ComfyUI takes the first that torch sees."""
-        named = {device for _, devices in self.plans for device in devices if device != "cpu"}
-        return sorted({int(device.removeprefix("cuda:")) for device in named} | ({0} if named else set()))
-
-    def watched(self) -> AbstractContextManager[Peaks]:
-        """The peaks of what takes part while something is done."""
-        names = {self.gpus[index].uuid: f"cuda:{index}" for index in self.used}
-        return watched_gpus(names) if names else watched_memory()
-
-    def server(self, base: Path) -> Server:
-        """A ComfyUI to be started."""
-        without_gpu = () if self.used else ("--cpu",)
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """A ComfyUI that has just started, and what it takes. Raises NotMeasured, ComfyUIError."""
+        base = Path(tempfile.mkdtemp(dir=self.folder))
+        make_base(base, self.comfyui, self.files)
+        without_gpu = () if self.bench.used else ("--cpu",)
         inputs = () if self.files else ("--input-directory", str(self.comfyui / "input"))
-        return Server(self.comfyui, base, args=(*without_gpu, *inputs, *self.arguments), patience=STARTING)
+        check_free(self.bench.gpus, self.bench.used)
+        watched = watched_gpus(self.bench.names) if self.bench.used else watched_memory()
+        args = (*without_gpu, *inputs, *self.arguments)
+        with watched as peaks, Server(self.comfyui, base, args=args, patience=STARTING) as server:
+            yield Place(server, peaks)
 
 
 def bench_of(options: argparse.Namespace) -> Bench:
@@ -117,89 +104,21 @@ def bench_of(options: argparse.Namespace) -> Bench:
     path = options.graph or GRAPH
     graph = changed(stock(read_graph(path)), model=options.model, size=shape, steps=options.steps)
     gpus = visible_gpus() if torch.cuda.is_available() else ()
-    texts = options.devices or (
-        [_first(count) for count in COUNTS if count <= len(gpus)] if gpus else ["cpu:1", "cpu:2"]
-    )
+    texts = options.devices or usual_devices(len(gpus))
     if others := [text for text in texts if "://" in text]:
         raise NotMeasured(f"{others[0]} are other machines' devices: name some of this machine with --devices.")
-    plans = tuple((text, named_devices(text, len(gpus))) for text in texts)
-    files = () if options.graph else tuple(sprites())
-    found = Bench(graph, path.stem, plans, gpus, options.comfyui, tuple(options.arguments), options.out, files)
+    found = Bench(graph, path.stem, plans_of(texts, len(gpus)), gpus)
     check_free(gpus, found.used)
     return found
-
-
-def _first(count: int) -> str:
-    """So many GPUs as a plan's devices."""
-    return "0" if count == 1 else f"0-{count - 1}"
 
 
 def link_speeds(bench: Bench) -> Machine | None:
     """What workers on the most devices measure of them, None where they cannot."""
     backend = Backend(Deadlines(silence=30, stall=60))
     try:
-        return measured(backend, max((devices for _, devices in bench.plans), key=len)).machine
+        return measured(backend, bench.most).machine
     finally:
         backend.close()
-
-
-def started(bench: Bench) -> Record:
-    """The record before the first side."""
-    shape, steps = described(bench.graph)
-    used = bench.used
-    reach = {pair for pair in peers(len(bench.gpus)) if set(pair) <= set(used)}
-    return Record(
-        day=datetime.date.today().isoformat(),
-        job=Job(bench.name, model_files(bench.graph), shape, steps),
-        cards=[Card(bench.gpus[index].name, bench.gpus[index].memory) for index in used],
-        processor=processor(),
-        cores=psutil.cpu_count() or 0,
-        memory=psutil.virtual_memory().total,
-        links=link_speeds(bench),
-        peers=len(reach) // 2,
-        versions=versions(bench.comfyui),
-        commit=commit(),
-        sides=[],
-    )
-
-
-def sides(bench: Bench, folder: Path, record: Record) -> Iterator[Record]:
-    """The record after each side: stock ComfyUI, then each plan. A side that fails is in it with its reason."""
-    beside: Tensor | None = None
-    stays: dict[str, str] = {}
-    for number, (text, devices) in enumerate((("", ()), *bench.plans)):
-        name = text or STOCK
-        _say(f"{name}: starting a ComfyUI")
-        base = folder / str(number)
-        base.mkdir()
-        make_base(base, bench.comfyui, bench.files)
-        check_free(bench.gpus, bench.used)
-        with bench.watched() as peaks:
-            try:
-                with bench.server(base) as server:
-                    if not text:
-                        stays = staying(bench.graph, lambda asked: list(server.ask("/parallel/loaders", asked)))
-                        record = msgspec.structs.replace(record, job=_left(record.job, stays))
-                    graph = ours(bench.graph, text, stays) if text else bench.graph
-                    done = measure(server, name, graph, len(devices), beside)
-                side = done.side
-                beside = beside if text else done.latent
-            except (ComfyUIError, TimeoutError) as error:
-                side = Side(name, len(devices), failed=str(error).splitlines()[0])
-                _say(side.failed)
-        side = msgspec.structs.replace(side, peak=peaks.taken)
-        record = msgspec.structs.replace(record, sides=[*record.sides, side])
-        yield record
-
-
-def _left(job: Job, stays: dict[str, str]) -> Job:
-    return msgspec.structs.replace(job, left=list(stays.values()))
-
-
-def file_of(record: Record, out: Path) -> Path:
-    """Where a record is kept; one of the same day, machine and job takes its place."""
-    words = f"{record.day} {machine_of(record)} {' '.join(record.job.files)} {record.job.size}"
-    return out / f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
 
 
 def _say(what: str) -> None:
@@ -209,15 +128,19 @@ def _say(what: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; 0, or 1 where nothing could be, and 130 where it was interrupted."""
     record: Record | None = None
+    options = parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # so that ComfyUI is stopped as by Ctrl-C
     ended = 0
     try:
-        bench = bench_of(parser().parse_args(arguments))
+        bench = bench_of(options)
         with tempfile.TemporaryDirectory(prefix="comfyui-parallel-bench-") as folder:
+            files = () if options.graph else tuple(sprites())
+            servers = Servers(bench, options.comfyui, tuple(options.arguments), files, Path(folder))
             _say("measuring the links")
-            for record in sides(bench, Path(folder), started(bench)):
-                file_of(record, bench.out).write_bytes(encoded(record))
+            begun = started(bench, options.comfyui, link_speeds(bench))
+            for record in sides(bench, begun, servers.place, _say, in_a_bar):
+                file_of(record, options.out).write_bytes(encoded(record))
     except (NotMeasured, Refused) as error:
         print(f"python -m parallel_backend.bench: {error}", file=sys.stderr)
         ended = 1
@@ -226,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended = 130
     if record is not None:
         ended = ended or int(all(side.failed for side in record.sides))
-        print(f"\n{table(record)}\n\n{markdown.table(HEAD, [row(record)])}\nKept in {file_of(record, bench.out)}")
+        print(f"\n{table(record)}\n\n{markdown.table(HEAD, [row(record)])}\nKept in {file_of(record, options.out)}")
     return ended
 
 

@@ -23,19 +23,25 @@ PACK = Path(__file__).parents[2]
 """This pack's folder."""
 
 
-def check_free(gpus: Sequence[Gpu], indices: Collection[int], holders: Sequence[Holder] | None = None) -> None:
+def check_free(
+    gpus: Sequence[Gpu],
+    indices: Collection[int],
+    holders: Sequence[Holder] | None = None,
+    own: Collection[int] = (),
+) -> None:
     """Raises NotMeasured where another process holds more than MOST of a GPU that is to be measured, with its name.
 
     Args:
         indices: of the GPUs that are to be measured.
         holders: the processes on all GPUs; by default those that the driver shows.
+        own: the numbers of processes that may hold what they like.
     """
     holders = ask_holders() if holders is None else holders
     for index in indices:
         gpu = gpus[index]
         mine = [holder for holder in holders if holder.uuid == gpu.uuid]
         for holder in mine:
-            if holder.held is not None and holder.held > MOST:
+            if holder.held is not None and holder.held > MOST and holder.process not in own:
                 raise NotMeasured(
                     f"Process {holder.process} ({holder.name}) holds {amount(holder.held)} of GPU {index} ({gpu.name}): "
                     f"end it, or measure other GPUs with --devices."

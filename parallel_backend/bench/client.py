@@ -9,8 +9,10 @@ import struct
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -94,13 +96,14 @@ class _Event:
     time: float = field(default_factory=time.perf_counter)
 
 
-class Client:
+class Client(ABC):
     """Queues graphs at a ComfyUI that answers at `url`, once its events are listened to."""
 
     def __init__(self) -> None:
         self.url = ""
         self._client_id = uuid.uuid4().hex
         self._listener: threading.Thread | None = None
+        self._hang_up: Callable[[], object] = lambda: None
         self._runs: dict[str, tuple[Run, SimpleQueue[_Event]]] = {}
         self._http = requests.Session()
         self._http.trust_env = False  # no proxy between here and 127.0.0.1
@@ -108,6 +111,15 @@ class Client:
     def _with_log(self, message: str) -> str:
         """A message with what is known besides."""
         return f"{message}."
+
+    @abstractmethod
+    def folder(self, kind: str) -> Path:
+        """Where this ComfyUI has what it calls `output` or `temp`."""
+
+    def files(self, run: Run, node_id: str) -> list[Path]:
+        """The files that an output node saved."""
+        items = (item for value in run.outputs[node_id].values() for item in value if isinstance(item, dict))
+        return [self.folder(item["type"]) / item["subfolder"] / item["filename"] for item in items]
 
     def queue(
         self,
@@ -227,6 +239,9 @@ class Client:
         ready = threading.Event()
 
         async def listen() -> None:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            self._hang_up = lambda: loop.call_soon_threadsafe(task.cancel)
             async with (
                 aiohttp.ClientSession() as session,
                 session.ws_connect(f"{self.url}/ws?clientId={self._client_id}", max_msg_size=0) as websocket,
@@ -242,7 +257,7 @@ class Client:
 
         def run() -> None:
             try:
-                with contextlib.suppress(aiohttp.ClientError):  # the server has gone
+                with contextlib.suppress(aiohttp.ClientError, asyncio.CancelledError):  # the server has gone, or we go
                     asyncio.run(listen())
             finally:
                 for _, events in list(self._runs.values()):
@@ -252,6 +267,13 @@ class Client:
         self._listener.start()
         if not ready.wait(timeout):
             raise ComfyUIError(self._with_log("ComfyUI's websocket did not answer"))
+
+    def _listen_no_more(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._hang_up()
+            self._listener.join()
+            self._listener = None
 
     def _deliver(self, event: _Event) -> None:
         if event.kind == "text":  # which does not name its graph; ComfyUI runs one at a time

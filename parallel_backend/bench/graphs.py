@@ -44,6 +44,12 @@ FILES = ("unet_name", "ckpt_name")
 PLAN, LATENT = "bench plan", "bench latent"
 """The ids of the nodes that a benchmark adds."""
 
+FOLDER = "parallel-bench"
+"""In ComfyUI's output folder, for what is kept of a benchmark."""
+
+JOBS = f"{FOLDER}/jobs"
+"""For what its jobs save."""
+
 ALL_STEPS = 10_000
 """What KSamplerAdvanced calls its end where it goes to the last step."""
 
@@ -63,22 +69,38 @@ def read_graph(path: Path) -> Graph:
         graph = json.loads(text)
     except (OSError, KeyError, ValueError) as error:
         raise NotMeasured(f"{path} holds no graph ({error}): export one by File > Export (API) in ComfyUI.") from None
-    if not isinstance(graph, dict) or not all(isinstance(n, dict) and "class_type" in n for n in graph.values()):
+    if not is_graph(graph):
         raise NotMeasured(f"{path} is not in ComfyUI's API format: export it by File > Export (API) in ComfyUI.")
     return graph
 
 
+def is_graph(content: Any) -> bool:
+    """Whether a value has the form of a graph."""
+    return isinstance(content, dict) and all(
+        isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
+        for node in content.values()
+    )
+
+
 def stock(graph: Graph) -> Graph:
-    """The same graph with ComfyUI's own loaders and samplers, without plans."""
+    """The same graph with ComfyUI's own loaders and samplers, without plans.
+
+    Raises NotMeasured where nothing is to be measured: it has no loader of a model, or no sampler that is the last.
+    """
     graph = {name: node for name, node in copy.deepcopy(graph).items() if node["class_type"] != "ParallelPlan"}
     for node in graph.values():
         if node["class_type"] in BACK:
             node["class_type"] = BACK[node["class_type"]]
             for each in OURS_ALONE:
                 node["inputs"].pop(each, None)
-        if node["class_type"] == "UNETLoader" and str(node["inputs"]["unet_name"]).endswith(".gguf"):
+        if node["class_type"] == "UNETLoader" and str(node["inputs"].get("unet_name")).endswith(".gguf"):
             node["class_type"] = GGUF  # ComfyUI's own does not read these
-            del node["inputs"]["weight_dtype"]
+            node["inputs"].pop("weight_dtype", None)
+    if not model_files(graph):
+        raise NotMeasured(
+            "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so."
+        )
+    last_sampler(graph)
     return graph
 
 
@@ -95,16 +117,21 @@ def ours(graph: Graph, devices: str, stays: Collection[str]) -> Graph:
 
 
 def loaders(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """The id, class and file of each loader of a stock graph that this pack may have one for."""
+    """The id, class and file of each loader of a stock graph that this pack may have one for.
+
+    Raises NotMeasured where a loader has its file from another node.
+    """
     for name, node in graph.items():
         if node["class_type"] in LOADERS:
-            (file,) = (value for key, value in node["inputs"].items() if key in (*FILES, "vae_name"))
-            yield name, node["class_type"], str(file)
+            file = next((node["inputs"][key] for key in (*FILES, "vae_name") if key in node["inputs"]), None)
+            if not isinstance(file, str):
+                raise NotMeasured(f"{node['class_type']} of the graph does not name its file: choose the file on it.")
+            yield name, node["class_type"], file
 
 
 def model_files(graph: Graph) -> list[str]:
-    """The files of a graph's diffusion models, in its order."""
-    return [str(node["inputs"][key]) for node in graph.values() for key in FILES if key in node["inputs"]]
+    """The files of a stock graph's diffusion models, in its order."""
+    return [file for _, kind, file in loaders(graph) if kind != "VAELoader"]
 
 
 def samplers(graph: Graph) -> list[str]:
@@ -115,14 +142,28 @@ def samplers(graph: Graph) -> list[str]:
     return found
 
 
-def with_latent(graph: Graph) -> Graph:
-    """A graph that also saves the latent of its last sampler. Raises NotMeasured where none or several are last."""
+def last_sampler(graph: Graph) -> str:
+    """The id of the sampler behind which there is no other. Raises NotMeasured where there is none, or several are."""
     found = samplers(graph)
     last = [name for name in found if not any(name in _before(graph, other) for other in found)]
     if len(last) != 1:
         raise NotMeasured(f"The graph has {len(last)} samplers behind which there is no other: leave it with one.")
-    saved = {"samples": [last[0], 0], "filename_prefix": "bench"}
+    return last[0]
+
+
+def with_latent(graph: Graph) -> Graph:
+    """A graph that also saves the latent of its last sampler. Raises NotMeasured as `last_sampler` does."""
+    saved = {"samples": [last_sampler(graph), 0], "filename_prefix": f"{JOBS}/latent"}
     return graph | {LATENT: {"class_type": "SaveLatent", "inputs": saved}}
+
+
+def put_aside(graph: Graph) -> Graph:
+    """A graph whose nodes save what they save into a folder of a benchmark's."""
+    graph = copy.deepcopy(graph)
+    for node in graph.values():
+        if isinstance(node["inputs"].get("filename_prefix"), str):
+            node["inputs"]["filename_prefix"] = f"{JOBS}/saved"
+    return graph
 
 
 def changed(
@@ -184,7 +225,7 @@ def _resize(graph: Graph, size: tuple[int, int, int]) -> None:
 
 
 def _set_steps(graph: Graph, steps: int) -> None:
-    told = list(_values(graph, ("steps",)))
+    told = [(inputs, key) for inputs, key in _values(graph, ("steps",)) if inputs[key] > 0]
     if not told:
         raise NotMeasured("No node of the graph has its steps as a value: set their number in the graph itself.")
     before = max(inputs[key] for inputs, key in told)
@@ -215,9 +256,9 @@ def _before(graph: Graph, name: str) -> set[str]:
     waiting = [name]
     while waiting:
         for value in graph[waiting.pop()]["inputs"].values():
-            if isinstance(value, list) and value and value[0] in graph and value[0] not in found:
-                found.add(str(value[0]))
-                waiting.append(str(value[0]))
+            if isinstance(value, list) and value and isinstance(value[0], str) and value[0] in graph.keys() - found:
+                found.add(value[0])
+                waiting.append(value[0])
     return found
 
 
@@ -226,15 +267,11 @@ Ask = Callable[[list[dict[str, str]]], list[str]]
 
 
 def staying(graph: Graph, ask: Ask) -> dict[str, str]:
-    """The ids of a stock graph's loaders that stay ComfyUI's, with the reason. Raises NotMeasured where no model is swapped."""
+    """The ids of a stock graph's loaders that stay ComfyUI's, with the reason. Raises NotMeasured where a model's has to."""
     found = list(loaders(graph))
     whys = ask([{"kind": kind, "file": file} for _, kind, file in found])
     stays = {name: why for (name, _, _), why in zip(found, whys, strict=True) if why}
     models = [name for name, kind, _ in found if kind != "VAELoader"]
-    if not models:
-        raise NotMeasured(
-            "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so."
-        )
     if refused := [stays[name] for name in models if name in stays]:
         raise NotMeasured(f"This pack has to leave the graph's model to one GPU: {refused[0]}")
     return stays

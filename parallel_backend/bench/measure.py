@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,13 +17,32 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..distance import error_of
-from .client import ComfyUIError, Graph, Progress, Run
+from ..errors import Cancelled
+from .client import Client, ComfyUIError, Graph, Progress, Run
 from .graphs import LATENT, described, reseeded, samplers, with_latent
 from .record import Phases, Side
-from .server import Server
 
 PATIENCE = 6 * 3600.0
 """Seconds that a job may take."""
+
+Steps = Callable[[int, int], None]
+"""Told how many of a job's steps are done, and how many there are."""
+
+Show = Callable[[str, int], AbstractContextManager[Steps]]
+"""Shows a job's steps while they are made: the job's title, and how many there are as far as the graph says."""
+
+
+@contextlib.contextmanager
+def in_a_bar(title: str, steps: int) -> Iterator[Steps]:
+    """On the terminal."""
+    layout = "{desc} {bar:30} {n:>3}/{total} {elapsed}"
+    with tqdm(total=steps, desc=f"{title:<34}", bar_format=layout) as bar:
+
+        def tell(done: int, steps: int) -> None:
+            bar.total = steps
+            bar.update(done - bar.n)
+
+        yield tell
 
 
 @dataclass(frozen=True)
@@ -32,23 +53,29 @@ class Measured:
     latent: Tensor
 
 
-def measure(server: Server, name: str, graph: Graph, devices: int, beside: Tensor | None) -> Measured:
-    """Do a graph's job twice in a ComfyUI that has just started. Raises ComfyUIError where it fails.
+def measure(
+    client: Client, name: str, graph: Graph, devices: int, beside: Tensor | None, show: Show = in_a_bar
+) -> Measured:
+    """Do a graph's job twice in a ComfyUI that has nothing loaded.
 
     Args:
         devices: of the plan; 0 for stock ComfyUI.
         beside: stock ComfyUI's latent, None where there is none.
+
+    Raises:
+        ComfyUIError: it fails, with the reason.
+        Cancelled: it was interrupted.
     """
     graph = with_latent(graph)
     names = samplers(graph)
-    first = follow(server, f"{name}, first", reseeded(graph), names)
-    then = follow(server, f"{name}, then", graph, names)
-    (file,) = server.files(then, LATENT)
+    first = follow(client, f"{name}, first", reseeded(graph), names, show)
+    then = follow(client, f"{name}, then", graph, names, show)
+    (file,) = client.files(then, LATENT)
     latent = load_file(file)["latent_tensor"].double()
     error = error_of(latent, beside) if devices and beside is not None else None
     if error is not None and not math.isfinite(error):
         raise ComfyUIError(f"{name}: the latent has another shape than stock ComfyUI's, or holds what is no number")
-    told = _outcomes(server, then, names)
+    told = _outcomes(client, then, names)
     side = Side(
         name=name,
         devices=devices,
@@ -62,24 +89,25 @@ def measure(server: Server, name: str, graph: Graph, devices: int, beside: Tenso
     return Measured(side, latent)
 
 
-def follow(server: Server, title: str, graph: Graph, names: Collection[str]) -> Run:
-    """Queue a graph and show its samplers' steps while they are made. Raises ComfyUIError where it fails, with the reason.
+def follow(client: Client, title: str, graph: Graph, names: Collection[str], show: Show = in_a_bar) -> Run:
+    """Queue a graph and show its samplers' steps while they are made. Raises ComfyUIError, Cancelled as `measure` does.
 
     Args:
         names: the samplers' ids.
     """
-    layout = "{desc} {bar:30} {n:>3}/{total} {elapsed}"
     reached: dict[str, Progress] = {}
     steps = described(graph)[1]
-    with tqdm(total=steps, desc=f"{title:<34}", bar_format=layout) as bar:
+    with show(title, steps) as tell:
 
         def on_progress(progress: Progress) -> None:
             if progress.node in names:
                 reached[progress.node] = progress
-                bar.total = max(steps, sum(each.max for each in reached.values()))
-                bar.update(sum(each.value for each in reached.values()) - bar.n)
+                every = reached.values()
+                tell(sum(each.value for each in every), max(steps, sum(each.max for each in every)))
 
-        run = server.queue(graph, on_progress=on_progress, timeout=PATIENCE)
+        run = client.queue(graph, on_progress=on_progress, timeout=PATIENCE)
+    if run.status == "interrupted":
+        raise Cancelled("it was cancelled.")
     if run.status != "success":
         raise ComfyUIError(f"{title}: {run.error.exception_message if run.error else run.status}")
     if not reached:
@@ -115,8 +143,8 @@ def phases(run: Run, names: Collection[str]) -> Phases:
     )
 
 
-def _outcomes(server: Server, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
+def _outcomes(client: Client, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
     """What this pack says of each sampler's run (parallel_backend/host/runs/outcome.py); nothing for stock ComfyUI."""
-    extra = server.history(run.prompt_id)["prompt"][3]
+    extra = client.history(run.prompt_id)["prompt"][3]
     told = extra.get("parallel", {})
     return [told[name] for name in names if name in told]

@@ -69,15 +69,24 @@ def watched_gpus(names: Mapping[str, str], query: Sequence[str] = QUERY) -> Iter
 
 
 @contextlib.contextmanager
-def watched_memory() -> Iterator[Peaks]:
-    """The peak of the computer's memory that this process's descendants have while the body runs; what they share counts once."""
+def watched_memory(*, itself: bool = False) -> Iterator[Peaks]:
+    """The peak of the computer's memory that this process's descendants have while the body runs; what they share counts once.
+
+    Args:
+        itself: whether this process counts as well.
+    """
     peaks, done = Peaks(), threading.Event()
-    peaks.see("cpu", 0)
+    process = psutil.Process()
+
+    def see() -> None:
+        counted = [*([process] if itself else []), *process.children(recursive=True)]
+        peaks.see("cpu", sum(map(_share, counted)))
 
     def look() -> None:
         while not done.wait(SECONDS):
-            peaks.see("cpu", sum(map(_share, psutil.Process().children(recursive=True))))
+            see()
 
+    see()
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     try:

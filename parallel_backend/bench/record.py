@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from .. import markdown
 from ..host.runs.outcome import amount
 from ..plan.predict.measure import Machine
 
@@ -139,6 +140,11 @@ def row(record: Record) -> tuple[str, ...]:
         f"ComfyUI {versions.get('comfyui', '')}, torch {versions.get('torch', '')}, {record.commit}",
         record.day,
     )
+
+
+def line(record: Record) -> str:
+    """A record's row in Markdown, as the page of measured rows takes it."""
+    return markdown.table(HEAD, [row(record)]).splitlines()[-1]
 
 
 def _cell(side: Side | None) -> str:

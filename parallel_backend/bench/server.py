@@ -17,7 +17,7 @@ import psutil
 import requests
 from typing_extensions import Self
 
-from .client import Client, ComfyUIError, Run
+from .client import Client, ComfyUIError
 
 _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_000
@@ -130,9 +130,7 @@ class Server(Client):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
-            if self._listener is not None:
-                self._listener.join()
-                self._listener = None
+            self._listen_no_more()
 
     def children(self) -> list[psutil.Process]:
         """The live processes that descend from the server."""
@@ -146,10 +144,9 @@ class Server(Client):
         tail = "\n".join(self.log.splitlines()[-lines:])
         return f"{message}. The log {self.log_path} ends with:\n{tail}"
 
-    def files(self, run: Run, node_id: str) -> list[Path]:
-        """The files that an output node saved."""
-        items = (item for value in run.outputs[node_id].values() for item in value if isinstance(item, dict))
-        return [self.base_dir / item["type"] / item["subfolder"] / item["filename"] for item in items]
+    def folder(self, kind: str) -> Path:
+        """Where this ComfyUI has what it calls `output` or `temp`."""
+        return self.base_dir / kind
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,11 @@ import psutil
 import pytest
 
 from parallel_backend.bench.__main__ import main
+from parallel_backend.bench.client import Graph
 from parallel_backend.bench.record import STOCK, Record, decoded
+from tests.host.graphs import node
 from tests.selection import thorough
+from tests.tiny_flux import save_conditioning, save_flux
 
 REPO = Path(__file__).parents[2]
 COMFYUI = os.environ["COMFYUI_PATH"]
@@ -40,9 +44,40 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(
     assert line.startswith("python -m parallel_backend.bench: ") and said in line
 
 
-def begin(out: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The command on the small picture."""
-    command = [sys.executable, "-m", "parallel_backend.bench", "--comfyui", COMFYUI, "--out", str(out), *arguments]
+NO_LOADER = {"1": {"class_type": "KSampler", "inputs": {}}}
+NO_SAMPLER = {"1": {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}}
+LINKED = {"1": {"class_type": "UNETLoader", "inputs": {"unet_name": ["2", 0]}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"nodes": [], "links": []}, "is not in ComfyUI's API format: export it by File > Export (API) in ComfyUI."),
+        (
+            {"1": {"class_type": "KSampler"}},
+            "is not in ComfyUI's API format: export it by File > Export (API) in ComfyUI.",
+        ),
+        (
+            NO_LOADER,
+            "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so.",
+        ),
+        (NO_SAMPLER, "The graph has none of KSampler, "),
+        (LINKED, "UNETLoader of the graph does not name its file: choose the file on it."),
+    ],
+)
+def test_a_graph_that_cannot_be_measured_is_refused_before_anything_starts(
+    content: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "graph.json").write_text(json.dumps(content))
+    assert main(["--comfyui", COMFYUI, "--graph", str(tmp_path / "graph.json")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m parallel_backend.bench: ") and said in line
+
+
+def begin(out: Path, *arguments: str, comfyui: str = COMFYUI) -> subprocess.Popen[str]:
+    """The command, on the small picture unless a graph is named."""
+    command = [sys.executable, "-m", "parallel_backend.bench", "--comfyui", comfyui, "--out", str(out), *arguments]
     return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -82,3 +117,75 @@ def test_what_was_done_before_an_interrupt_is_kept_and_nothing_is_left(tmp_path:
     assert [side.name for side in record_in(tmp_path).sides] == [STOCK]
     assert "interrupted: what was done before is kept." in said
     assert not psutil.wait_procs(below, timeout=30)[1]
+
+
+def own_comfyui(folder: Path) -> Path:
+    """A ComfyUI folder with other models and inputs: a tiny FLUX.1 dev and a prompt."""
+    for each in Path(COMFYUI).iterdir():
+        if each.name not in ("models", "input", "output", "custom_nodes"):
+            (folder / each.name).symlink_to(each)
+    for name in ("models/diffusion_models", "input", "custom_nodes"):
+        (folder / name).mkdir(parents=True)
+    save_flux(folder / "models" / "diffusion_models" / "mine.safetensors", guidance=True)
+    save_conditioning(folder / "input" / "prompt.safetensors", 37)
+    return folder
+
+
+def own_graph() -> Graph:
+    """As users of FLUX.1 dev have it: a prompt with guidance, a shifted model, and the sampler's parts as nodes of their own."""
+    return {
+        "model": node("UNETLoader", unet_name="mine.safetensors", weight_dtype="default"),
+        "prompt": node("LoadConditioning", conditioning="prompt.safetensors"),
+        "guidance": node("FluxGuidance", conditioning=["prompt", 0], guidance=3.5),
+        "shift": node("ModelSamplingFlux", model=["model", 0], max_shift=1.15, base_shift=0.5, width=96, height=64),
+        "latent": node("EmptySD3LatentImage", width=96, height=64, batch_size=1),
+        "noise": node("RandomNoise", noise_seed=11),
+        "guider": node("BasicGuider", model=["shift", 0], conditioning=["guidance", 0]),
+        "sampler": node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node("BasicScheduler", model=["shift", 0], scheduler="simple", steps=3, denoise=1.0),
+        "denoise": node(
+            "SamplerCustomAdvanced",
+            noise=["noise", 0],
+            guider=["guider", 0],
+            sampler=["sampler", 0],
+            sigmas=["sigmas", 0],
+            latent_image=["latent", 0],
+        ),
+        "saved": node("SaveLatent", samples=["denoise", 0], filename_prefix="mine"),
+    }
+
+
+@thorough
+def test_a_graph_of_ones_own_is_measured_with_the_models_of_ones_comfyui(tmp_path: Path) -> None:
+    """The model that loads and the prompt's node are the user's, and another size and number of steps are asked for."""
+    mine = tmp_path / "ComfyUI"
+    mine.mkdir()
+    (tmp_path / "mine.json").write_text(json.dumps(own_graph()))
+    asked = ("--graph", str(tmp_path / "mine.json"), "--steps", "4", "--size", "128x64", "--devices", "cpu:2")
+    with begin(tmp_path, *asked, comfyui=str(own_comfyui(mine))) as command:
+        said, _ = command.communicate(timeout=800)
+    assert command.returncode == 0, said
+    (file,) = (path for path in tmp_path.glob("*.json") if path.name != "mine.json")
+    found = decoded(file.read_bytes())
+    assert (found.job.graph, found.job.files, found.job.size) == ("mine", ["mine.safetensors"], "128x64")
+    assert [side.name for side in found.sides] == [STOCK, "cpu:2"] and not any(side.failed for side in found.sides), (
+        said
+    )
+    assert found.sides[1].error is not None and found.sides[1].error <= TOLERANCE
+    assert "mine.safetensors, 128x64, 4 steps" in said
+    assert not (mine / "output").exists() and not (mine / "user").exists()
+
+
+@thorough
+def test_what_comfyui_refuses_of_a_graph_is_said_in_one_sentence(tmp_path: Path) -> None:
+    mine = tmp_path / "ComfyUI"
+    mine.mkdir()
+    graph = own_graph()
+    graph["sampler"]["inputs"]["sampler_name"] = "nobodys"
+    (tmp_path / "mine.json").write_text(json.dumps(graph))
+    asked = ("--graph", str(tmp_path / "mine.json"), "--devices", "cpu:1")
+    with begin(tmp_path, *asked, comfyui=str(own_comfyui(mine))) as command:
+        said, _ = command.communicate(timeout=800)
+    assert command.returncode == 1, said
+    assert "stock ComfyUI: stock ComfyUI, first: " in said and "'nobodys' not in" in said
+    assert "Traceback" not in said

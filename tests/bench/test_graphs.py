@@ -10,6 +10,7 @@ from PIL import Image, PngImagePlugin
 
 from parallel_backend.bench.client import Graph
 from parallel_backend.bench.graphs import (
+    JOBS,
     LATENT,
     PLAN,
     NotMeasured,
@@ -17,6 +18,7 @@ from parallel_backend.bench.graphs import (
     described,
     model_files,
     ours,
+    put_aside,
     read_graph,
     reseeded,
     samplers,
@@ -77,6 +79,8 @@ def test_a_picture_holds_its_graph(tmp_path: Path) -> None:
         ("broken.json", "{", "holds no graph"),
         ("workflow.json", '{"nodes": [], "links": []}', "is not in ComfyUI's API format"),
         ("list.json", "[]", "is not in ComfyUI's API format"),
+        ("half.json", '{"1": {"class_type": "KSampler"}}', "is not in ComfyUI's API format"),
+        ("other.json", '{"1": {"class_type": 1, "inputs": {}}}', "is not in ComfyUI's API format"),
     ],
 )
 def test_what_is_no_graph_is_refused(tmp_path: Path, name: str, content: str | None, said: str) -> None:
@@ -142,5 +146,43 @@ def test_a_loader_that_has_to_stay_stays_and_a_model_must_not() -> None:
     whys["UNETLoader"] = "it is broken."
     with pytest.raises(NotMeasured, match="to one GPU: it is broken"):
         staying(graph(), ask)
-    with pytest.raises(NotMeasured, match="no Load Diffusion Model"):
-        staying({}, ask)
+
+
+def without(*kinds: str) -> Graph:
+    return {name: node for name, node in graph().items() if node["class_type"] not in kinds}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so."),
+        (
+            without("UNETLoader"),
+            "has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so.",
+        ),
+        (without("KSampler"), "has none of KSampler, KSamplerAdvanced, SamplerCustom, SamplerCustomAdvanced: choose"),
+        (
+            {**graph(), "model": {"class_type": "UNETLoader", "inputs": {"unet_name": ["name", 0]}}},
+            "UNETLoader of the graph does not name its file: choose the file on it.",
+        ),
+        (
+            {**graph(), "vae": {"class_type": "VAELoader", "inputs": {}}},
+            "VAELoader of the graph does not name its file: choose the file on it.",
+        ),
+    ],
+)
+def test_a_graph_in_which_nothing_is_to_be_measured_is_refused_in_one_sentence(found: Graph, said: str) -> None:
+    with pytest.raises(NotMeasured, match=said) as refused:
+        stock(found)
+    assert "\n" not in str(refused.value)
+
+
+def test_inputs_that_are_lists_are_no_links() -> None:
+    found = graph()
+    found["sampler"]["inputs"] |= {"points": [[0, 1], [2, 3]], "names": ["nobody"], "none": []}
+    assert with_latent(stock(found))[LATENT]["inputs"]["samples"] == ["sampler", 0]
+
+
+def test_what_a_job_saves_is_put_aside() -> None:
+    saved = {node["inputs"].get("filename_prefix") for node in put_aside(with_latent(graph())).values()}
+    assert saved == {None, f"{JOBS}/saved"}

@@ -25,6 +25,9 @@ ARGUMENTS = (
 PATIENCE = 30_000
 """Milliseconds for one thing to appear in the page."""
 
+OPENING = 240_000
+"""Milliseconds for the whole page to come up, which is minutes of work where other programs run."""
+
 POLLING = 100
 """Milliseconds between two looks, where one waits; the default is each frame, which the CPU then draws."""
 
@@ -56,8 +59,8 @@ def opened(browser: Browser, comfyui: ComfyUI, patience: int = PATIENCE) -> Iter
     page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
     page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
     page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # drawn by the CPU
-    page.goto(comfyui.url)
-    page.wait_for_function(READY, polling=POLLING)
+    page.goto(comfyui.url, timeout=OPENING)
+    page.wait_for_function(READY, polling=POLLING, timeout=OPENING)
     yield page
     page.close()
 

@@ -13,7 +13,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.graphs import ksampler_graph, parallel, step_by_step
 
 READ = ("status", "run")
-ACTIONS = ("free", "stop", "measure", "doctor", "models", "compare")
+ACTIONS = ("free", "stop", "measure", "doctor", "models", "compare", "bench")
 WORKERS = 4
 PROMISE = 1.0
 """Seconds in which a route answers while a job runs."""

@@ -77,16 +77,53 @@ def test_what_does_not_fit_is_refused_before_the_run_as_it_would_be_in_it() -> N
 @pytest.mark.parametrize(
     ("name", "card"),
     [
+        ("NVIDIA GeForce RTX 3090", "3090"),
         ("NVIDIA GeForce RTX 4090", "4090"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 5060 Ti", "5060-ti"),
+        ("NVIDIA GeForce RTX 5080", "5080"),
+        ("NVIDIA GeForce RTX 5090", "5090"),
+        ("NVIDIA RTX PRO 5000 Blackwell", "pro-5000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "pro-6000"),
         ("NVIDIA RTX A6000", "a6000"),
-        ("NVIDIA GeForce GTX 1080", None),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L20", "l20"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
     ],
 )
-def test_a_card_is_known_by_a_whole_word(name: str, card: str | None) -> None:
+def test_a_card_is_known_by_the_drivers_name(name: str, card: str) -> None:
     assert card_of(name) == card
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 5060",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "NVIDIA RTX PRO 5000 Blackwell Generation Laptop GPU",
+        "NVIDIA RTX 6000 Ada Generation",
+        "Quadro RTX 6000",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA H20",
+        "NVIDIA GB200",
+        "NVIDIA GeForce GTX 1080",
+        "",
+    ],
+)
+def test_another_card_is_taken_for_none(name: str) -> None:
+    assert card_of(name) is None
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ test("what waits in the computer's memory is counted there", () => {
     memory: [],
     doctor: { doing: "", findings: null },
     comparison: { doing: "", result: null, said: "", run: 0 },
+    bench: { doing: "", sides: [], row: "", file: "", said: "" },
   };
   assert.equal(heldOn(status, "cuda:1"), 5);
   assert.equal(heldOn(status, "cpu"), 14);

@@ -62,11 +62,13 @@ export class Source {
    * Has the server do something.
    *
    * @param {string} action
+   * @param {object} [content] what it takes
    * @returns {Promise<{ done: boolean, said: string }>} whether it did, and what it says
    */
-  async act(action) {
+  async act(action, content) {
     try {
-      const answer = await this.#api.fetchApi(`/parallel/${action}`, { method: "POST" });
+      const body = content && JSON.stringify(content);
+      const answer = await this.#api.fetchApi(`/parallel/${action}`, { method: "POST", ...(body && { body }) });
       const text = await answer.text();
       return { done: answer.ok, said: saidIn(text) };
     } catch (error) {

@@ -46,6 +46,20 @@ export interface Status {
   doctor: { doing: string; findings: Finding[] | null };
   /** `run` is the number of the run that the result is of. */
   comparison: { doing: string; result: Comparison | null; said: string; run: number };
+  /** `row` is the sides' in Markdown, `file` the name of what is kept of them. */
+  bench: { doing: string; sides: BenchSide[]; row: string; file: string; said: string };
+}
+
+/** Stock ComfyUI, or the pack on some devices: seconds, and bytes of the fullest device; `failed` is why there are none. */
+export interface BenchSide {
+  name: string;
+  plan: string;
+  step: number;
+  whole: number;
+  peak: number;
+  /** Of the latent beside stock ComfyUI's. */
+  error: number | null;
+  failed: string;
 }
 
 /** Measured and predicted seconds a step. */

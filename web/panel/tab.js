@@ -8,6 +8,7 @@
 
 import { linkTo, remedyOf } from "../run/remedies.js";
 import { setDevices, unplanned } from "../settings.js";
+import { benchView } from "./bench.js";
 import { doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
 import { loadersView } from "./loaders.js";
@@ -24,6 +25,7 @@ const TITLES = {
   workers: "section.workers",
   "last-run": "section.last-run",
   plans: "section.plans",
+  bench: "section.bench",
   doctor: "section.doctor",
 };
 
@@ -120,10 +122,10 @@ class Panel {
     const expected = this.#expectations();
     this.#section("loaders", [loaders, expected], () => loadersView(this.#swap, expected, this.#words));
     if (!status) return;
-    const { workers, memory, doctor, comparison } = status;
+    const { workers, memory, doctor, comparison, bench } = status;
     const { failure } = workers;
     const running = workers.groups.some(({ state }) => state === "running" || state === "starting");
-    const working = running || doctor.doing !== "" || comparison.doing !== "";
+    const working = running || [doctor, comparison, bench].some(({ doing }) => doing !== "");
     const idle = !working && !problem && !this.#busy;
     this.#section(
       "failure",
@@ -138,6 +140,7 @@ class Panel {
     this.#section("workers", [workers.groups, idle, this.#answers], () => this.#workers(idle));
     this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
     this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
+    this.#section("bench", [bench, idle, this.#answers, loaders.length > 0], () => this.#bench(idle));
     this.#section("doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
   };
 
@@ -213,6 +216,27 @@ class Panel {
   }
 
   /** @type {(idle: boolean) => HTMLElement} */
+  #bench(idle) {
+    const { status } = this.#source.state;
+    if (!status) return element("div", "");
+    const { one, all } = this.#swap.loaders;
+    const buttons = element(
+      "div",
+      "pp-buttons",
+      one.length + all.length > 0 &&
+        this.#action("bench", "bench.workflow", "bench.workflow.tooltip", idle, () => this.#job()),
+      this.#action("bench", "bench.small", "bench.small.tooltip", idle),
+    );
+    return element("div", "", buttons, this.#answer("bench"), benchView(status.bench, this.#api, this.#words));
+  }
+
+  /** The open workflow as a job to be measured. */
+  async #job() {
+    const { output } = await this.#app.graphToPrompt();
+    return { graph: output, name: this.#app.extensionManager.workflow.activeWorkflow?.filename ?? "" };
+  }
+
+  /** @type {(idle: boolean) => HTMLElement} */
   #doctor(idle) {
     const { status } = this.#source.state;
     if (!status) return element("div", "");
@@ -231,14 +255,14 @@ class Panel {
     return said !== "" && actions.includes(action) && element("p", "pp-note", said);
   }
 
-  /** @type {(action: string, label: Key, tooltip: Key, enabled: boolean) => HTMLButtonElement} */
-  #action(action, label, tooltip, enabled) {
+  /** @type {(action: string, label: Key, tooltip: Key, enabled: boolean, content?: () => Promise<object>) => HTMLButtonElement} */
+  #action(action, label, tooltip, enabled, content = undefined) {
     const text = this.#words.say(label);
     const press = async () => {
       this.#busy = action;
       this.#answers = { action, said: `${text} …` };
       this.draw();
-      const { done, said } = await this.#source.act(action);
+      const { done, said } = await this.#source.act(action, await content?.());
       const success = DONE[action];
       this.#busy = "";
       this.#answers = { action, said: done && success ? this.#words.say(success) : said };

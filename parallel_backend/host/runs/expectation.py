@@ -15,6 +15,9 @@ from ..planning.device_memory import DeviceMemory
 from ..planning.planner import GIGABYTE, Question
 from .outcome import amount, predicted_gain
 
+FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|sxm\d?|hbm\d\w?|\d+gb")
+"""A word of a GPU's name that makes it no other card."""
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -80,9 +83,14 @@ def _times(least: float, most: float) -> str:
 
 
 def card_of(name: str) -> str | None:
-    """The card that is known by a GPU's name, as the driver tells it; None for another."""
-    words = f"-{'-'.join(re.findall(r'[a-z0-9]+', name.lower()))}-"
-    return next((card for card in profile_names() if f"-{card}-" in words), None)
+    """The card that is known by a GPU's name, as the driver tells it; None for another.
+
+    A word too many is another card: those for laptops, with D, Ti or Super, or on PCIe where the known one has NVLink are slower
+    or faster, and parts of one (MIG) are smaller.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    found = "-".join(word for word in words if not FOR_ALL.fullmatch(word))
+    return found if found in profile_names() else None
 
 
 def measured_before(plan: ResolvedPlan) -> Machine | None:

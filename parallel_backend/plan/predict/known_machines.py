@@ -97,8 +97,6 @@ PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
 HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
 HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY)  # PCIe 5
 
-PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
-
 PCIE_OVERLAP = 0.63  # fitted
 
 ETHERNET_100 = Level(1024, 11 * GIGA, 80 * MICRO)  # one 100 Gbit port a node, shared by its GPUs

@@ -1,0 +1,174 @@
+"""The benchmark begun in the tab: jobs of this ComfyUI, stock and with this pack, which are queued one after the other.
+
+Each is a prompt as any other: it is in the queue, and Cancel ends it. A prompt of the user's ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import comfy.model_management
+import folder_paths
+import msgspec
+import psutil
+import torch
+from comfy.cli_args import args
+from server import PromptServer
+
+from ...parallel_backend.bench.cards import check_free
+from ...parallel_backend.bench.client import ComfyUIError, Graph
+from ...parallel_backend.bench.graphs import FOLDER, JOBS, NotMeasured, is_graph, put_aside, read_graph, staying, stock
+from ...parallel_backend.bench.measure import Steps
+from ...parallel_backend.bench.peaks import watched_gpus, watched_memory
+from ...parallel_backend.bench.places import GRAPH
+from ...parallel_backend.bench.record import Side, encoded, line
+from ...parallel_backend.bench.running import Running
+from ...parallel_backend.bench.sides import Bench, Place, file_of, plans_of, sides, started, usual_devices
+from ...parallel_backend.doctor.observations import measured
+from ...parallel_backend.errors import Cancelled, Refused
+from ...parallel_backend.gpus import ask_holders, visible_gpus
+from ...parallel_backend.host import Backend
+from .aside import aside
+from .loaders import Loader, why_not
+from .sprites import copy_sprites
+
+LEAVING = 60.0
+"""Seconds that models may take to leave the devices."""
+
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""An address for each of those that a server may listen on which mean all."""
+
+log = logging.getLogger(__name__)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A graph in the API's format and what it is called; without one the small picture that this pack brings along."""
+
+    graph: Graph = {}
+    name: str = ""
+
+
+class SideStatus(msgspec.Struct, frozen=True):
+    """A side for the page: seconds a step and of the second job, bytes of the fullest device; `failed` is why there are none."""
+
+    name: str
+    plan: str
+    step: float
+    whole: float
+    peak: int
+    error: float | None
+    failed: str
+
+    @classmethod
+    def of(cls, side: Side) -> SideStatus:
+        """What the page shows of a side."""
+        whole = side.then.whole if side.then else 0.0
+        peak = max(side.peak.values(), default=0)
+        return cls(side.name, side.plan, side.step, whole, peak, side.error, side.failed)
+
+
+class BenchStatus(msgspec.Struct, frozen=True):
+    """What is measured now (empty if nothing is), the sides so far, their row in Markdown, the name of their file in the output
+    folder's FOLDER, and why it has ended early, if it has.
+    """
+
+    doing: str = ""
+    sides: list[SideStatus] = []
+    row: str = ""
+    file: str = ""
+    said: str = ""
+
+
+class BenchRoute:
+    """One benchmark at a time. `backend` gives the one of this process."""
+
+    def __init__(self, backend: Callable[[], Backend]) -> None:
+        self.status = BenchStatus()
+        self._backend = backend
+        self._running: asyncio.Task[None] | None = None
+
+    async def begin(self, content: bytes) -> str:
+        """Begin what a request asks for; why it cannot be measured, empty where it has begun."""
+        before, self.status = self.status, BenchStatus("beginning")
+        try:
+            asked = msgspec.json.decode(content, type=Asked) if content else Asked()
+            bench = await aside(lambda: bench_of(asked))
+        except (NotMeasured, Refused, OSError, msgspec.DecodeError) as error:
+            self.status = before
+            return str(error)
+        self._running = asyncio.create_task(aside(lambda: self._measure(bench)))
+        return ""
+
+    def _measure(self, bench: Bench) -> None:
+        output = Path(folder_paths.get_output_directory())
+        said = ""
+        try:
+            with Running(own_url(), output) as client:
+                self._report("measuring the links")
+                begun = started(bench, Path(folder_paths.base_path), measured(self._backend(), bench.most).machine)
+                (output / FOLDER).mkdir(exist_ok=True)
+                for record in sides(bench, begun, lambda: self._place(bench, client), self._report, self._show):
+                    file = file_of(record, output / FOLDER)
+                    file.write_bytes(encoded(record))
+                    shown = [SideStatus.of(side) for side in record.sides]
+                    self.status = BenchStatus(self.status.doing, shown, line(record), file.name)
+        except Cancelled as why:
+            said = f"ended early, because {why}"
+        except (NotMeasured, Refused, ComfyUIError, OSError) as error:
+            said = str(error)
+        except Exception:
+            log.exception("Parallel: the benchmark has failed")
+            said = "it has failed: ComfyUI's console says how."
+        finally:
+            shutil.rmtree(output / JOBS, ignore_errors=True)
+            self.status = msgspec.structs.replace(self.status, doing="", said=said)
+
+    @contextlib.contextmanager
+    def _place(self, bench: Bench, client: Running) -> Iterator[Place]:
+        """This ComfyUI, when nothing is loaded. Raises NotMeasured, Refused, Cancelled."""
+        if client.queued():
+            raise Cancelled("a run was queued.")
+        self._backend().stop()
+        client.free()
+        until = time.monotonic() + LEAVING
+        while comfy.model_management.current_loaded_models and time.monotonic() < until:
+            time.sleep(0.05)
+        own = [process.pid for process in (psutil.Process(), *psutil.Process().children(recursive=True))]
+        check_free(bench.gpus, bench.used, ask_holders(), own)
+        with watched_gpus(bench.names) if bench.used else watched_memory(itself=True) as peaks:
+            yield Place(client, peaks)
+
+    def _report(self, what: str) -> None:
+        self.status = msgspec.structs.replace(self.status, doing=what)
+
+    @contextlib.contextmanager
+    def _show(self, title: str, steps: int) -> Iterator[Steps]:
+        self._report(title)
+        yield lambda done, of: self._report(f"{title}: step {done} of {of}")
+
+
+def bench_of(asked: Asked) -> Bench:
+    """What is to be measured. Raises NotMeasured, Refused, OSError."""
+    if args.tls_keyfile:
+        raise NotMeasured("ComfyUI answers by TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")
+    if not is_graph(asked.graph):
+        raise NotMeasured("this is no graph in ComfyUI's API format: send one.")
+    if not asked.graph:
+        copy_sprites()
+    graph = put_aside(stock(asked.graph or read_graph(GRAPH)))
+    staying(graph, lambda loaders: [why_not(msgspec.convert(each, Loader)) for each in loaders])
+    gpus = visible_gpus() if torch.cuda.is_available() and not args.cpu else ()
+    return Bench(graph, asked.name or GRAPH.stem, plans_of(usual_devices(len(gpus)), len(gpus)), gpus)
+
+
+def own_url() -> str:
+    """Where this ComfyUI answers."""
+    server = PromptServer.instance
+    address = EVERYWHERE.get(server.address, server.address)
+    return f"http://{f'[{address}]' if ':' in address else address}:{server.port}"

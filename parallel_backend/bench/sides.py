@@ -1,0 +1,152 @@
+"""The sides of a benchmark, one after the other: stock ComfyUI, then this pack's plans, each where nothing else is loaded."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+from torch import Tensor
+
+from ..doctor.observations import peers
+from ..gpus import Gpu
+from ..plan.devices.names import named_devices
+from ..plan.predict.measure import Machine
+from .cards import commit, processor, versions
+from .client import Client, ComfyUIError, Graph
+from .graphs import Ask, described, model_files, ours, staying
+from .measure import Show, measure
+from .peaks import Peaks
+from .record import COUNTS, STOCK, Card, Job, Record, Side, machine_of
+
+Plans = tuple[tuple[str, tuple[str, ...]], ...]
+"""Plans' devices as they are written, with the workers that each names."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: a stock graph, what it is called, plans' devices, and this machine's GPUs."""
+
+    graph: Graph
+    name: str
+    plans: Plans
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def used(self) -> list[int]:
+        """The indices of the GPUs that take part; stock ComfyUI takes the first that torch sees."""
+        named = {device for _, devices in self.plans for device in devices if device != "cpu"}
+        return sorted({int(device.removeprefix("cuda:")) for device in named} | ({0} if named else set()))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the GPUs that take part are called, by their UUIDs."""
+        return {self.gpus[index].uuid: f"cuda:{index}" for index in self.used}
+
+    @property
+    def most(self) -> tuple[str, ...]:
+        """The devices of the plan that has the most."""
+        return max((devices for _, devices in self.plans), key=len)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a side is measured: a ComfyUI that has nothing loaded, and the memory that is taken from now on."""
+
+    client: Client
+    peaks: Peaks
+
+
+def usual_devices(gpus: int) -> list[str]:
+    """1, 2, 4 and 8 GPUs, as there are; one and two workers on the CPU without any."""
+    counts = [count for count in COUNTS if count <= gpus]
+    return ["0" if count == 1 else f"0-{count - 1}" for count in counts] or ["cpu:1", "cpu:2"]
+
+
+def plans_of(texts: Sequence[str], gpus: int) -> Plans:
+    """The workers that each of these names, on a machine with so many GPUs. Raises Refused."""
+    return tuple((text, named_devices(text, gpus)) for text in texts)
+
+
+def started(bench: Bench, comfyui: Path, links: Machine | None) -> Record:
+    """The record before the first side.
+
+    Args:
+        comfyui: ComfyUI's folder.
+        links: what workers on the most devices have measured of them, if they could.
+    """
+    shape, steps = described(bench.graph)
+    used = bench.used
+    reach = {pair for pair in peers(len(bench.gpus)) if set(pair) <= set(used)}
+    return Record(
+        day=datetime.date.today().isoformat(),
+        job=Job(bench.name, model_files(bench.graph), shape, steps),
+        cards=[Card(bench.gpus[index].name, bench.gpus[index].memory) for index in used],
+        processor=processor(),
+        cores=psutil.cpu_count() or 0,
+        memory=psutil.virtual_memory().total,
+        links=links,
+        peers=len(reach) // 2,
+        versions=versions(comfyui),
+        commit=commit(),
+        sides=[],
+    )
+
+
+def sides(
+    bench: Bench,
+    record: Record,
+    place: Callable[[], AbstractContextManager[Place]],
+    say: Callable[[str], None],
+    show: Show,
+) -> Iterator[Record]:
+    """The record after each side: stock ComfyUI, then each plan. A side that fails is in it with its reason.
+
+    Args:
+        place: makes the place of one side, as often as there are sides.
+        say: told what is done, in words.
+        show: shows the steps of a job.
+
+    Raises:
+        NotMeasured: a GPU is not free, or the graph's model has to stay on one GPU.
+        Cancelled: a job was interrupted.
+    """
+    beside: Tensor | None = None
+    stays: dict[str, str] = {}
+    for text, devices in (("", ()), *bench.plans):
+        name = text or STOCK
+        say(f"{name}: starting")
+        peaks = Peaks()
+        try:
+            with place() as at:
+                peaks = at.peaks
+                if not text:
+                    stays = staying(bench.graph, _judge(at.client))
+                    job = msgspec.structs.replace(record.job, left=list(stays.values()))
+                    record = msgspec.structs.replace(record, job=job)
+                graph = ours(bench.graph, text, stays) if text else bench.graph
+                done = measure(at.client, name, graph, len(devices), beside, show)
+            side = done.side
+            beside = beside if text else done.latent
+        except (ComfyUIError, TimeoutError) as error:
+            side = Side(name, len(devices), failed=str(error).splitlines()[0])
+            say(side.failed)
+        side = msgspec.structs.replace(side, peak=peaks.taken)
+        record = msgspec.structs.replace(record, sides=[*record.sides, side])
+        yield record
+
+
+def _judge(client: Client) -> Ask:
+    """Has a ComfyUI's pack say which loaders have to stay."""
+    return lambda asked: list(client.ask("/parallel/loaders", asked))
+
+
+def file_of(record: Record, out: Path) -> Path:
+    """Where a record is kept; one of the same day, machine and job takes its place."""
+    words = f"{record.day} {machine_of(record)} {' '.join(record.job.files)} {record.job.size}"
+    return out / f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
