@@ -165,19 +165,19 @@ class DiffusionProxy(nn.Module):
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
-    def prove(self, given: Collection[str]) -> list[str]:
+    def prove(self, conditioning: Collection[str]) -> list[str]:
         """Wait until the model is known to be right for what a graph gives it; what is to be said of that, once.
 
         Where it is known to be wrong and the plan has one worker, that runs the model whole from here on.
 
         Args:
-            given: the names of the graph's conditioning.
+            conditioning: the names of the graph's conditioning.
 
         Raises:
             Refused: it is wrong, and workers would share its forward.
         """
         try:
-            return proofs().check(self.remote.config, self.skeleton, given, say)
+            return proofs().check(self.remote.config, self.skeleton, conditioning, say)
         except AnotherResult as fault:
             self.remote = whole_instead(self.remote, self.skeleton, fault)
             devices = comfy.model_management.get_all_torch_devices()
