@@ -34,8 +34,8 @@ def check_free(
     Args:
         indices: of the GPUs that are to be measured.
         holders: the processes on all GPUs; by default those that the driver shows.
-        own: the numbers of processes that may hold what they like. Where the driver does not show them, as in a container, what it
-            does not name may be theirs.
+        own: the numbers of processes that may hold what they like. Where the driver does not show them, as in a container, what
+            it does not name may be theirs.
     """
     holders = ask_holders() if holders is None else holders
     for index in indices:
