@@ -34,7 +34,8 @@ def check_free(
     Args:
         indices: of the GPUs that are to be measured.
         holders: the processes on all GPUs; by default those that the driver shows.
-        own: the numbers of processes that may hold what they like.
+        own: the numbers of processes that may hold what they like. Where the driver does not show them, as in a container, what
+            it does not name may be theirs.
     """
     holders = ask_holders() if holders is None else holders
     for index in indices:
@@ -46,6 +47,8 @@ def check_free(
                     f"Process {holder.process} ({holder.name}) holds {amount(holder.held)} of GPU {index} ({gpu.name}): "
                     f"end it, or measure other GPUs with --devices."
                 )
+        if own and not any(holder.process in own for holder in mine):
+            continue
         used = 0 if gpu.free is None else gpu.memory - gpu.free
         if used > MOST and used > sum(holder.held or 0 for holder in mine) + MOST:
             raise NotMeasured(

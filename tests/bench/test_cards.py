@@ -58,6 +58,17 @@ def test_what_the_driver_does_not_name_is_found_by_what_is_free() -> None:
     check_free([gpu(FIRST, None)], [0], [])
 
 
+def test_ones_own_processes_may_hold_what_they_like_and_others_may_not() -> None:
+    mine, other = (Holder(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
+    full = [gpu(FIRST, SIZE - 9_500_000_000)]
+    check_free(full, [0], [mine], own=[1])
+    check_free(full, [0], [], own=[1])
+    with pytest.raises(NotMeasured, match=r"^Process 2 \(python3\) holds 9.00 GB"):
+        check_free([gpu(FIRST, SIZE - 18_500_000_000)], [0], [mine, other], own=[1])
+    with pytest.raises(NotMeasured, match="in use by a process that the driver does not name"):
+        check_free([gpu(FIRST, SIZE - 18_500_000_000)], [0], [mine], own=[1])
+
+
 def test_a_gpus_peak_is_what_was_taken_beside_what_was_in_use(tmp_path: Path) -> None:
     used = "".join(f"{FIRST}, {count}\n{SECOND}, 5\nother, 9000\n" for count in (300, 9000, 700))
     with watched_gpus({FIRST: "cuda:0", SECOND: "cuda:1"}, answering(tmp_path, used)) as peaks:
