@@ -14,7 +14,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
-from ...parallel_backend.conditioning import SHAPES, Conditioning, flatten
+from ...parallel_backend.conditioning import CONCAT, NAMES, SHAPES, Conditioning, flatten
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
@@ -23,7 +23,7 @@ from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from ..progress import say
-from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
+from .conditioning import of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values
 from .features.attention_override import OPTION as OVERRIDE
 from .features.attention_override import recipe_of, refuse_split, tried
@@ -38,16 +38,18 @@ from .features.step_cache import runs_wrappers
 from .proofs import proofs
 from .refusals import refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
+from .sampler_run import SamplerRun
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unchanged import SkeletonSnapshot
+from .undeclared import Undeclared
 
 
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
-    def __init__(self, model: Any, remote: RemoteModel, shares: Shares) -> None:
-        """Takes the place of `model`'s diffusion model, the skeleton."""
+    def __init__(self, model: Any, remote: RemoteModel, shares: Shares, undeclared: Undeclared | None = None) -> None:
+        """Takes the place of `model`'s diffusion model, the skeleton; `undeclared` says how a run of it goes."""
         super().__init__()
         skeleton = model.diffusion_model
         self._latent_channels = model.latent_format.latent_channels
@@ -56,6 +58,7 @@ class DiffusionProxy(nn.Module):
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
         self.shares = shares
+        self._undeclared = undeclared
         self.asked_of_text: dict[str, Any] | None = None
         self._overriding: tuple[Any, torch.dtype, dict[str, Value]] | None = None
         self._control_shapes: dict[object, Shapes] = {}
@@ -112,6 +115,8 @@ class DiffusionProxy(nn.Module):
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             conditioning.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
+        if self._undeclared is not None:
+            self._undeclared.check(x, conditioning)
         self.remote.check(x, conditioning)
         self.remote.attention(x.dtype)
         flatten("timestep", timestep, conditioning.tensors, conditioning.values)
@@ -162,6 +167,22 @@ class DiffusionProxy(nn.Module):
         arguments = inspect.signature(self._skeleton[0].preprocess_text_embeds).bind(text, *args, **kwargs).arguments
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
+
+    def choose(self, run: SamplerRun) -> list[str]:
+        """Have a run of a class that nobody declared go as far spread as it is known to be right; what is to be said of that.
+
+        Raises as `Undeclared.choose` does.
+        """
+        if self._undeclared is None:
+            return []
+        remote, said = self._undeclared.choose(run)
+        if remote is not self.remote:
+            self.remote.backend.release(self.remote.spec)
+            self.remote = remote
+            self.shares = self.shares.of(remote)
+            self.shares.enlist()
+            remote.backend.attend(self._model(), remote.spec)
+        return said
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have."""

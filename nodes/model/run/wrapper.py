@@ -58,6 +58,7 @@ def run_in_workers(
     proxy.refuse_changes()
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
+    said = proxy.choose(run)
     checked = check_run(run, proxy)
 
     def loop(arguments: dict[str, Any], on_step: Any) -> Tensor:
@@ -74,6 +75,7 @@ def run_in_workers(
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
+        shown.warnings.extend(said)
         shown.warnings.extend(proofs().check(remote.config, proxy.skeleton, conditioning_of(guider), say))
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
