@@ -168,6 +168,11 @@ class DiffusionProxy(nn.Module):
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
+    @property
+    def may_be_spread(self) -> bool:
+        """Whether a run may be found to be spread under a plan that does not let it go whole."""
+        return self._undeclared is not None
+
     def choose(self, run: SamplerRun) -> list[str]:
         """Have a run of a class that nobody declared go as far spread as it is known to be right; what is to be said of that.
 

@@ -16,7 +16,7 @@ import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
-from ...parallel_backend.conditioning import SIDES, Conditioning
+from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
 from ...parallel_backend.derive.asked import Answer
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.kept import key_of, unlike
@@ -159,6 +159,8 @@ def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
     entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]
     if run.noise.ndim != config.latent_dims + 2:
         return "its latent is several ones packed together"
+    if any(CROSS_ATTENTION not in entry["model_conds"] for entry in entries):
+        return "its prompts have no text"
     if any(entry.get("control") is not None for entry in entries):
         return "a ControlNet is for written declarations only"
     if strange := [name for name in (PATCHES, REPLACED, OVERRIDE) if options.get(name)]:
