@@ -22,11 +22,12 @@ from ..errors import Refused
 from ..models.comfyui.importing import import_comfyui
 from ..models.comfyui.proof.child import NICE, end_with_the_asker
 from ..models.comfyui.proof.ranks import in_a_line
-from .asked import Answer, asked
+from .asked import Answer, Question, asked
+from .call_kind import CallKind
 from .calls import Subject
 from .derive import Derived, first_proved, proved
-from .prompt import subject_of_prompt
-from .small import small_of
+from .prompt import Prompt, subject_of_prompt
+from .small import KEEPINGS, small_of
 from .undescribed import Undescribed
 
 
@@ -46,9 +47,7 @@ def answer(folder: Path) -> Answer:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
         question, prompts = asked(folder)
-        small = small_of(Path(question.file), question.limit)
-        with torch.inference_mode():
-            found = [subject_of_prompt(small.base, prompt) for prompt in prompts]
+        found = _subjects(question, prompts)
         subjects = [subject for subject, _ in found]
         derived = _known(subjects, question.known, question.seconds) or first_proved(subjects, question.seconds)
     except Undescribed as reason:
@@ -59,6 +58,20 @@ def answer(folder: Path) -> Answer:
         return Answer(time.monotonic() - begun, failure=in_a_line(error))
     kinds = tuple(kind for _, kind in found)
     return Answer(time.monotonic() - begun, derived.data, kinds, derived.proof.told())
+
+
+@torch.inference_mode()
+def _subjects(question: Question, prompts: Sequence[Prompt]) -> list[tuple[Subject, CallKind]]:
+    """A small model with calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
+    reason: Undescribed | None = None
+    for kept in KEEPINGS:
+        small = small_of(Path(question.file), question.limit, kept)
+        try:
+            return [subject_of_prompt(small.base, prompt) for prompt in prompts]
+        except Undescribed as failed:
+            reason = reason or failed
+    assert reason is not None
+    raise reason
 
 
 def _known(subjects: Sequence[Subject], known: Sequence[Declaration], limit: float) -> Derived | None:

@@ -23,8 +23,12 @@ from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
 from .undescribed import not_derived
 
-KEPT = 2
-"""Members of a list that are kept of each kind."""
+KEEPINGS = (2, 2), (3, 1)
+"""Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first
+one gave (HunyuanDiT) runs with the second pair alone, as its middle block is of the first kind."""
+
+DEPTHS = ("depth", "layer", "block")
+"""In the names of what says how long a list is."""
 
 TEXT = 7
 """Tokens of the text."""
@@ -42,11 +46,12 @@ class Small:
     base: Any
 
 
-def small_of(path: Path, limit: float) -> Small:
+def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> Small:
     """The small model of a file.
 
     Args:
         limit: bytes that its weights may have, in fp32.
+        kept: how many members of each list: of its first kind, and of each of the others.
 
     Raises:
         Refused: it is no model that ComfyUI knows, or is too large.
@@ -58,11 +63,11 @@ def small_of(path: Path, limit: float) -> Small:
     except DAMAGE as error:
         raise unmakable(part, error) from None
     kind, model = type(described).__name__, base.diffusion_model
-    keep_some(model)
+    keep_some(model, *kept)
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
-            f"{kind} is too large to derive: with {KEPT} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
+            f"{kind} is too large to derive: with {kept[0]} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
             f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
@@ -107,18 +112,25 @@ def _call(made: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
     return made.call(sizes, prompt)
 
 
-def keep_some(model: nn.Module) -> None:
-    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights."""
+def keep_some(model: nn.Module, first: int, others: int) -> None:
+    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights.
+
+    What the list's owner calls its depth goes with it.
+    """
     for path, module in list(model.named_modules()):
-        if not isinstance(module, nn.ModuleList) or len(module) <= KEPT:
+        if not isinstance(module, nn.ModuleList) or len(module) <= first:
             continue
         seen: dict[Any, int] = {}
         kept = []
         for member in module:
             kind = type(member), tuple((name, tensor.shape) for name, tensor in member.state_dict().items())
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] <= KEPT:
+            if seen[kind] <= (first if kind == next(iter(seen)) else others):
                 kept.append(member)
+        owner = model.get_submodule(path.rpartition(".")[0])
+        for name, value in list(vars(owner).items()):
+            if type(value) is int and value == len(module) and any(mark in name for mark in DEPTHS):
+                setattr(owner, name, len(kept))
         model.set_submodule(path, nn.ModuleList(kept))
 
 
