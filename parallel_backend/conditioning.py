@@ -25,6 +25,10 @@ KIND = "@"
 KINDS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({"tuple": tuple, "set": set, "frozenset": frozenset})
 """Such collections, by kind."""
 
+CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
+NAMES: Mapping[str, str] = MappingProxyType({CROSS_ATTENTION: "context", CONCAT: "concat"})
+"""ComfyUI's names of the conditioning of all models -> the model's own."""
+
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from .derived import Declaration
+
 Value = bool | int | float | str | None
 """What conditioning may hold besides tensors."""
 
@@ -15,7 +17,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `dtype` is what weights are held in that the file does not quantise, `compute` the type that ComfyUI computes in and quantised
     layers expand to; with `fast_fp8` plain fp8 weights are multiplied in fp8. `digest` is the file's content
-    (`weights/files/digest.py`), by which other machines find their copy.
+    (`weights/files/digest.py`), by which other machines find their copy. `derived` says how a model of ComfyUI's is spread for
+    whose class no declaration is written.
     """
 
     family: str
@@ -26,6 +29,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str = ""
     compute: str = "float32"
     fast_fp8: bool = False
+    derived: Declaration | None = None
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

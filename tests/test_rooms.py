@@ -14,6 +14,7 @@ from scripts.comfyui import REPO
 
 ENGINE = "parallel_backend"
 FLOORS = (
+    ("derived",),
     (
         "errors",
         "diffusion",

@@ -16,7 +16,7 @@ from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.known_machines import profile
-from tests.doctor.test_doctor import FAULTS, GOOD
+from tests.doctor.test_doctor import DERIVED, FAULTS, GOOD
 from tests.plan.test_cost import FLUX, JOB, plan, plans, with_memory
 
 WORDS = json.loads((Path(__file__).parents[1] / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]
@@ -98,6 +98,7 @@ def test_the_doctors_lines_and_their_remedies() -> None:
     machines = [GOOD, *(dataclasses.replace(GOOD, **change) for change, *_ in FAULTS)]
     machines += [dataclasses.replace(GOOD, allocator="cudaMallocAsync"), dataclasses.replace(GOOD, open_files=-1)]
     machines.append(dataclasses.replace(GOOD, under_windows=True))
+    machines.append(dataclasses.replace(GOOD, derived=(DERIVED,)))
     told = {finding for machine in machines for finding in examine(machine)}
     texts = {finding.text for finding in told} | {finding.remedy for finding in told} | set(REMEDIES.values())
     as_they_are = {

@@ -107,9 +107,13 @@ class Shares:
     """
 
     def __init__(self, remote: Remote, main: torch.device, devices: Iterable[torch.device]) -> None:
-        self._remote = remote
-        others = {device_name(device): device for device in devices if device != main}
+        self._remote, self._main, self._devices = remote, main, tuple(devices)
+        others = {device_name(device): device for device in self._devices if device != main}
         self._shares = {name: Share(remote, others[name]) for name in dict.fromkeys(remote.devices) if name in others}
+
+    def of(self, remote: Remote) -> Shares:
+        """Those of other weights in these ones' place."""
+        return Shares(remote, self._main, self._devices)
 
     def enlist(self) -> None:
         """Have ComfyUI count those among its models that it does not, because it has taken them off their device."""

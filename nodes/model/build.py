@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import comfy.model_management
 import comfy.utils
+import msgspec
 import torch
 from comfy.cli_args import PerformanceFeature, args
 from torch import Tensor
 
 from ...parallel_backend.conditioning import SIDES
+from ...parallel_backend.derived import Declaration
 from ...parallel_backend.diffusion import ModelSpec
-from ...parallel_backend.errors import Refused
+from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models import FAMILIES
+from ...parallel_backend.models import FAMILIES, family_of
 from ...parallel_backend.models.comfyui.detection import running
-from ...parallel_backend.plan import ModelShape, ParallelPlan, check
-from ...parallel_backend.weights.files.checkpoint import read_header
+from ...parallel_backend.models.family import Family
+from ...parallel_backend.plan import ModelLimits, ModelShape, ParallelPlan, check
+from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.files.keymap import tensor_sizes
 from ...parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, packed_starts
@@ -33,6 +37,7 @@ from .proofs import proofs
 from .proxy import DiffusionProxy
 from .remote_model import RemoteModel
 from .skeletons import SKELETONS
+from .undeclared import ANY, Undeclared, may_be_derived
 
 FAST = "fp8_e4m3fn_fast"
 
@@ -77,7 +82,7 @@ def load_model(
             f"{part.path.name} is a {family.shape(config).name} model and this loader takes {', '.join(sorted(kinds))}: use "
             "Load Parallel Diffusion Model."
         )
-    devices = check(backend.located(plan), torch.cuda.device_count(), family.shape(config).limits)
+    devices = _devices(backend, plan, family.shape(config).limits, ANY if may_be_derived(config) else None)
     backend.check_loadable(family, devices)
     tensors = part.meta_tensors()
     model_config = SKELETONS[family_name].describe(tensors, config)
@@ -99,23 +104,77 @@ def load_model(
     spec = ModelSpec(
         family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path), compute, fast and not marked
     )
-    names = family.comfyui_keys(config)
-    reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
-    expanded = expanded_bytes(part, dtype, (cast or dtype).itemsize, in_fp8)
-    remote = RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
+    precision = Precision(dtype, cast or dtype, in_fp8)
+    remote = remote_of(backend, family, config, part, spec, plan, devices, precision)
     whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
     refuse_both_sides(part.path.name, remote.shape, model.diffusion_model)
     proofs().begin(config, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
-    model.diffusion_model = DiffusionProxy(model, remote, shares)
+    undeclared = None
+    if may_be_derived(config):
+        undeclared = Undeclared(remote, functools.partial(spread_by, remote, precision))
+    model.diffusion_model = DiffusionProxy(model, remote, shares, undeclared)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
     patcher.add_sampling_wrapper()
     backend.attend(model, spec)
     return patcher
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What weights are held in, what is computed in, and whether products are in fp8."""
+
+    held: torch.dtype
+    compute: torch.dtype
+    in_fp8: bool
+
+
+def remote_of(
+    backend: Backend,
+    family: Family,
+    config: Any,
+    part: Checkpoint,
+    spec: ModelSpec,
+    plan: ParallelPlan,
+    devices: tuple[str, ...],
+    precision: Precision,
+) -> RemoteModel:
+    """A model in the workers."""
+    dtype, names = precision.held, family.comfyui_keys(config)
+    reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
+    expanded = expanded_bytes(part, dtype, precision.compute.itemsize, precision.in_fp8)
+    return RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
+
+
+def spread_by(whole: RemoteModel, precision: Precision, declaration: Declaration) -> RemoteModel:
+    """A model that runs whole, spread as a declaration says that was derived for its class; its blocks are not compiled.
+
+    Raises:
+        Refused: the plan cannot work.
+    """
+    backend, plan = whole.backend, msgspec.structs.replace(whole.wish, compile="off")
+    spec = msgspec.structs.replace(whole.spec, family="comfyui", derived=declaration)
+    family = family_of(spec)
+    part, config = family.inspect(read_header(spec.path))
+    devices = _devices(backend, plan, family.shape(config).limits)
+    return remote_of(backend, family, config, part, spec, plan, devices, precision)
+
+
+def _devices(
+    backend: Backend, plan: ParallelPlan, limits: ModelLimits, later: ModelLimits | None = None
+) -> tuple[str, ...]:
+    """The devices of a plan that some run of a model can go on; `later` are the limits that it may come to have."""
+    located, gpus = backend.located(plan), torch.cuda.device_count()
+    try:
+        return check(located, gpus, limits)
+    except PlanRefused:
+        if later is None:
+            raise
+        return check(located, gpus, later)
 
 
 def judge_model(path: str) -> Any:

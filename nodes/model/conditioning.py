@@ -11,12 +11,8 @@ import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor
 
-from ...parallel_backend.conditioning import OPTIONS, SIDES, SIGMAS, Conditioning, flatten, in_dict
+from ...parallel_backend.conditioning import NAMES, OPTIONS, SIDES, SIGMAS, Conditioning, flatten, in_dict
 from ...parallel_backend.diffusion import Value
-
-CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
-NAMES = {CROSS_ATTENTION: "context", CONCAT: "concat"}
-"""ComfyUI's names of the conditioning of all models -> the model's own."""
 
 TEXT_MASK = "attention_mask"
 """Which of the text's tokens count, in ComfyUI's names and in those of its models."""

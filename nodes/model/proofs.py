@@ -27,7 +27,7 @@ from ...parallel_backend.models.comfyui.content.kept import Verdict, found, keep
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
 from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
-from ...parallel_backend.models.comfyui.small.kinds import cases_of
+from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
 from .verdicts import FOLDER
 
 LOOK = 0.05
@@ -100,8 +100,8 @@ class Proofs:
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, say))]
 
     def _proofs_of(self, config: Any, model: Any, conditioning: Collection[str]) -> list[Proof]:
-        """Those that a graph takes, begun; none for a model whose forward is not spread, or whose class is a tested version's."""
-        if not isinstance(config, ComfyConfig):
+        """Those that a graph takes, begun; none where its forward is not spread, or was derived, or is a tested version's."""
+        if not isinstance(config, ComfyConfig) or config.kind not in KINDS:
             return []
         name = class_name(type(model))
         if name not in self._sources:

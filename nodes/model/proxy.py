@@ -15,7 +15,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
-from ...parallel_backend.conditioning import SHAPES, Conditioning, flatten
+from ...parallel_backend.conditioning import CONCAT, NAMES, SHAPES, Conditioning, flatten
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
@@ -24,7 +24,7 @@ from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from ..progress import say
-from .conditioning import CONCAT, NAMES, of_call, options_of, sigmas_of
+from .conditioning import of_call, options_of, sigmas_of
 from .features.attention_guidance import values_of as guides_as_values
 from .features.attention_override import OPTION as OVERRIDE
 from .features.attention_override import recipe_of, refuse_split, tried
@@ -40,16 +40,18 @@ from .proofs import AnotherResult, proofs
 from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
 from .run_whole import whole_instead
+from .sampler_run import SamplerRun
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unchanged import SkeletonSnapshot
+from .undeclared import Undeclared
 
 
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
-    def __init__(self, model: Any, remote: RemoteModel, shares: Shares) -> None:
-        """Takes the place of `model`'s diffusion model, the skeleton."""
+    def __init__(self, model: Any, remote: RemoteModel, shares: Shares, undeclared: Undeclared | None = None) -> None:
+        """Takes the place of `model`'s diffusion model, the skeleton; `undeclared` says how a run of it goes."""
         super().__init__()
         skeleton = model.diffusion_model
         self._latent_channels = model.latent_format.latent_channels
@@ -58,6 +60,7 @@ class DiffusionProxy(nn.Module):
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
         self.shares = shares
+        self._undeclared = undeclared
         self.asked_of_text: dict[str, Any] | None = None
         self._overriding: tuple[Any, torch.dtype, dict[str, Value]] | None = None
         self._control_shapes: dict[object, Shapes] = {}
@@ -116,6 +119,8 @@ class DiffusionProxy(nn.Module):
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
             conditioning.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
+        if self._undeclared is not None:
+            self._undeclared.check(x, conditioning)
         self.remote.check(x, conditioning)
         self.remote.attention(x.dtype)
         flatten("timestep", timestep, conditioning.tensors, conditioning.values)
@@ -179,11 +184,33 @@ class DiffusionProxy(nn.Module):
         try:
             return proofs().check(self.remote.config, self.skeleton, conditioning, say)
         except AnotherResult as fault:
-            self.remote = whole_instead(self.remote, self.skeleton, fault)
-            devices = comfy.model_management.get_all_torch_devices()
-            self.shares = Shares(self.remote, comfy.model_management.get_torch_device(), devices)
-            self.remote.backend.attend(self._model(), self.remote.spec)
+            self._exchange(whole_instead(self.remote, self.skeleton, fault))
             return []
+
+    @property
+    def may_be_spread(self) -> bool:
+        """Whether a run may be found to be spread under a plan that does not let it go whole."""
+        return self._undeclared is not None
+
+    def choose(self, run: SamplerRun) -> list[str]:
+        """Have a run of a class that nobody declared go as far spread as it is known to be right; what is to be said of that.
+
+        Raises as `Undeclared.choose` does.
+        """
+        if self._undeclared is None:
+            return []
+        remote, said = self._undeclared.choose(run)
+        if remote is not self.remote:
+            self._exchange(remote)
+        return said
+
+    def _exchange(self, remote: RemoteModel) -> None:
+        """Have the workers run the model another way from here on."""
+        self.remote.backend.release(self.remote.spec)
+        self.remote = remote
+        self.shares = self.shares.of(remote)
+        self.shares.enlist()
+        remote.backend.attend(self._model(), remote.spec)
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have."""

@@ -128,7 +128,12 @@ def _expected(asked: Asked, wish: ParallelPlan) -> Answer:
     question = Question(backend().located(wish), torch.cuda.device_count(), remote.spec, shape, workload, job)
     groups = backend().status().groups
     devices = [_with_ours(each, groups) for each in device_memory()]
-    expected = expect(question, devices, measured_before)
+    try:
+        expected = expect(question, devices, measured_before)
+    except PlanRefused:
+        if not model.diffusion_model.may_be_spread:
+            raise
+        return Answer("")
     if not asked.prompts:  # their length is known once they are encoded
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))

@@ -21,10 +21,11 @@ FAILS = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, Asse
 
 @dataclass(frozen=True)
 class Sizes:
-    """`picture` is the latent's (frames,) height and width, `text` how many tokens the text has."""
+    """`picture` is the latent's (frames,) height and width, `text` how many tokens the text has, `rows` how many are a batch."""
 
     picture: tuple[int, ...]
     text: int
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,13 @@ class Subject:
         model: ComfyUI's diffusion model, in fp32 on the CPU, with at least two members of each of its lists.
         make: makes the call of a size.
         sizes: those of the call that is asked about.
+        batches: whether `make` heeds how many rows it is to have.
     """
 
     model: nn.Module
     make: Callable[[Sizes], ModelCall]
     sizes: Sizes
+    batches: bool = False
 
     def call(self, sizes: Sizes) -> ModelCall:
         """The call of a size. Raises Undescribed if none can be made."""

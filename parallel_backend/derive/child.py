@@ -13,8 +13,10 @@ import torch
 from ..comfyui_folder import FOLDER, comfyui_version
 from ..errors import Refused
 from ..models.comfyui.importing import import_comfyui
+from .calls import Subject
 from .derive import Derived, derive
-from .small import subject_of
+from .small import Small, small_of, subjects_of
+from .writing import source_of
 
 
 def main(path: Path, limit: float) -> int:
@@ -23,27 +25,31 @@ def main(path: Path, limit: float) -> int:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
         torch.set_num_threads(1)  # ranks are forked from this process
-        kind, derived = _first(path, limit)
+        small = small_of(path, limit)
+        subject, derived = _first(small)
     except Refused as error:
         print(error, file=sys.stderr)
         return 1
-    print(derived.source, end="")
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", small.kind).upper()
+    arguments = ", ".join(
+        sorted(name for name, value in subject.call(subject.sizes).arguments.items() if value is not None)
+    )
+    remarks = (
+        f"{small.kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {arguments}; "
+        f"proved under {', '.join(derived.proof.errors)}."
+    )
+    print(source_of(name, derived.declaration, remarks), end="")
     plans = "every plan" if not derived.declaration.whole_picture else "every plan without PipeFusion"
-    print(f"{kind} was derived and proved for {plans}: {derived.proof.told()}.", file=sys.stderr)
+    print(f"{small.kind} was derived and proved for {plans}: {derived.proof.told()}.", file=sys.stderr)
     return 0
 
 
-def _first(path: Path, limit: float) -> tuple[str, Derived]:
+def _first(small: Small) -> tuple[Subject, Derived]:
     """Of the calls that the model takes the first for which a declaration is proved."""
     refused: Refused | None = None
-    for kind, subject in subject_of(path, limit):
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).upper()
-        arguments = ", ".join(
-            sorted(name for name, value in subject.call(subject.sizes).arguments.items() if value is not None)
-        )
-        remarks = f"{kind}, derived from the class of ComfyUI {comfyui_version(os.environ[FOLDER])} for calls with {arguments}"
+    for subject in subjects_of(small):
         try:
-            return kind, derive(subject, name, remarks)
+            return subject, derive([subject])
         except Refused as error:
             refused = refused or error
     assert refused is not None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from .. import derived
+from ..models.spread.data import data_of, declaration_of
 from ..models.spread.declaration import Declaration
 from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .proof import IN_PATCHES, WHOLE, Proof, prove
-from .undescribed import Undescribed, not_derived
-from .writing import read, source_of
+from .undescribed import Undescribed, Unproved, not_derived
 
 LIMIT = 120.0
 """Seconds for a plan's proof."""
@@ -21,58 +22,74 @@ LIMIT = 120.0
 
 @dataclass(frozen=True)
 class Derived:
-    """A declaration that was proved: its Python, what that says, and the proof."""
+    """A declaration that was proved: as data, what that says, and the proof."""
 
-    source: str
+    data: derived.Declaration
     declaration: Declaration
     proof: Proof
 
 
 @torch.inference_mode()
-def derive(subject: Subject, name: str, remarks: str, limit: float = LIMIT) -> Derived:
-    """A model's declaration, as the variable `name` of a module of `models/declared/`.
+def derive(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
+    """A model's declaration, found by the first kind of its calls and proved for all of them.
 
     Of those that fit what is seen of the model it is the first that holds under every plan; if none does, the first that holds
-    where the picture is not cut into patches. What holds is what the Python says.
+    where the picture is not cut into patches. What holds is what the data says.
+
+    Args:
+        subjects: the same model, with a kind of call each.
+        limit: seconds for a plan's proof.
 
     Raises:
         Refused: nothing that is known fits, or nothing that fits holds.
     """
     try:
-        return _first_proved(subject, name, remarks, limit)
+        return first_proved(subjects, limit)
     except Undescribed as reason:
-        raise not_derived(type(subject.model).__name__, str(reason)) from None
+        raise not_derived(type(subjects[0].model).__name__, str(reason)) from None
 
 
-def _first_proved(subject: Subject, name: str, remarks: str, limit: float) -> Derived:
+@torch.inference_mode()
+def proved(subjects: Sequence[Subject], data: derived.Declaration, limit: float = LIMIT) -> Derived:
+    """A declaration that is known, tried for kinds of calls; its proof may not hold. Raises Undescribed: no call can be made."""
+    return _proved(subjects, data, WHOLE if data.whole_picture else {**WHOLE, **IN_PATCHES}, limit)
+
+
+@torch.inference_mode()
+def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
+    """As `derive`. Raises Undescribed: with the reason."""
     failed: Proof | None = None
     whole: Derived | None = None
-    for found in candidates(subject):
-        derived = _proved(subject, found, name, remarks, {**WHOLE, **IN_PATCHES}, limit)
-        if derived.proof.holds:
-            return derived
-        failed = failed or derived.proof
-        if whole is None and derived.proof.holds_for(WHOLE):
-            uncut = _proved(subject, replace(found, whole_picture=True), name, remarks, WHOLE, limit)
+    for found in candidates(subjects[0]):
+        each = _proved(subjects, data_of(found), {**WHOLE, **IN_PATCHES}, limit)
+        if each.proof.holds:
+            return each
+        failed = failed or each.proof
+        if whole is None and each.proof.holds_for(WHOLE):
+            uncut = _proved(subjects, data_of(replace(found, whole_picture=True)), WHOLE, limit)
             whole = uncut if uncut.proof.holds else None
     if whole is not None:
         return whole
     assert failed is not None, "some declaration fits, or the reason was raised"
-    raise Undescribed(f"what fits it was not proved: {failed.told()}")
+    raise Unproved(f"what fits it was not proved: {failed.told()}")
 
 
 def _proved(
-    subject: Subject, found: Declaration, name: str, remarks: str, plans: Mapping[str, Mapping[str, int]], limit: float
+    subjects: Sequence[Subject], data: derived.Declaration, plans: Mapping[str, Mapping[str, int]], limit: float
 ) -> Derived:
-    source = source_of(name, found, f"{remarks}; proved under {', '.join(plans)}.")
-    declaration = read(name, source)
-    return Derived(source, declaration, prove(subject, declaration, _calls(subject, declaration), plans, limit))
+    declaration = declaration_of(data)
+    calls = [call for subject in subjects for call in _calls(subject, declaration)]
+    return Derived(data, declaration, prove(subjects[0], declaration, calls, plans, limit))
 
 
 def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
-    """The call that is asked about, and one of another size, which does not divide into tokens where the model pads."""
+    """The call that is asked about, and one of another size, which does not divide into tokens where the model pads.
+
+    That one has two rows where calls of several can be made.
+    """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)
     odd = 0 if declaration.divides else 1
-    other = Sizes((*frames, height + 2 * high - odd * (high > 1), width + wide), subject.sizes.text + 2)
+    picture = (*frames, height + 2 * high - odd * (high > 1), width + wide)
+    other = Sizes(picture, subject.sizes.text + 2, 2 if subject.batches else 1)
     return [subject.call(subject.sizes), subject.call(other)]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..models.spread import declaration as d
+from ..models.spread.functions import Constant
 from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
 from .groups import fitting_groups, fitting_heads, grouped
-from .sites import Sites, find_parts, look_again, look_closely
+from .sites import Parts, Sites, find_parts, look_again, look_closely
 from .undescribed import Undescribed
-from .writing import constant
 
 SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
 """Frames, and units of height and width, and tokens of text: no two lengths of these are alike."""
@@ -36,12 +36,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         Undescribed: none does, and why.
     """
     model, unit = subject.model, unit_of(subject.model)
-    sizes = [_sizes(subject.sizes, unit, factors, text) for factors, text in SIZES]
-    try:
-        parts = find_parts(model, subject.call(sizes[0]))
-    except Undescribed:  # some models take no picture as small as that
-        sizes = [_sizes(subject.sizes, LARGER * unit, factors, text) for factors, text in SIZES]
-        parts = find_parts(model, subject.call(sizes[0]))
+    sizes, parts = _first_that_runs(subject, unit)
     calls = [subject.call(each) for each in sizes]
     first = look_closely(model, calls[0], parts)
     seen = [first, *(look_again(model, call, parts, first) for call in calls[1:])]
@@ -55,7 +50,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
             "no attention of it goes over tokens that rows, columns and frames of the latent can be told from"
         )
     step = _step(first)
-    named: dict[str, Any] = {} if _names(model, step) else {"patch_size": constant(step)}
+    named: dict[str, Any] = {} if _names(model, step) else {"patch_size": Constant(step)}
     if not _pads(subject, sizes[0], step):
         named["divides"] = True
     text = calls[0].arguments.get("context")
@@ -64,11 +59,24 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         yield d.Declaration(
             groups=chosen,
             heads=tuple(fitting_heads(parts.behind, seen)),
-            heads_of=constant(heads),
-            text_width=constant(text.shape[-1] if isinstance(text, Tensor) else 0),
+            heads_of=Constant(heads),
+            text_width=Constant(text.shape[-1] if isinstance(text, Tensor) else 0),
             joint_text=_has_text(chosen, first),
             **named,
         )
+
+
+def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], Parts]:
+    """Sizes to look at a model at, and its parts: some models take no picture, or no text, as small as others."""
+    failed: Undescribed | None = None
+    for longer, larger in itertools.product((0, subject.sizes.text), (1, LARGER)):
+        sizes = [_sizes(subject.sizes, larger * unit, factors, text + longer) for factors, text in SIZES]
+        try:
+            return sizes, find_parts(subject.model, subject.call(sizes[0]))
+        except Undescribed as error:
+            failed = failed or error
+    assert failed is not None
+    raise failed
 
 
 def unit_of(model: nn.Module) -> int:

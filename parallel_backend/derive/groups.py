@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from ..models.spread import declaration as d
+from ..models.spread.functions import Chosen
 from .describing import Description
 from .kinds import argument_kinds
 from .sites import Sites
 from .undescribed import Undescribed
-from .writing import Chosen
 
 Attentions = tuple[d.Attention, ...] | Chosen
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .writing import Written
+from ..models.spread.functions import LengthLess, StartAt
 
 MULTIPLES = [2**power for power in range(1, 10)]
 """To which models may pad the picture's tokens."""
@@ -20,14 +20,14 @@ def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[Callable[[int, int]
     Where tokens come as another block left them no rule is asked, so the last one fits whatever was seen.
     """
     if all(start == length - picture for length, picture, start in seen) and any(start for *_, start in seen):
-        yield Written("lambda length, picture: length - picture")
+        yield LengthLess(1)
         return
     if any(start for *_, start in seen):
         for multiple in MULTIPLES:
             if all(start == length - -(-picture // multiple) * multiple for length, picture, start in seen):
-                yield Written(f"lambda length, picture: length - -(-picture // {multiple}) * {multiple}")
+                yield LengthLess(multiple)
         if len({start for *_, start in seen}) == 1:
-            yield Written(f"lambda length, picture: {seen[0][2]}")
+            yield StartAt(seen[0][2])
     yield None
 
 

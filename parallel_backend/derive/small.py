@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from ..models.comfyui.comfy_family import make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..models.comfyui.proof.ranks import in_a_line
 from ..weights.files.checkpoint import read_header
+from .by_class import ByClass
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
 from .undescribed import not_derived
 
-KEPT = 2
-"""Members of a list that are kept of each kind."""
+KEEPINGS = (2, 2), (3, 1)
+"""Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first
+one gave (HunyuanDiT) runs with the second pair alone, as its middle block is of the first kind."""
+
+DEPTHS = ("depth", "layer", "block")
+"""In the names of what says how long a list is."""
 
 TEXT = 7
 """Tokens of the text."""
@@ -31,14 +37,24 @@ MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 """In the names of what says how wide the text is."""
 
 
-def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
-    """The class of a file by name, and its small model with what it may be called with: a video, then a single frame.
+@dataclass(frozen=True)
+class Small:
+    """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU."""
+
+    kind: str
+    described: Any
+    base: Any
+
+
+def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> Small:
+    """The small model of a file.
 
     Args:
         limit: bytes that its weights may have, in fp32.
+        kept: how many members of each list: of its first kind, and of each of the others.
 
     Raises:
-        Refused: it is no model that ComfyUI knows, or is too large, or no call of it was found.
+        Refused: it is no model that ComfyUI knows, or is too large.
     """
     part, _, described = detect(read_header(path))
     tensors = part.meta_tensors()
@@ -47,48 +63,74 @@ def subject_of(path: Path, limit: float) -> Iterator[tuple[str, Subject]]:
     except DAMAGE as error:
         raise unmakable(part, error) from None
     kind, model = type(described).__name__, base.diffusion_model
-    keep_some(model)
+    keep_some(model, *kept)
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
-            f"{kind} is too large to derive: with {KEPT} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
+            f"{kind} is too large to derive: with {kept[0]} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
             f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
-    channels, dims = base.latent_format.latent_channels, base.latent_format.latent_dimensions
-    widths = _widths(described, model)
+    return Small(kind, described, base)
+
+
+def subjects_of(small: Small) -> Iterator[Subject]:
+    """The small model with what it may be called with: a video, then a single frame.
+
+    Raises:
+        Refused: no call of it was found.
+    """
+    model, made = small.base.diffusion_model, ByClass(small.base)
+    widths = _widths(small.described, model)
     tried = ""
     found = 0
     unit = unit_of(model)
-    small, large = (4 * unit, 6 * unit), (18 * unit, 20 * unit)
-    for picture in [small, large] if dims == 2 else [(3, *small), (1, *small)]:
+    two = small.base.latent_format.latent_dimensions == 2
+    rows, more = (4 * unit, 6 * unit), (18 * unit, 20 * unit)
+    for picture in [rows, more] if two else [(3, *rows), (1, *rows)]:
         sizes = Sizes(picture, TEXT)
-        made = _Calls(base, channels)
         for text, pooled in itertools.product(widths, [*widths, 0]):
+            make = functools.partial(_call, made, text=text, pooled=pooled)
             try:
-                made.of(sizes, text, pooled).of(model)
+                make(sizes).of(model)
             except FAILS as error:
                 tried = tried or in_a_line(error)
                 continue
             found += 1
-            yield kind, Subject(model, functools.partial(made.of, text=text, pooled=pooled), sizes)
+            yield Subject(model, make, sizes, batches=True)
             break
     if not found:
-        raise not_derived(kind, f"its forward fails on every small call that was made up for it ({tried})")
+        raise not_derived(small.kind, f"its forward fails on every small call that was made up for it ({tried})")
 
 
-def keep_some(model: nn.Module) -> None:
-    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights."""
+def _call(made: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
+    """With text and pooled text of so many features, the latter if any."""
+    generator = torch.Generator().manual_seed(2)
+    prompt = {"cross_attn": torch.randn(1, sizes.text, text, generator=generator)}
+    if pooled:
+        prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
+    return made.call(sizes, prompt)
+
+
+def keep_some(model: nn.Module, first: int, others: int) -> None:
+    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights.
+
+    What the list's owner calls its depth goes with it.
+    """
     for path, module in list(model.named_modules()):
-        if not isinstance(module, nn.ModuleList) or len(module) <= KEPT:
+        if not isinstance(module, nn.ModuleList) or len(module) <= first:
             continue
         seen: dict[Any, int] = {}
         kept = []
         for member in module:
             kind = type(member), tuple((name, tensor.shape) for name, tensor in member.state_dict().items())
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] <= KEPT:
+            if seen[kind] <= (first if kind == next(iter(seen)) else others):
                 kept.append(member)
+        owner = model.get_submodule(path.rpartition(".")[0])
+        for name, value in list(vars(owner).items()):
+            if type(value) is int and value == len(module) and any(mark in name for mark in DEPTHS):
+                setattr(owner, name, len(kept))
         model.set_submodule(path, nn.ModuleList(kept))
 
 
@@ -105,46 +147,6 @@ def randomise(model: nn.Module, filed: Mapping[str, Tensor]) -> None:
             elif tensor.ndim:
                 tensor.div_(math.sqrt(tensor[0].numel()))
     model.eval().requires_grad_(False)
-
-
-class _Called(Exception):
-    """The model was called, with this."""
-
-
-class _Calls:
-    """Calls as ComfyUI's own class makes them of noise and a prompt."""
-
-    def __init__(self, base: Any, channels: int) -> None:
-        self._base = base
-        self._channels = channels
-
-    def of(self, sizes: Sizes, text: int, pooled: int) -> ModelCall:
-        """With text and pooled text of so many features, the latter if any."""
-        generator = torch.Generator().manual_seed(1)
-        latent = torch.randn(1, self._channels, *sizes.picture, generator=generator)
-        prompt: dict[str, Any] = {"cross_attn": torch.randn(1, sizes.text, text, generator=generator)}
-        if pooled:
-            prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
-        found = self._base.extra_conds(noise=latent, latent_image=latent, device=latent.device, **prompt)
-        conditioning = {
-            name: each.process_cond(batch_size=1, device=latent.device, area=None).cond for name, each in found.items()
-        }
-        time = self._base.model_sampling.sigma_max.reshape(1) * 0.6
-
-        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
-            raise _Called(args, kwargs)
-
-        handle = self._base.diffusion_model.register_forward_pre_hook(called, with_kwargs=True)
-        try:
-            self._base.apply_model(latent, time, **conditioning)
-        except _Called as call:
-            (x, timestep), arguments = call.args
-        finally:
-            handle.remove()
-        options = arguments.pop("transformer_options")
-        if not isinstance(x, Tensor):
-            raise TypeError("its latent is several ones packed together")
-        return ModelCall(x, timestep, arguments, options)
 
 
 def _widths(described: Any, model: nn.Module) -> list[int]:

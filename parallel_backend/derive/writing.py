@@ -5,55 +5,18 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from torch import nn
-
 from ..models.spread import declaration
-from ..models.spread.declaration import Attention, Declaration
+from ..models.spread.data import is_default
+from ..models.spread.declaration import Declaration
+from ..models.spread.functions import Chosen, Constant, LengthLess, StartAt
 
 WIDTH = 120
 """Of lines of words."""
 
 VOCABULARY = "from ..spread.declaration import "
-PACKAGE = str(__package__).replace(".derive", ".models.declared")
-
-
-class Written:
-    """A function, and how it is written."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self._function = eval(source, {})
-
-    def __call__(self, *args: Any) -> Any:
-        """What it gives."""
-        return self._function(*args)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Written) and self.source == other.source
-
-    def __hash__(self) -> int:
-        return hash(self.source)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The attentions of a block: one kind's where it has a submodule of this name, else the other's."""
-
-    mark: str
-    having: tuple[Attention, ...]
-    without: tuple[Attention, ...]
-
-    def __call__(self, block: nn.Module) -> tuple[Attention, ...]:
-        """Those of one block."""
-        return self.having if self.mark in dict(block.named_modules()) else self.without
-
-
-def constant(value: Any) -> Written:
-    """A function of the model or block that gives the same for all."""
-    return Written(f"lambda model: {value!r}")
 
 
 def source_of(name: str, found: Declaration, remarks: str) -> str:
@@ -65,20 +28,15 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
     return f"{said}\n\n{imports}\n\n{name} = {body}\n"
 
 
-def read(name: str, source: str) -> Declaration:
-    """What a module says, as if it lay in `models/declared/`."""
-    space: dict[str, Any] = {"__package__": PACKAGE, "__name__": f"{PACKAGE}.derived"}
-    exec(compile(source, "<derived>", "exec", dont_inherit=True), space)
-    found = space[name]
-    assert isinstance(found, Declaration)
-    return found
-
-
 def written(value: Any, indent: str) -> str:
     """An expression; what has its default is left out."""
     deeper = indent + "    "
-    if isinstance(value, Written):
-        return value.source
+    if isinstance(value, Constant):
+        return f"lambda model: {value.value!r}"
+    if isinstance(value, StartAt):
+        return f"lambda length, picture: {value.place}"
+    if isinstance(value, LengthLess):
+        return f"lambda length, picture: {_end_less(value.multiple)}"
     if isinstance(value, Chosen):
         having, without = (written(each, deeper) for each in (value.having, value.without))
         return f"lambda block: {having} if {_quoted(value.mark)} in dict(block.named_modules()) else {without}"
@@ -86,7 +44,7 @@ def written(value: Any, indent: str) -> str:
         keywords = [
             f"{each.name}={written(getattr(value, each.name), deeper)}"
             for each in fields(value)
-            if not _is_default(each, getattr(value, each.name))
+            if not is_default(each, getattr(value, each.name))
         ]
         if not keywords:
             return f"{type(value).__name__}()"
@@ -101,6 +59,10 @@ def written(value: Any, indent: str) -> str:
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
+def _end_less(multiple: int) -> str:
+    return "length - picture" if multiple == 1 else f"length - -(-picture // {multiple}) * {multiple}"
+
+
 def _quoted(text: str) -> str:
     return json.dumps(text)
 
@@ -111,11 +73,3 @@ def _listed(opening: str, items: list[str], closing: str, indent: str) -> str:
         return line
     closing = closing.lstrip(",")
     return "\n".join([opening, *(f"{indent}    {item}," for item in items), f"{indent}{closing}"])
-
-
-def _is_default(field: Any, value: Any) -> bool:
-    if field.default is not MISSING:
-        return bool(value is field.default or value == field.default)
-    if field.default_factory is not MISSING:
-        return bool(value == field.default_factory())
-    return False

@@ -169,6 +169,18 @@ def _functions(facts: Observations) -> Iterator[Finding]:
             yield Finding(f"ComfyUI's {verdict.kind}", Status.OK, text)
 
 
+def _derived(facts: Observations) -> Iterator[Finding]:
+    """What classes that nobody declared were proved to be split by, or why they are not."""
+    for each in facts.derived:
+        for answer in each.answers:
+            if answer.declaration is None:
+                text = f"in ComfyUI {each.comfyui} it runs whole, because {answer.failure}"
+            else:
+                kinds = "one kind" if len(answer.kinds) == 1 else f"{len(answer.kinds)} kinds"
+                text = f"in ComfyUI {each.comfyui} it was found out how to split {kinds} of calls: {answer.proof}"
+            yield Finding(each.kind, Status.OK, text)
+
+
 def _links(facts: Observations) -> Iterator[Finding]:
     for measured in facts.measured:
         yield _link(measured)
@@ -209,6 +221,7 @@ CHECKS = (
     _open_files,
     _allocator,
     _functions,
+    _derived,
     _links,
 )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..derive import kept
 from ..errors import Refused, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
@@ -54,7 +55,7 @@ class Observations:
     `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
     of GPUs that reach each other's memory. `versions` has the installed packages; `torchaudio_error` is why one of them cannot be
     imported. `allocator` is ComfyUI's setting. `verdicts` are those of functions of ComfyUI's that no tested version has.
-    `under_windows` says that this is WSL2.
+    `derived` is what was found out of classes that nobody declared. `under_windows` says that this is WSL2.
     """
 
     gpus: tuple[Gpu, ...]
@@ -73,6 +74,7 @@ class Observations:
     allocator: str
     measured: tuple[Measured, ...]
     verdicts: tuple[Verdict, ...] = ()
+    derived: tuple[kept.Kept, ...] = ()
     under_windows: bool = False
 
 
@@ -98,6 +100,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), report),
         verdicts=all_kept(),
+        derived=kept.all_kept(),
         under_windows=WINDOWS.exists(),
     )
 

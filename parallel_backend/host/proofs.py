@@ -43,20 +43,30 @@ class Watched(msgspec.Struct, frozen=True):
     memory: int
 
 
-class Prover:
-    """One child, which answers one question after the other.
+class Line(msgspec.Struct, frozen=True):
+    """What a child has said, or else why it said no more, after so many seconds; and the most memory in use until then."""
+
+    said: bytes
+    failure: str
+    seconds: float
+    memory: int
+
+
+class Child:
+    """A process that says one line after the other, within limits.
 
     Args:
         folder: ComfyUI's.
-        asked: what it is to prove.
-        seconds, memory: its limits; seconds for each answer.
+        command: the module that it runs, and its arguments.
+        lines: how many it is to say.
+        seconds, memory: its limits; seconds for each line.
     """
 
-    def __init__(self, folder: str, asked: Sequence[Asked], seconds: float, memory: int = MEMORY) -> None:
+    def __init__(self, folder: str, command: Sequence[str], lines: int, seconds: float, memory: int) -> None:
         self._seconds, self._memory = seconds, memory
-        self._left = len(asked)
+        self._left = lines
         self._process = subprocess.Popen(
-            [sys.executable, "-m", COMMAND, msgspec.json.encode(asked).decode()],
+            [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -64,25 +74,25 @@ class Prover:
             start_new_session=True,
         )
 
-    def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
-        """Its answers as they come; where it ends before, one more that says why. It has ended when they have.
+    def lines(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Line]:
+        """Its lines as they come; where it ends before, one more that says why. It has ended when they have.
 
         Args:
-            stopped: asked again and again whether to end it, without another answer.
+            stopped: asked again and again whether to end it, without another line.
         """
         try:
-            yield from self._answers(stopped)
+            yield from self._lines(stopped)
         finally:
             self.end()
 
-    def _answers(self, stopped: Callable[[], bool]) -> Iterator[Watched]:
+    def _lines(self, stopped: Callable[[], bool]) -> Iterator[Line]:
         read, begun, most = b"", time.monotonic(), 0
         while self._left:
             if stopped():
                 return
             most = max(most, self._bytes())
             if failure := self._over(begun, most):
-                yield Watched(Answer({}, time.monotonic() - begun, failure), most)
+                yield Line(b"", failure, time.monotonic() - begun, most)
                 return
             assert self._process.stdout is not None
             if not select.select([self._process.stdout], [], [], LOOK)[0]:
@@ -90,11 +100,11 @@ class Prover:
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             if not more:
                 code = self._process.wait()
-                yield Watched(Answer({}, time.monotonic() - begun, f"its process ended with code {code}"), most)
+                yield Line(b"", f"its process ended with code {code}", time.monotonic() - begun, most)
                 return
             *lines, read = (read + more).split(b"\n")
             for line in lines:
-                yield Watched(ANSWER.decode(line), most)
+                yield Line(line, "", time.monotonic() - begun, most)
                 self._left, begun, most = self._left - 1, time.monotonic(), 0
 
     def _over(self, begun: float, memory: int) -> str:
@@ -123,3 +133,26 @@ class Prover:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+class Prover(Child):
+    """One child, which answers one question after the other.
+
+    Args:
+        folder: ComfyUI's.
+        asked: what it is to prove.
+        seconds, memory: its limits; seconds for each answer.
+    """
+
+    def __init__(self, folder: str, asked: Sequence[Asked], seconds: float, memory: int = MEMORY) -> None:
+        super().__init__(folder, [COMMAND, msgspec.json.encode(asked).decode()], len(asked), seconds, memory)
+
+    def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
+        """Its answers as they come; where it ends before, one more that says why. It has ended when they have.
+
+        Args:
+            stopped: asked again and again whether to end it, without another answer.
+        """
+        for line in self.lines(stopped):
+            answer = Answer({}, line.seconds, line.failure) if line.failure else ANSWER.decode(line.said)
+            yield Watched(answer, line.memory)

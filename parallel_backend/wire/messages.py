@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, Prompt, Samp
 from ..plan import ResolvedPlan
 from ..plan.predict.measure import BlockTimes, Machine
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 

@@ -38,7 +38,7 @@ def row(name: str) -> str:
         subject = SUBJECTS[name]()
     begun = _spent()
     try:
-        found = derive(subject, "FOUND", name)
+        found = derive([subject])
         proved = "without patches" if found.declaration.whole_picture else "yes"
         told = f"{proved} | {max(found.proof.errors.values()):.1e}"
     except Refused as refusal:

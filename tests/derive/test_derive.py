@@ -17,8 +17,7 @@ from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
-from parallel_backend.derive.small import subject_of as small_model_of
-from parallel_backend.derive.writing import read
+from parallel_backend.derive.small import small_of
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
@@ -38,8 +37,18 @@ QUICK = ("hunyuan-dit",)
 LIMIT = 60.0
 
 
+def read(name: str, source: str) -> Declaration:
+    """What a module says, as if it lay in `models/declared/`."""
+    package = "parallel_backend.models.declared"
+    space: dict[str, Any] = {"__package__": package, "__name__": f"{package}.derived"}
+    exec(compile(source, "<derived>", "exec", dont_inherit=True), space)
+    found = space[name]
+    assert isinstance(found, Declaration)
+    return found
+
+
 def derived(subject: Subject) -> Any:
-    return derive(subject, "FOUND", "Found", LIMIT)
+    return derive([subject], LIMIT)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in QUICK)) for name in SUBJECTS])
@@ -189,7 +198,7 @@ def test_a_class_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(
         Refused, match=r"^AuraFlow is too large to derive: with 2 blocks of a kind it has .* raise --memory"
     ):
-        next(small_model_of(path, 1e3))
+        small_of(path, 1e3)
     assert child.main(path, 1e3) == 1
     out, error = capsys.readouterr()
     assert (out, error.count("\n")) == ("", 1)

@@ -14,12 +14,17 @@ import msgspec
 import pytest
 import torch
 
+from parallel_backend.derive.asked import Answer
+from parallel_backend.derive.kept import Kept
 from parallel_backend.doctor import Finding, Observations, Status, examine
 from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
 from parallel_backend.gpus import Gpu
 from parallel_backend.models.comfyui.content.kept import Verdict
+from parallel_backend.models.spread.data import data_of
 from parallel_backend.worker.memory.rank_memory import KEPT_UNDER_WINDOWS
+from tests.derive.test_call_kind import kind
+from tests.derive.test_data import FOUND
 from tests.plans import MEASURED
 from tests.selection import thorough
 
@@ -54,6 +59,15 @@ WRONG_WHEEL = (
     "flash-attn does not work on cuda:0 (ImportError: flash_attn_2_cuda: undefined symbol: _ZN3c104cuda9SetDeviceEi)"
 )
 SLOW = msgspec.structs.replace(MEASURED, link_bandwidth=1e9)
+
+DERIVED = Kept(
+    "NewModel",
+    "0.46.0",
+    (
+        Answer(40.0, data_of(FOUND), (kind(), kind(flag=True)), "ulysses 2 1.0e-07, ring 3 2.0e-07"),
+        Answer(9.0, kinds=(kind(mode="edit"),), failure="its blocks take turns", lasting=True),
+    ),
+)
 
 EQUAL = Verdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
 OTHER = msgspec.structs.replace(EQUAL, fault="which gives another result than the workers' where both were tried")
@@ -223,6 +237,14 @@ def test_the_doctor_opens_no_gpu():
     assert (
         subprocess.run([sys.executable, "-c", f"{look}; exit({opened})"], cwd=Path(__file__).parents[2]).returncode == 0
     )
+
+
+def test_classes_that_were_derived_are_listed_with_what_was_proved() -> None:
+    facts = dataclasses.replace(GOOD, derived=(DERIVED,))
+    assert [each.text for each in examine(facts) if each.name == "NewModel"] == [
+        "in ComfyUI 0.46.0 it was found out how to split 2 kinds of calls: ulysses 2 1.0e-07, ring 3 2.0e-07",
+        "in ComfyUI 0.46.0 it runs whole, because its blocks take turns",
+    ]
 
 
 def test_functions_that_were_tried_and_found_equal_are_all_right() -> None:

@@ -83,6 +83,12 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/host/workers/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
         "parallel_backend/wire/interfaces.py": ("… is … and this machine's network interfaces",),
     },
+    "a class that nobody declared, which takes minutes to derive (host/test_derived)": {
+        "nodes/model/undeclared.py": (
+            "… cannot be run under this plan, because",
+            "… was not proved to give the same on",
+        ),
+    },
     "only where GPUs are": {
         "nodes/vae/vae.py": ("Select VAE Device cannot be used with",),
         "parallel_backend/plan/devices/names.py": ("devices … lists … workers; at most …",),

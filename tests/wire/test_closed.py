@@ -37,8 +37,6 @@ UNPICKLING_CALLS = {
     *{"send_object_list", "recv_object_list"},
     *{"eval", "exec", "compile_command"},
 }
-OF_COMMANDS = {Path("parallel_backend/derive/writing.py"): {"eval", "exec"}}
-"""What evaluates its own text: `derive` reads back the declaration that it has just written."""
 OWNERS = {"torch", "dist", "distributed", "builtins"}
 
 
@@ -76,7 +74,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
         path: (imported(tree) & UNPICKLING_MODULES) | (called(tree) & UNPICKLING_CALLS)
         for path, tree in trees().items()
     }
-    assert {path: names for path, names in found.items() if names} == OF_COMMANDS
+    assert not {path: names for path, names in found.items() if names}
 
 
 def test_the_check_would_find_it() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....parallel_backend.conditioning import Conditioning, in_dict
+from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_dict
 from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.wire.messages import PROGRAM
-from ..conditioning import CROSS_ATTENTION, NotSupported, check_prompt, of_prompt, options_of, repeated_text
+from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
 from ..features import free_u
 from ..features.attention_override import OPTION as OVERRIDE

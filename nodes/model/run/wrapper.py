@@ -56,6 +56,7 @@ def run_in_workers(
     proxy.refuse_changes()
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
+    said = proxy.choose(run)
     checked = check_run(run, proxy)
 
     def loop(arguments: dict[str, Any], on_step: Any) -> Tensor:
@@ -72,6 +73,7 @@ def run_in_workers(
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
+        shown.warnings.extend(said)
         shown.warnings.extend(proxy.prove(conditioning_of(guider)))
         if proxy.remote is not remote:  # what was looked at goes for a model that is spread
             return run_in_workers(

@@ -68,7 +68,8 @@ class Deadlines:
 
     `start`: until all workers are ready. `silence`: since a rank's last pulse. `stall`: since any rank got anywhere.
     `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
-    `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved.
+    `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved. `derive`: for finding
+    out how to spread a class that nobody declared.
     """
 
     start: float = 300
@@ -78,6 +79,7 @@ class Deadlines:
     report: float = 1
     leave: float = 5
     proof: float = 60
+    derive: float = 600
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Deadlines:

@@ -25,7 +25,7 @@ from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
 from ..spread.declaration import Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
-from .computed_buffers import CPU, made_elsewhere
+from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes, reference_tokens
@@ -97,11 +97,18 @@ class ComfyConfig:
 
 
 class ComfyFamily:
-    """Reads files as ComfyUI does and builds ComfyUI's own model."""
+    """Reads files as ComfyUI does and builds ComfyUI's own model.
+
+    Args:
+        derived: the declaration of a model for whose class none is written.
+    """
 
     takes: frozenset[str] | None = None
     asks = frozenset({"process_timestep"})
     imports: tuple[str, ...] = ()
+
+    def __init__(self, derived: Declaration | None = None) -> None:
+        self._derived = derived
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ComfyConfig]:
         """The model's own tensors under ComfyUI's names, and what ComfyUI finds it to be.
@@ -113,13 +120,13 @@ class ComfyFamily:
         name = checkpoint.path.name
         part, quantisation, described = detect(checkpoint)
         kind = type(described).__name__
-        declaration = DECLARATIONS[kind]
+        declaration = self._derived or DECLARATIONS[kind]
         try:
             base = make(described, part.meta_tensors(), UNCONVERTED)
         except DAMAGE as error:
             raise unmakable(part, error) from None
         module = base.diffusion_model
-        declaration.compute(module)
+        self._compute(module, declaration, described, part.meta_tensors())
         if missing := _not_computed(module):
             raise Refused(
                 f"{name} is a {kind} model, whose {missing[0]} is not in the file and not known to this pack: update this "
@@ -278,11 +285,20 @@ class ComfyFamily:
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
-        config.declaration.compute(base.diffusion_model)
+        self._compute(base.diffusion_model, config.declaration, config.described, config.tensors)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
+
+    def _compute(
+        self, module: nn.Module, declaration: Declaration, described: Any, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Make what no file has: as its declaration says, or, where that was derived, as the class makes it."""
+        if self._derived is None:
+            declaration.compute(module)
+        else:
+            compute_buffers(module, described, dict(tensors))
 
 
 def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
@@ -348,6 +364,8 @@ def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
     """
     units = declaration.units(module)[:2] if declaration.units else None
     for group in declaration.groups:
+        if not isinstance(module.get_submodule(group.path), nn.ModuleList):  # a block by itself
+            continue
         blocks = list(module.get_submodule(group.path).children())
         if units is None and group in declaration.groups[1:-1]:
             kept = []

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...diffusion import ModelSpec
-from ...models import FAMILIES
+from ...models import family_of
 from ...models.comfyui.comfy_family import keep_type
 from ...models.comfyui.fast_fp8 import multiply_in_fp8
 from ...models.comfyui.features.lora import merging_dtype, rounded
@@ -56,7 +56,7 @@ class StagePart:
         watch: Watch,
         keep: Keep,
     ) -> None:
-        family = FAMILIES[spec.family]
+        family = family_of(spec)
         checkpoint, config = family.inspect(read_header(spec.path))
         dtype = STORAGE_DTYPES[spec.dtype]
         self._device = device

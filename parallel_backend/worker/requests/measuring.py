@@ -15,7 +15,7 @@ from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
 from ...errors import Refused
 from ...mesh import build_mesh
-from ...models import FAMILIES
+from ...models import family_of
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.family import Execution, Family, Stage
 from ...plan import AXES, ResolvedPlan
@@ -71,7 +71,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     mesh = rank.mesh(message.plan)
     rank.status.enter("timing the model's blocks")
     spec = rank.files.find(message.model)
-    family = FAMILIES[spec.family]
+    family = family_of(spec)
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
     example = Example(rank.device, dtype, tensors, message.values, rank.status.on_progress)

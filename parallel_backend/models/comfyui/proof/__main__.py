@@ -6,7 +6,6 @@ A process of its own, started by `parallel_backend.host.proofs`: it imports Comf
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -19,17 +18,16 @@ import torch
 from ..importing import import_comfyui
 from ..small import Builder, small
 from .asked import ASKED, Answer, Asked, class_name
+from .child import NICE, end_with_the_asker
 from .prove import prove
 from .ranks import RankFailed, in_a_line
-
-NICE = 5
 
 
 def main() -> None:
     """Answer each question in turn."""
     os.nice(NICE)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_the_asker, daemon=True).start()
+    threading.Thread(target=end_with_the_asker, daemon=True).start()
     import_comfyui()
     answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints none is an answer
     for asked in ASKED.decode(sys.argv[1]):
@@ -58,12 +56,6 @@ def _of_the_class(kind: Any) -> dict[str, Any]:
     described = kind({**kind.unet_config, "disable_unet_model_creation": True, "hidden_size": 3072})
     described.get_model({}, "")
     return {name: described.unet_config[name] for name in kind.unet_config}
-
-
-def _end_with_the_asker() -> None:
-    """Leave with all ranks when the asker goes, however it goes."""
-    os.read(0, 1)  # not through sys.stdin, whose lock forked ranks would wait for for ever
-    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

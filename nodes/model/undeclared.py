@@ -1,0 +1,192 @@
+"""A model of a class that nobody declared: it runs whole until it is known how to spread the kind of call that a graph makes.
+
+That is derived and proved in a process of its own, from the run's own prompts, and kept. What was proved for other kinds of calls
+is never used.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+from torch import Tensor, nn
+
+from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
+from ...parallel_backend.derive.asked import Answer
+from ...parallel_backend.derive.call_kind import CallKind, kind_of
+from ...parallel_backend.derive.kept import key_of, unlike
+from ...parallel_backend.derive.prompt import Prompt
+from ...parallel_backend.derived import Declaration
+from ...parallel_backend.errors import PlanRefused, Refused
+from ...parallel_backend.host import Deadlines
+from ...parallel_backend.host.deriving import Derivation
+from ...parallel_backend.host.workers.versions import own_comfyui_version
+from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
+from ...parallel_backend.plan import ModelLimits, Workload
+from ...parallel_backend.plan.resolve import feasible, planned_devices
+from ..progress import say
+from .conditioning import SAMPLING_KEYS, of_prompt, options_of
+from .features.attention_override import OPTION as OVERRIDE
+from .features.compile import compiler_of
+from .features.networks import PATCHES
+from .features.skipped_blocks import OPTION as REPLACED
+from .named_options import named_by
+from .remote_model import RemoteModel
+from .sampler_run import SamplerRun
+from .verdicts import FOLDER
+
+ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
+"""Of a model that may be spread in whatever way."""
+
+OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "timestep_start", "timestep_end"})
+"""What a prompt has that its model's class does not look at."""
+
+PREPARES_TEXT = "preprocess_text_embeds"
+
+WAY_OUT = "use a plan without ulysses, ring, pipefusion and sharded or streamed weights, or Load Diffusion Model"
+
+
+def may_be_derived(config: Any) -> bool:
+    """Whether a model may be found to be spread: a transformer over pictures that asks its weights nothing beforehand."""
+    if not isinstance(config, WholeConfig) or config.latent_dims not in (2, 3) or config.kind in SEQUENCES:
+        return False
+    model = config.base_model.diffusion_model
+    lists = any(isinstance(module, nn.ModuleList) for module in model.modules())
+    return (
+        lists
+        and not isinstance(model, UNetModel)
+        and not hasattr(model, PREPARES_TEXT)
+        and SIDES not in named_by(model)
+    )
+
+
+class Undeclared:
+    """One MODEL of such a class.
+
+    Args:
+        whole: how it runs whole.
+        spread_by: makes of a declaration how it runs spread. Raises Refused: not under the wish.
+    """
+
+    def __init__(self, whole: RemoteModel, spread_by: Callable[[Declaration], RemoteModel]) -> None:
+        self.whole = whole
+        self._spread_by = functools.lru_cache(maxsize=1)(spread_by)
+        model, described = whole.config.base_model.diffusion_model, whole.config.described
+        key = key_of(whole.config.kind, described.unet_config, sources_of(model, FOLDER))
+        self._derivation = derivation(key, whole.config.kind, whole.spec.path)
+        self._kinds: tuple[CallKind, ...] = ()
+
+    def choose(self, run: SamplerRun) -> tuple[RemoteModel, list[str]]:
+        """How a run goes, and what is to be said of that.
+
+        Raises:
+            Refused: it is not known how to spread it, and the plan does not let it run whole.
+            InterruptProcessingException: ComfyUI's Cancel, while it was waited for.
+        """
+        wish = self.whole.backend.located(self.whole.wish)
+        if len(planned_devices(wish, torch.cuda.device_count())) < 2:
+            self._kinds = ()
+            return self.whole, []
+        name, needed = self.whole.config.kind, self._why_not_whole(run)
+        reason = _other_than_proved(run, self.whole.config)
+        answer, said = None, ""
+        if not reason:
+            prompts = _prompts(run)
+            answer, said = self._found(prompts, wait=bool(needed))
+            reason = "" if answer else self._derivation.failed([prompt.kind for prompt in prompts])
+        if answer is not None and answer.declaration is not None:
+            remote, self._kinds = self._spread_by(answer.declaration), answer.kinds
+            took = [
+                f"New model: found out how to split it ({each.seconds:.0f} s, once)."
+                for each in self._derivation.news()
+            ]
+            if self.whole.wish.compiler:
+                took.append(f"The blocks are not compiled: {name} was not proved so.")
+            return remote, took
+        if needed:
+            raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
+        self._kinds = ()
+        return self.whole, [said] if said and not reason else []
+
+    def check(self, latent: Tensor, conditioning: Conditioning) -> None:
+        """Raise Refused for a call of a kind that what is chosen was not proved for."""
+        if self._kinds and (strange := unlike(self._kinds, [kind_of(latent, conditioning)])):
+            raise Refused(
+                f"{self.whole.config.kind} was not proved to give the same on several workers with {strange}: remove the node "
+                "that adds it, or use Load Diffusion Model."
+            )
+
+    def _found(self, prompts: list[Prompt], wait: bool) -> tuple[Answer | None, str]:
+        """What was proved for all of these, and what is being done about it otherwise."""
+        kinds = [prompt.kind for prompt in prompts]
+        if (answer := self._derivation.found(kinds)) is not None or self._derivation.failed(kinds):
+            return answer, ""
+        if not wait:
+            self._derivation.begin(prompts)
+            return None, (
+                "New model: this picture is made without splitting it, while it is found out how to; queue again in a minute."
+            )
+        say("New model: finding out how to split it, once")
+        self._derivation.wait(prompts, comfy.model_management.processing_interrupted)
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        return self._derivation.found(kinds), ""
+
+    def _why_not_whole(self, run: SamplerRun) -> str:
+        """Why the plan does not let a run go whole; empty where it does."""
+        two = sum(bool(entries) for entries in run.guider.conds.values()) > 1
+        workload = Workload(run.noise.shape[0], two, 1)
+        try:
+            feasible(
+                self.whole.backend.located(self.whole.wish),
+                torch.cuda.device_count(),
+                self.whole.shape.limits,
+                workload,
+            )
+        except PlanRefused as refusal:
+            return str(refusal)
+        return ""
+
+
+def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
+    """What a run has that is proved for no class which was derived, as a reason; empty if nothing."""
+    options = run.transformer_options
+    entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]
+    if run.noise.ndim != config.latent_dims + 2:
+        return "its latent is several ones packed together"
+    if any(CROSS_ATTENTION not in entry["model_conds"] for entry in entries):
+        return "its prompts have no text"
+    if any(entry.get("control") is not None for entry in entries):
+        return "a ControlNet is for written declarations only"
+    if strange := [name for name in (PATCHES, REPLACED, OVERRIDE) if options.get(name)]:
+        return f"the option {strange[0]} of a node is for written declarations only"
+    if strange := [*options_of(options)]:
+        return f"the option {strange[0].partition('.')[2]} of a node is for written declarations only"
+    return "compiled blocks are for written declarations only" if compiler_of(run.model_options) else ""
+
+
+def _prompts(run: SamplerRun) -> list[Prompt]:
+    """Of each kind of call that a run makes a prompt."""
+    dtype = run.guider.inner_model.get_dtype_inference()
+    found: dict[CallKind, Prompt] = {}
+    for entries in run.guider.conds.values():
+        for entry in entries or ():
+            kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype))
+            found.setdefault(kind, Prompt(_given(entry), tuple(run.noise.shape), kind))
+    return [*found.values()]
+
+
+def _given(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in OF_THE_SAMPLER and value is not None}
+
+
+@functools.lru_cache(maxsize=64)
+def derivation(key: str, kind: str, path: str) -> Derivation:
+    """What all MODELs of a class share."""
+    seconds = Deadlines.read(os.environ).derive
+    return Derivation(key, kind, path, str(FOLDER), own_comfyui_version(), seconds)

@@ -1,0 +1,88 @@
+"""`python -m parallel_backend.derive.answer FOLDER`: derive for ComfyUI, and answer in a line.
+
+A process of its own, started by `parallel_backend.host.deriving`: it imports ComfyUI alone, and ends when its input closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ..derived import Declaration
+from ..errors import Refused
+from ..models.comfyui.importing import import_comfyui
+from ..models.comfyui.proof.child import NICE, end_with_the_asker
+from ..models.comfyui.proof.ranks import in_a_line
+from .asked import Answer, Question, asked
+from .call_kind import CallKind
+from .calls import Subject
+from .derive import Derived, first_proved, proved
+from .prompt import Prompt, subject_of_prompt
+from .small import KEEPINGS, small_of
+from .undescribed import Undescribed
+
+
+def main(folder: Path) -> None:
+    """Answer the question in a folder."""
+    os.nice(NICE)
+    torch.set_num_threads(1)  # ranks are forked from this process
+    threading.Thread(target=end_with_the_asker, daemon=True).start()
+    answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints nothing is an answer
+    print(msgspec.json.encode(answer(folder)).decode(), file=answers, flush=True)
+
+
+def answer(folder: Path) -> Answer:
+    """What is answered to the question in a folder."""
+    begun = time.monotonic()
+    try:
+        import_comfyui()
+        logging.getLogger().setLevel(logging.WARNING)
+        question, prompts = asked(folder)
+        found = _subjects(question, prompts)
+        subjects = [subject for subject, _ in found]
+        derived = _known(subjects, question.known, question.seconds) or first_proved(subjects, question.seconds)
+    except Undescribed as reason:
+        return Answer(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)
+    except Refused as refusal:
+        return Answer(time.monotonic() - begun, failure=str(refusal).rstrip("."))
+    except Exception as error:  # whatever a class that nobody here has seen may raise
+        return Answer(time.monotonic() - begun, failure=in_a_line(error))
+    kinds = tuple(kind for _, kind in found)
+    return Answer(time.monotonic() - begun, derived.data, kinds, derived.proof.told())
+
+
+@torch.inference_mode()
+def _subjects(question: Question, prompts: Sequence[Prompt]) -> list[tuple[Subject, CallKind]]:
+    """A small model with calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
+    reason: Undescribed | None = None
+    for kept in KEEPINGS:
+        small = small_of(Path(question.file), question.limit, kept)
+        try:
+            return [subject_of_prompt(small.base, prompt) for prompt in prompts]
+        except Undescribed as failed:
+            reason = reason or failed
+    assert reason is not None
+    raise reason
+
+
+def _known(subjects: Sequence[Subject], known: Sequence[Declaration], limit: float) -> Derived | None:
+    """The first of the declarations that are known which holds for these calls too."""
+    for each in known:
+        with contextlib.suppress(Undescribed):
+            tried = proved(subjects, each, limit)
+            if tried.proof.holds:
+                return tried
+    return None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

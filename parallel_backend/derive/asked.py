@@ -1,0 +1,95 @@
+"""What the process that derives for ComfyUI is asked, and what it answers: files in a folder of the asker's, and a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..conditioning import arguments, flatten
+from ..derived import Declaration
+from ..diffusion import Value
+from .call_kind import CallKind
+from .prompt import Prompt
+
+QUESTION, TENSORS = "question.json", "tensors.safetensors"
+
+
+class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    values: dict[str, Value]
+    latent: tuple[int, ...]
+    kind: CallKind
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Derive a file's class for these calls; where one of the `known` declarations holds for them, it is taken.
+
+    `limit` are the bytes that the small model's weights may have, `seconds` those that the proof of a plan may take.
+    """
+
+    file: str
+    calls: tuple[_Call, ...]
+    known: tuple[Declaration, ...]
+    limit: float
+    seconds: float
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A declaration that was proved for `kinds` of calls, in words under `proof`, or why there is none.
+
+    `lasting` is whether the reason lies in the class and these calls, so that there is no use in trying again.
+    """
+
+    seconds: float
+    declaration: Declaration | None = None
+    kinds: tuple[CallKind, ...] = ()
+    proof: str = ""
+    failure: str = ""
+    lasting: bool = False
+
+
+def ask(
+    folder: Path,
+    file: str,
+    prompts: Sequence[Prompt],
+    known: Sequence[Declaration],
+    limit: float,
+    seconds: float,
+) -> None:
+    """Write a question into a folder.
+
+    Raises:
+        Refused: a prompt holds something that is neither tensor nor plain.
+    """
+    tensors: dict[str, Tensor] = {}
+    calls = []
+    for number, prompt in enumerate(prompts):
+        own: dict[str, Tensor] = {}
+        values: dict[str, Value] = {}
+        for name, value in prompt.given.items():
+            flatten(name, value, own, values)
+        tensors |= {f"{number}.{name}": tensor.contiguous().cpu().clone() for name, tensor in own.items()}
+        calls.append(_Call(values, prompt.latent, prompt.kind))
+    save_file(tensors, folder / TENSORS)
+    question = Question(file, tuple(calls), tuple(known), limit, seconds)
+    (folder / QUESTION).write_bytes(msgspec.json.encode(question))
+
+
+def asked(folder: Path) -> tuple[Question, list[Prompt]]:
+    """The question in a folder, and its prompts."""
+    question = msgspec.json.decode((folder / QUESTION).read_bytes(), type=Question)
+    prompts = []
+    with safe_open(folder / TENSORS, framework="pt") as file:
+        names = list(file.keys())
+        for number, call in enumerate(question.calls):
+            begin = f"{number}."
+            tensors = {name.removeprefix(begin): file.get_tensor(name) for name in names if name.startswith(begin)}
+            prompts.append(Prompt(arguments(tensors, call.values), call.latent, call.kind))
+    return question, prompts
+
+
+ANSWER = msgspec.json.Decoder(Answer)

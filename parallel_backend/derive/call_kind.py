@@ -1,0 +1,84 @@
+"""Kinds of calls: what a declaration that holds for one call may hang on, so that it is used for no other kind.
+
+The names of all conditioning, of tensors their types and dimensions, flags, words and whole numbers; of masks whether they hide
+anything. Sizes are left out: whole numbers that were seen to go with them, and how long a dimension is, but for one that is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+from torch import Tensor
+
+from ..conditioning import Conditioning
+from ..diffusion import Value
+
+MASK = "mask"
+"""In the names of tensors that hide tokens."""
+
+LATENT = "x"
+
+
+class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of call.
+
+    Attributes:
+        tensors: by name, in its order: the type of numbers, and for each dimension behind the first, 1 or n.
+        values: the others. Of a number with a fraction it is left out which.
+        sizes: of these, those that go with the size; they are not compared.
+    """
+
+    tensors: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, bool | int | str], ...]
+    sizes: tuple[str, ...] = ()
+
+    def unlike(self, other: CallKind) -> str:
+        """What another kind has that this one has not, or the other way round, in words; empty where it is the same."""
+        sizes = {*self.sizes, *other.sizes}
+        for mine, its in (
+            (dict(self.tensors), dict(other.tensors)),
+            (self._compared(sizes), other._compared(sizes)),
+        ):
+            for name in sorted(mine.keys() | its.keys()):
+                if name not in mine:
+                    return f"{name} in the conditioning"
+                if name not in its:
+                    return f"conditioning without {name}"
+                if type(mine[name]) is not type(its[name]) or mine[name] != its[name]:
+                    return f"{name} in the conditioning ({its[name]} where it was {mine[name]})"
+        return ""
+
+    def with_sizes(self, others: Iterable[CallKind]) -> CallKind:
+        """With what differs in calls of other sizes taken for a size."""
+        sizes = set(self.sizes)
+        for other in others:
+            its = dict(other.values)
+            sizes |= {name for name, value in self.values if type(value) is int and its.get(name, value) != value}
+        return msgspec.structs.replace(self, sizes=tuple(sorted(sizes)))
+
+    def _compared(self, sizes: Collection[str]) -> dict[str, bool | int | str]:
+        return {name: "a size" if name in sizes else value for name, value in self.values}
+
+
+def kind_of(latent: Tensor, conditioning: Conditioning) -> CallKind:
+    """That of a call with this latent and conditioning, under the model's names."""
+    tensors = {**conditioning.tensors, LATENT: latent}
+    return CallKind(
+        tuple((name, _of_tensor(name, tensors[name])) for name in sorted(tensors)),
+        tuple((name, _of_value(value)) for name, value in sorted(conditioning.values.items()) if value is not None),
+    )
+
+
+def _of_tensor(name: str, tensor: Tensor) -> str:
+    numbers = "fraction" if tensor.is_floating_point() else "flag" if tensor.dtype.is_signed is False else "whole"
+    dims = "x".join(["rows", *("1" if size == 1 else "n" for size in tensor.shape[1:])])
+    hides = MASK in name and tensor.ndim == 2 and not bool((tensor == 1).all())
+    return f"{numbers} {dims}{', hiding some' if hides else ''}"
+
+
+def _of_value(value: Value) -> bool | int | str:
+    if isinstance(value, float):
+        return "a number"
+    assert value is not None
+    return value

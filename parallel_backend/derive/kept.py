@@ -1,0 +1,115 @@
+"""What was derived for a model class, kept on disk under the digests of all that it hangs on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ..derived import Declaration
+from ..identity import code_digest
+from ..plan.predict.measure import cache_folder
+from .asked import Answer
+from .call_kind import CallKind
+
+MOST_KINDS = 8
+"""So many kinds of calls are kept of a file, the newest."""
+
+NOT_THE_FILES = ("dtype", "device", "operations")
+"""What a configuration has that is no property of the model."""
+
+log = logging.getLogger(__name__)
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Answers for a class, the newest last. `kind` and `comfyui` are for those who read them."""
+
+    kind: str
+    comfyui: str
+    answers: tuple[Answer, ...] = ()
+
+    def found(self, kinds: Collection[CallKind]) -> Answer | None:
+        """The newest declaration that holds for all these kinds of calls."""
+        return next(
+            (each for each in reversed(self.answers) if each.declaration and not unlike(each.kinds, kinds)), None
+        )
+
+    def failed(self, kinds: Collection[CallKind]) -> Answer | None:
+        """The newest answer that says why none holds for all of these."""
+        return next((each for each in reversed(self.answers) if each.failure and not unlike(kinds, each.kinds)), None)
+
+    def with_answer(self, answer: Answer) -> Kept:
+        """With one more, and without those that it makes superfluous, or that are too many."""
+        others = [each for each in self.answers if each.declaration != answer.declaration]
+        same = [each for each in self.answers if answer.declaration and each.declaration == answer.declaration]
+        kinds = [kind for each in (*same, answer) for kind in each.kinds]
+        merged = msgspec.structs.replace(answer, kinds=tuple(dict.fromkeys(kinds))[-MOST_KINDS:])
+        answers = [*(others if answer.declaration else self.answers), merged]
+        while sum(len(each.kinds) for each in answers) > MOST_KINDS and len(answers) > 1:
+            answers = answers[1:]
+        return msgspec.structs.replace(self, answers=tuple(answers))
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """All that were proved for something, the newest first."""
+        return tuple(each.declaration for each in reversed(self.answers) if each.declaration)
+
+
+def unlike(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
+    """What the first of some kinds has that none of the known ones has, in words; empty where all are known."""
+    for kind in kinds:
+        found = [each.unlike(kind) for each in known]
+        if all(found):
+            return found[0] if found else "calls of any kind"
+    return ""
+
+
+def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[str, str]]) -> str:
+    """What an answer hangs on: the class, what ComfyUI has found the file to be, the class's sources, this pack, and torch."""
+    said = sorted((name, str(value)) for name, value in configuration.items() if name not in NOT_THE_FILES)
+    return "\n".join(["derived", kind, *map(str, (said, tuple(sources), code_digest(), torch.__version__))])
+
+
+def load(key: str, folder: Path | None = None) -> Kept | None:
+    """What is kept under a key; None if nothing is. A damaged file is left alone, and the log says so."""
+    path = _path(key, folder)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("Parallel: %s is ignored, as it cannot be read (%s).", path, error)
+        return None
+
+
+def save(key: str, kept: Kept, folder: Path | None = None) -> None:
+    """Keep it if that can be."""
+    path = _path(key, folder)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_suffix(f".{os.getpid()}-{id(kept)}")
+        own.write_bytes(msgspec.json.encode(kept))
+        own.replace(path)
+    except OSError as error:
+        log.warning("Parallel: what was derived cannot be kept (%s): it is derived again next time.", error)
+
+
+def all_kept(folder: Path | None = None) -> tuple[Kept, ...]:
+    """Of all classes of this machine."""
+    found = []
+    for path in sorted((folder or cache_folder()).glob("derived-*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Kept))
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return tuple(found)
+
+
+def _path(key: str, folder: Path | None) -> Path:
+    return (folder or cache_folder()) / f"derived-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

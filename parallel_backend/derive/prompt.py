@@ -1,0 +1,121 @@
+"""A prompt of the user's own, at any size: what a kind of call is derived for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .by_class import ByClass
+from .call_kind import CallKind, kind_of
+from .calls import FAILS, ModelCall, Sizes, Subject
+from .deriving import unit_of
+from .undescribed import Undescribed
+
+TEXT = "cross_attn"
+"""ComfyUI's name of a prompt's text."""
+
+SMALL_TEXT = 7
+"""Tokens of a text that is looked at first; where the model takes no such text, the prompt's own."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of ComfyUI's, by its own names, with the latent that it is for.
+
+    Attributes:
+        given: what nodes have put there; of tensors of fractions the values do not matter.
+        latent: the shape of that latent.
+        kind: of the call that ComfyUI makes of it.
+    """
+
+    given: Mapping[str, Any]
+    latent: tuple[int, ...]
+    kind: CallKind
+
+    @property
+    def text(self) -> int:
+        """How many tokens its text has."""
+        text = self.given.get(TEXT)
+        return text.shape[1] if isinstance(text, Tensor) and text.ndim == 3 else 0
+
+    def at(self, sizes: Sizes) -> dict[str, Any]:
+        """The same with another latent and another text."""
+        own = Sizes(self.latent[2:], self.text)
+        resized: dict[str, Any] = tree_map_only(Tensor, lambda each: _resized(each, own, sizes), dict(self.given))
+        return resized
+
+
+def subject_of_prompt(base: Any, prompt: Prompt) -> tuple[Subject, CallKind]:
+    """A small model with calls of a prompt's kind, and that kind with what goes with sizes.
+
+    Raises:
+        Undescribed: such calls cannot be made, or are of another kind than the prompt's.
+    """
+    made = ByClass(base)
+
+    def call(sizes: Sizes) -> ModelCall:
+        return made.call(sizes, prompt.at(sizes))
+
+    unit, several = unit_of(base.diffusion_model), len(prompt.latent) > 4 and prompt.latent[2] > 1
+    frames = (3 if several else 1,) if len(prompt.latent) > 4 else ()
+    failed = ""
+    for text in dict.fromkeys((min(SMALL_TEXT, prompt.text), prompt.text)):
+        for rows in (4, 18):
+            sizes = Sizes((*frames, rows * unit, (rows + 2) * unit), text)
+            try:
+                call(sizes).of(base.diffusion_model)
+                kinds = [_kind(made, prompt, each) for each in (sizes, *_others(sizes))]
+            except FAILS as error:
+                failed = failed or f"{type(error).__name__}: {error}".partition("\n")[0]
+                continue
+            kind = kinds[0].with_sizes(kinds[1:])
+            if strange := kind.unlike(prompt.kind):
+                raise Undescribed(f"no small call has {strange}")
+            return Subject(base.diffusion_model, call, sizes, batches=True), kind
+    raise Undescribed(f"its forward fails on every small call of this prompt ({failed})")
+
+
+def _kind(made: ByClass, prompt: Prompt, sizes: Sizes) -> CallKind:
+    return kind_of(made.latent(sizes), made.conditioning(sizes, prompt.at(sizes)))
+
+
+def _others(sizes: Sizes) -> list[Sizes]:
+    """Of another picture, and of another text."""
+    *frames, height, width = sizes.picture
+    more = [each + 2 if each > 1 else each for each in frames]
+    return [Sizes((*more, height + 8, width + 4), sizes.text), Sizes(sizes.picture, sizes.text + 2)]
+
+
+def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
+    """Its last dimensions, if they are so many times the latent's; its second, if it is the text's."""
+    shape, dims = list(tensor.shape), len(own.picture)
+    high, wide = own.picture[-2:]
+    times = {size / was for size, was in zip(shape[-2:], (high, wide), strict=True)} if len(shape) > 3 else {0.0}
+    if len(times) == 1 and (each := times.pop()) >= 1 and each == int(each):
+        shape[-2:] = [int(each) * size for size in sizes.picture[-2:]]
+        if dims == 3 and len(shape) > 4 and shape[-3] == own.picture[0]:
+            shape[-3] = sizes.picture[0]
+    elif len(shape) in (2, 3) and own.text and shape[1] == own.text:
+        shape[1] = sizes.text
+    for dim, (was, size) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if size != was:  # masks go on hiding what they hide, and words stay words
+            tensor = tensor.index_select(dim, torch.arange(size) * was // size)
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+    return tensor if _says_something(tensor) else _drawn(tensor)
+
+
+def _says_something(tensor: Tensor) -> bool:
+    """Whether its values may matter, as masks', words' and single numbers' do."""
+    return not tensor.is_floating_point() or tensor.ndim < 2 or bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def _drawn(tensor: Tensor) -> Tensor:
+    """Normal numbers of its shape in fp32: those of a large model's text are as large as they like."""
+    generator = torch.Generator().manual_seed(tensor.numel())
+    return torch.randn(tensor.shape, generator=generator)

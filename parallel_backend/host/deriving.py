@@ -1,0 +1,168 @@
+"""Having a child derive how to spread a class that nobody declared, and keeping what it found."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ..derive.asked import ANSWER, Answer, ask
+from ..derive.call_kind import CallKind
+from ..derive.kept import Kept, load, save, unlike
+from ..derive.prompt import Prompt
+from ..derived import Declaration
+from .proofs import Child
+
+MEMORY = 8 << 30
+"""Bytes that the child and its ranks may take together at most; half of what is free if that is less."""
+
+WEIGHTS = 0.6
+"""Of that, for the small model's weights."""
+
+PLAN = 0.2
+"""Of the time, for the proof of one plan."""
+
+LOOK = 0.05
+"""Seconds between two looks at Cancel."""
+
+COMMAND = "parallel_backend.derive.answer"
+
+log = logging.getLogger(__name__)
+
+
+class Derivation:
+    """One class with one configuration: what is known of how to spread it, and who finds out more.
+
+    Args:
+        key: what that hangs on; see `derive/kept.py`.
+        kind: the class's name.
+        file: one of its files.
+        folder: ComfyUI's.
+        comfyui: its version.
+        seconds: how long a child may take.
+        kept_in: where answers are kept; by default the cache folder.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        kind: str,
+        file: str,
+        folder: str,
+        comfyui: str,
+        seconds: float,
+        kept_in: Path | None = None,
+    ) -> None:
+        self._seconds = seconds
+        self._key, self._file, self._folder, self._kept_in = key, file, folder, kept_in
+        self._kind = kind
+        self._kept = load(key, kept_in) or Kept(kind, comfyui)
+        self._trouble: Answer | None = None
+        self._running: tuple[CallKind, ...] = ()
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._news: list[Answer] = []
+
+    def found(self, kinds: Sequence[CallKind]) -> Answer | None:
+        """The declaration that was proved for all these kinds of calls; None if there is none yet."""
+        with self._changed:
+            return self._kept.found(kinds)
+
+    def failed(self, kinds: Sequence[CallKind]) -> str:
+        """Why there is none for these; empty while that is not known."""
+        with self._changed:
+            answer = self._kept.failed(kinds)
+            if answer is None and self._trouble is not None and not unlike(self._trouble.kinds, kinds):
+                answer = self._trouble
+            return answer.failure if answer else ""
+
+    def known(self) -> tuple[CallKind, ...]:
+        """All kinds of calls that something was proved for."""
+        with self._changed:
+            return tuple(kind for each in self._kept.answers if each.declaration for kind in each.kinds)
+
+    def news(self) -> list[Answer]:
+        """What was found since this was last asked."""
+        with self._changed:
+            news, self._news = self._news, []
+            return news
+
+    def begin(self, prompts: Sequence[Prompt]) -> bool:
+        """Have a child derive for these prompts, unless one is at work; whether it works for them."""
+        kinds = tuple(prompt.kind for prompt in prompts)
+        with self._changed:
+            if self._running:
+                return not unlike(self._running, kinds)
+            self._running, self._stopped = kinds, False
+            known = self._kept.declarations
+        threading.Thread(target=self._derive, args=(prompts, known), daemon=True).start()
+        return True
+
+    def wait(self, prompts: Sequence[Prompt], cancelled: Callable[[], bool]) -> None:
+        """Wait until it is known whether these kinds of calls can be spread; where `cancelled` says so, end the child."""
+        kinds = [prompt.kind for prompt in prompts]
+        while not (self.found(kinds) or self.failed(kinds)):
+            self.begin(prompts)
+            with self._changed:
+                self._changed.wait(LOOK)
+            if cancelled():
+                self.stop()
+                return
+
+    def stop(self) -> None:
+        """End the child, if one is at work, and wait until it has ended."""
+        with self._changed:
+            self._stopped = True
+            while self._running:
+                self._changed.wait(LOOK)
+
+    def _derive(self, prompts: Sequence[Prompt], known: Sequence[Declaration]) -> None:
+        """In a thread."""
+        kinds = tuple(prompt.kind for prompt in prompts)
+        answer: Answer | None = Answer(0.0, kinds=kinds, failure="its process failed")
+        try:
+            answer = self._answer(prompts, known)
+        except Exception as error:  # of whatever the prompts hold, or of the system
+            answer = Answer(0.0, kinds=kinds, failure=str(error).rstrip("."))
+        finally:
+            with self._changed:
+                self._running = ()
+                if answer is not None:
+                    self._take(answer)
+                self._changed.notify_all()
+
+    def _answer(self, prompts: Sequence[Prompt], known: Sequence[Declaration]) -> Answer | None:
+        """The child's; None where it was stopped."""
+        kinds = tuple(prompt.kind for prompt in prompts)
+        memory = min(MEMORY, psutil.virtual_memory().available // 2)
+        with tempfile.TemporaryDirectory(prefix="parallel-derive-") as folder:
+            ask(Path(folder), self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
+            child = Child(self._folder, [COMMAND, folder], 1, self._seconds, memory)
+            for line in child.lines(lambda: self._stopped):
+                log.info("Parallel: deriving %s took %.1f s and %d MiB", self._kind, line.seconds, line.memory >> 20)
+                if line.failure:
+                    return Answer(line.seconds, kinds=kinds, failure=line.failure)
+                answer = ANSWER.decode(line.said)
+                return answer if answer.declaration else msgspec.structs.replace(answer, kinds=kinds)
+        return None
+
+    def _take(self, answer: Answer) -> None:
+        if not answer.declaration and not answer.lasting:
+            self._trouble = answer
+            log.info("Parallel: %s was not derived: %s", self._kind, answer.failure)
+            return
+        self._kept = (load(self._key, self._kept_in) or self._kept).with_answer(answer)
+        save(self._key, self._kept, self._kept_in)
+        if answer.declaration:
+            self._news.append(answer)
+            log.info(
+                "Parallel: new model %s: found out how to split it (%.0f s, once; %s): queue again",
+                self._kind, answer.seconds, answer.proof,
+            )  # fmt: skip
+        else:
+            log.info("Parallel: %s", answer.failure)

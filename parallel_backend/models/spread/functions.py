@@ -1,0 +1,56 @@
+"""Functions of a declaration that are data, so that it can be kept and sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .declaration import Attention
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Of a model: the same for all."""
+
+    value: Any
+
+    def __call__(self, model: Any) -> Any:
+        """That."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class StartAt:
+    """Where a run of tokens begins: always at this place."""
+
+    place: int
+
+    def __call__(self, length: int, picture: int) -> int:
+        """That."""
+        return self.place
+
+
+@dataclass(frozen=True)
+class LengthLess:
+    """Where a run of tokens begins that ends with its stream: its length less the picture's tokens, padded to a multiple."""
+
+    multiple: int
+
+    def __call__(self, length: int, picture: int) -> int:
+        """Of a stream of `length` tokens of which `picture` are the picture's."""
+        return length - -(-picture // self.multiple) * self.multiple
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The attentions of a block: one kind's where it has a submodule of this name, else the other's."""
+
+    mark: str
+    having: tuple[Attention, ...]
+    without: tuple[Attention, ...]
+
+    def __call__(self, block: nn.Module) -> tuple[Attention, ...]:
+        """Those of one block."""
+        return self.having if self.mark in dict(block.named_modules()) else self.without

@@ -1,0 +1,81 @@
+"""What the process answers that derives for a graph: of a file and the graph's own prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.derive.answer import answer
+from parallel_backend.derive.asked import Answer, ask
+from parallel_backend.derive.by_class import ByClass
+from parallel_backend.derive.call_kind import kind_of
+from parallel_backend.derive.calls import Sizes
+from parallel_backend.derive.prompt import Prompt
+from parallel_backend.derive.small import small_of
+from parallel_backend.models.comfyui.importing import import_comfyui
+from tests.selection import thorough
+from tests.tiny_comfy import TINY, save_tiny
+from tests.tiny_models import draw
+
+NAME = "causal_wan"
+LIMIT = 4e9
+SECONDS = 120.0
+
+
+def prompt_of(file: Path, tokens: int, **more: Any) -> Prompt:
+    """As ComfyUI makes a prompt's call of the file's class, in the tests' own size."""
+    import_comfyui()
+    shape = TINY[NAME].latent
+    given: Mapping[str, Any] = {"cross_attn": draw(1, tokens, TINY[NAME].text, seed=tokens), **more}
+    base = ByClass(small_of(file, LIMIT).base)
+    sizes = Sizes(tuple(shape[1:]), tokens)
+    return Prompt(given, (1, *shape), kind_of(base.latent(sizes), base.conditioning(sizes, given)))
+
+
+def answered(folder: Path, file: Path, *prompts: Prompt, known: Answer | None = None) -> Answer:
+    declarations = [known.declaration] if known is not None and known.declaration is not None else []
+    ask(folder, str(file), prompts, declarations, LIMIT, SECONDS)
+    return answer(folder)
+
+
+@thorough
+def test_a_graphs_own_call_is_derived_and_another_kind_is_tried_with_what_is_known(tmp_path: Path) -> None:
+    file = save_tiny(tmp_path, NAME)
+    first = answered(tmp_path, file, prompt_of(file, 7), prompt_of(file, 4))
+    assert first.failure == ""
+    assert first.declaration is not None
+    assert not first.declaration.whole_picture
+    assert not first.kinds[0].unlike(prompt_of(file, 12).kind)
+    again = answered(tmp_path, file, prompt_of(file, 9), known=first)
+    assert again.declaration == first.declaration
+    assert again.seconds < first.seconds
+
+
+@thorough
+def test_a_kind_of_call_that_cannot_be_made_small_is_named(tmp_path: Path) -> None:
+    file = save_tiny(tmp_path, NAME)
+    prompt = prompt_of(file, 7)
+    strange = Prompt(prompt.given, prompt.latent, kind_of(torch.zeros(1, 16, 1, 8, 10), _conditioning(prompt)))
+    found = answered(tmp_path, file, strange)
+    assert found.declaration is None
+    assert found.lasting
+    assert found.failure.startswith("no small call has x in the conditioning")
+
+
+def _conditioning(prompt: Prompt) -> Any:
+    from parallel_backend.conditioning import Conditioning
+
+    return Conditioning({"context": prompt.given["cross_attn"]})
+
+
+@pytest.mark.parametrize("size", [1e3])
+def test_a_class_that_is_too_large_is_no_lasting_answer(tmp_path: Path, size: float) -> None:
+    file = save_tiny(tmp_path, NAME)
+    ask(tmp_path, str(file), [prompt_of(file, 7)], [], size, SECONDS)
+    found = answer(tmp_path)
+    assert "is too large to derive" in found.failure
+    assert not found.lasting

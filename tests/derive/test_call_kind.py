@@ -1,0 +1,112 @@
+"""Kinds of calls: what tells them apart, what does not, and what is kept of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.conditioning import Conditioning
+from parallel_backend.derive.asked import Answer
+from parallel_backend.derive.call_kind import CallKind, kind_of
+from parallel_backend.derive.kept import MOST_KINDS, Kept, all_kept, load, save, unlike
+from parallel_backend.models.spread.data import data_of
+from tests.derive.test_data import FOUND
+from tests.tiny_models import draw
+
+DATA = data_of(FOUND)
+
+
+def kind(text: int = 7, size: int = 8, frames: int = 3, /, **more: object) -> CallKind:
+    tensors = {"context": draw(1, text, 16, seed=1), "mask": torch.ones(1, text)}
+    values = {"tokens": text, "scale": 1.5, "mode": "plain", "flag": False}
+    for name, value in more.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif value is None:
+            tensors.pop(name, None)
+            values.pop(name, None)
+        else:
+            values[name] = value  # type: ignore[assignment]
+    return kind_of(draw(1, 4, frames, size, size, seed=2), Conditioning(tensors, dict(values)))
+
+
+def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:
+    known = kind()
+    assert known.unlike(kind(9, 12, 5)) == "tokens in the conditioning (9 where it was 7)"
+    known = known.with_sizes([kind(9, 12, 5)])
+    assert known.sizes == ("tokens",)
+    assert not known.unlike(kind(11, 20, 7, scale=0.3))
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (kind(y=draw(1, 8, seed=3)), "y in the conditioning"),
+        (kind(mask=None), "conditioning without mask"),
+        (kind(mode="edit"), r"mode in the conditioning \(edit where it was plain\)"),
+        (kind(flag=True), r"flag in the conditioning \(True where it was False\)"),
+        (kind(flag=0), r"flag in the conditioning \(0 where it was False\)"),
+        (kind(context=draw(1, 2, 7, 16, seed=3)), r"context in the conditioning \(.*nxnxn where it was .*\)"),
+        (kind(context=torch.ones(1, 7, 16).long()), r"context in the conditioning \(whole"),
+        (kind(mask=torch.tensor([[1, 1, 0.0]])), r"mask in the conditioning \(fraction rowsxn, hiding some where"),
+        (kind(7, 8, 1), r"x in the conditioning \(fraction rowsxnx1xnxn where"),
+        (kind(tokens=None), "conditioning without tokens"),
+    ],
+)
+def test_another_kind_is_named(other: CallKind, what: str) -> None:
+    known = kind().with_sizes([kind(9, 12)])
+    assert re.fullmatch(f"{what}.*", known.unlike(other))
+    assert unlike([known], [known, other]) == unlike([known], [other])
+
+
+def proved(*kinds: CallKind) -> Answer:
+    return Answer(40.0, DATA, kinds, "ulysses 2 1.0e-07")
+
+
+def test_a_declaration_is_found_for_calls_that_it_was_proved_for_alone() -> None:
+    kept = Kept("Toy", "1.2").with_answer(proved(kind()))
+    assert kept.found([kind()]) is not None
+    assert kept.found([kind(), kind(flag=True)]) is None
+    kept = kept.with_answer(proved(kind(flag=True)))
+    assert len(kept.answers) == 1
+    assert kept.found([kind(), kind(flag=True)]) is not None
+
+
+def test_why_there_is_none_holds_for_these_calls_alone() -> None:
+    kept = Kept("Toy", "1.2").with_answer(proved(kind()))
+    kept = kept.with_answer(Answer(3.0, kinds=(kind(flag=True),), failure="it is not proved", lasting=True))
+    assert kept.found([kind()]) is not None
+    assert kept.failed([kind()]) is None
+    failed = kept.failed([kind(), kind(flag=True)])
+    assert failed is not None
+    assert failed.failure == "it is not proved"
+
+
+def test_no_more_kinds_are_kept_than_that() -> None:
+    kept = Kept("Toy", "1.2")
+    for number in range(2 * MOST_KINDS):
+        kept = kept.with_answer(proved(kind(mode=str(number))))
+    assert [len(each.kinds) for each in kept.answers] == [MOST_KINDS]
+    assert kept.found([kind(mode=str(2 * MOST_KINDS - 1))]) is not None
+    assert kept.found([kind(mode="0")]) is None
+
+
+def test_what_is_kept_is_read_again_and_damage_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load("some class", tmp_path) is None
+    kept = Kept("Toy", "1.2").with_answer(proved(kind()))
+    save("some class", kept, tmp_path)
+    assert load("some class", tmp_path) == kept
+    assert load("another class", tmp_path) is None
+    assert all_kept(tmp_path) == (kept,)
+    [path] = tmp_path.glob("derived-*.json")
+    path.write_bytes(path.read_bytes()[:-40])
+    with caplog.at_level(logging.WARNING):
+        assert load("some class", tmp_path) is None
+    assert f"{path} is ignored, as it cannot be read" in caplog.text
+    assert all_kept(tmp_path) == ()
+    save("some class", kept, tmp_path)
+    assert load("some class", tmp_path) == kept
