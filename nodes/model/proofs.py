@@ -58,7 +58,7 @@ class Proof:
     asked: Asked
     verdict: Verdict | None = None
     failure: str = ""
-    told: bool = False
+    said: bool = False
 
 
 class Proofs:
@@ -119,7 +119,7 @@ class Proofs:
             for proof in new:
                 self._proofs[proof.key] = proof
                 proof.verdict = found(proof.key, self._kept_in)
-                proof.told = proof.verdict is not None
+                proof.said = proof.verdict is not None
         missing = [proof for proof in new if proof.verdict is None]
         if missing:
             threading.Thread(target=self._prove, args=(missing,), daemon=True).start()
@@ -169,9 +169,9 @@ class Proofs:
                 f"({versions(self._tables)}).",
                 unspread=f"{kind} runs whole on one device: {of} gives another result of it on several, {fault}.",
             )
-        if proof.told:
+        if proof.said:
             return
-        proof.told = True
+        proof.said = True
         if proof.failure:
             yield (
                 f"Whether {kind} of {of} is right on several devices could not be checked here ({proof.failure}): compare a "

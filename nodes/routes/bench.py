@@ -21,15 +21,15 @@ import torch
 from comfy.cli_args import args
 from server import PromptServer
 
+from ...parallel_backend.bench.base_folder import GRAPH
 from ...parallel_backend.bench.cards import check_free
 from ...parallel_backend.bench.client import ComfyUIError, Graph
 from ...parallel_backend.bench.graphs import FOLDER, JOBS, NotMeasured, is_graph, put_aside, read_graph, staying, stock
 from ...parallel_backend.bench.measure import Steps
 from ...parallel_backend.bench.peaks import watched_gpus, watched_memory
-from ...parallel_backend.bench.places import GRAPH
 from ...parallel_backend.bench.record import Side, encoded, line
 from ...parallel_backend.bench.running import Running
-from ...parallel_backend.bench.sides import Bench, Place, file_of, plans_of, sides, started, usual_devices
+from ...parallel_backend.bench.sides import Bench, IdleServer, file_of, plans_of, sides, started, usual_devices
 from ...parallel_backend.doctor.observations import measured
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.gpus import ask_holders, visible_gpus
@@ -113,7 +113,7 @@ class BenchRoute:
                 self._report("measuring the links")
                 begun = started(bench, Path(folder_paths.base_path), measured(self._backend(), bench.most).machine)
                 (output / FOLDER).mkdir(exist_ok=True)
-                for record in sides(bench, begun, lambda: self._place(bench, client), self._report, self._show):
+                for record in sides(bench, begun, lambda: self._idle(bench, client), self._report, self._show):
                     file = file_of(record, output / FOLDER)
                     file.write_bytes(encoded(record))
                     shown = [SideStatus.of(side) for side in record.sides]
@@ -130,7 +130,7 @@ class BenchRoute:
             self.status = msgspec.structs.replace(self.status, doing="", said=said)
 
     @contextlib.contextmanager
-    def _place(self, bench: Bench, client: Running) -> Iterator[Place]:
+    def _idle(self, bench: Bench, client: Running) -> Iterator[IdleServer]:
         """This ComfyUI, when nothing is loaded. Raises NotMeasured, Refused, Cancelled."""
         if client.queued():
             raise Cancelled("a run was queued.")
@@ -142,7 +142,7 @@ class BenchRoute:
         own = [process.pid for process in (psutil.Process(), *psutil.Process().children(recursive=True))]
         check_free(bench.gpus, bench.used, ask_holders(), own)
         with watched_gpus(bench.names) if bench.used else watched_memory(itself=True) as peaks:
-            yield Place(client, peaks)
+            yield IdleServer(client, peaks)
 
     def _report(self, what: str) -> None:
         self.status = msgspec.structs.replace(self.status, doing=what)

@@ -27,14 +27,14 @@ from ..host import Backend, Deadlines
 from ..plan.__main__ import positive, size
 from ..plan.predict.measure import Machine
 from ..sprites import sprites
+from .base_folder import GRAPH, make_base
 from .cards import check_free
 from .graphs import NotMeasured, changed, read_graph, stock
 from .measure import in_a_bar
 from .peaks import watched_gpus, watched_memory
-from .places import GRAPH, make_base
 from .record import HEAD, Record, encoded, row, table
 from .server import Server
-from .sides import Bench, Place, file_of, plans_of, sides, started, usual_devices
+from .sides import Bench, IdleServer, file_of, plans_of, sides, started, usual_devices
 
 STARTING = 1800.0
 """Seconds that a ComfyUI may take to start: other packs install what they need."""
@@ -81,7 +81,7 @@ class Servers:
     folder: Path
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def idle(self) -> Iterator[IdleServer]:
         """A ComfyUI that has just started, and what it takes. Raises NotMeasured, ComfyUIError."""
         base = Path(tempfile.mkdtemp(dir=self.folder))
         make_base(base, self.comfyui, self.files)
@@ -91,7 +91,7 @@ class Servers:
         watched = watched_gpus(self.bench.names) if self.bench.used else watched_memory()
         args = (*without_gpu, *inputs, *self.arguments)
         with watched as peaks, Server(self.comfyui, base, args=args, patience=STARTING) as server:
-            yield Place(server, peaks)
+            yield IdleServer(server, peaks)
 
 
 def bench_of(options: argparse.Namespace) -> Bench:
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             servers = Servers(bench, options.comfyui, tuple(options.arguments), files, Path(folder))
             _say("measuring the links")
             begun = started(bench, options.comfyui, link_speeds(bench))
-            for record in sides(bench, begun, servers.place, _say, in_a_bar):
+            for record in sides(bench, begun, servers.idle, _say, in_a_bar):
                 file_of(record, options.out).write_bytes(encoded(record))
     except (NotMeasured, Refused) as error:
         print(f"python -m parallel_backend.bench: {error}", file=sys.stderr)

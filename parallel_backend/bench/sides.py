@@ -55,8 +55,8 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a side is measured: a ComfyUI that has nothing loaded, and the memory that is taken from now on."""
+class IdleServer:
+    """What a side is measured in: a ComfyUI that has nothing loaded, and the memory that is taken from now on."""
 
     client: Client
     peaks: Peaks
@@ -101,14 +101,14 @@ def started(bench: Bench, comfyui: Path, links: Machine | None) -> Record:
 def sides(
     bench: Bench,
     record: Record,
-    place: Callable[[], AbstractContextManager[Place]],
+    idle: Callable[[], AbstractContextManager[IdleServer]],
     say: Callable[[str], None],
     show: Show,
 ) -> Iterator[Record]:
     """The record after each side: stock ComfyUI, then each plan. A side that fails is in it with its reason.
 
     Args:
-        place: makes the place of one side, as often as there are sides.
+        idle: makes the server of one side, as often as there are sides.
         say: told what is done, in words.
         show: shows the steps of a job.
 
@@ -123,7 +123,7 @@ def sides(
         say(f"{name}: starting")
         peaks = Peaks()
         try:
-            with place() as at:
+            with idle() as at:
                 peaks = at.peaks
                 if not text:
                     stays = staying(bench.graph, _judge(at.client))

@@ -57,7 +57,7 @@ def answer(folder: Path) -> Answer:
     except Exception as error:  # whatever a class that nobody here has seen may raise
         return Answer(time.monotonic() - begun, failure=in_a_line(error))
     kinds = tuple(kind for _, kind in found)
-    return Answer(time.monotonic() - begun, derived.data, kinds, derived.proof.told())
+    return Answer(time.monotonic() - begun, derived.data, kinds, derived.proof.in_words())
 
 
 @torch.inference_mode()

@@ -40,7 +40,7 @@ def main(path: Path, limit: float) -> int:
     )
     print(source_of(name, derived.declaration, remarks), end="")
     plans = "every plan" if not derived.declaration.whole_picture else "every plan without PipeFusion"
-    print(f"{small.kind} was derived and proved for {plans}: {derived.proof.told()}.", file=sys.stderr)
+    print(f"{small.kind} was derived and proved for {plans}: {derived.proof.in_words()}.", file=sys.stderr)
     return 0
 
 

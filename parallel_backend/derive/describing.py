@@ -16,7 +16,7 @@ from .probing import Followed, Probe
 from .rules import is_run, shared_heads, starts
 from .tokens import NOTHING, Tokens
 from .undescribed import Undescribed
-from .values import opaque, tensors_in
+from .values import tensors_in, unreadable
 
 Place = tuple[str, int]
 """An argument, and which of its tensors."""
@@ -56,7 +56,7 @@ class Description:
         self._follows: dict[str, Followed] = {}
         site = sites[0]
         for name, value in site.run.values.items():
-            if unseen := opaque(value):
+            if unseen := unreadable(value):
                 raise Undescribed(f"{self.path} is given an object of the class {unseen} as {name}")
             found = [site.tokens.get((name, number)) for number in range(len(tensors_in(value)))]
             tokens = next(filter(None, found), None)

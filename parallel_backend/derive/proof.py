@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..models.comfyui.proof.prove import TOLERANCE
-from ..models.comfyui.proof.rank import Rank, plan_for, told, worst
+from ..models.comfyui.proof.rank import Rank, errors_of, plan_for, worst
 from ..models.comfyui.proof.ranks import RankFailed, in_a_line, run_in_turn
 from ..models.comfyui.small import Case
 from ..models.spread.declaration import Declaration
@@ -39,8 +39,8 @@ class Proof:
         """Whether these did."""
         return all(self.errors.get(plan, math.inf) <= TOLERANCE for plan in plans)
 
-    def told(self) -> str:
-        """In words."""
+    def in_words(self) -> str:
+        """Each plan and its error, or why it failed."""
         found = [f"{plan} {error:.1e}" for plan, error in self.errors.items()]
         return ", ".join([*found, *(f"{plan} failed ({why})" for plan, why in self.failures.items())])
 
@@ -87,4 +87,4 @@ def _on_rank(case: Case, plan: ResolvedPlan, expected: Tensor, _: int) -> bytes:
         os.open(os.devnull, os.O_WRONLY), 2
     )  # where a declaration is wrong, gloo may end a process with a page of words
     rank = Rank(case, plan)
-    return told([out for out in (rank.run(), rank.by_patch()) if out is not None], expected)
+    return errors_of([out for out in (rank.run(), rank.by_patch()) if out is not None], expected)

@@ -44,16 +44,16 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-def opaque(value: Any) -> str:
+def unreadable(value: Any) -> str:
     """The class of something in it that cannot be looked into; empty if all can."""
     if value is None or isinstance(value, (Tensor, *PLAIN)):
         return ""
     if isinstance(value, (list, tuple)):
-        return next(filter(None, map(opaque, value)), "")
+        return next(filter(None, map(unreadable, value)), "")
     if isinstance(value, Mapping):
-        return next(filter(None, map(opaque, value.values())), "")
+        return next(filter(None, map(unreadable, value.values())), "")
     if is_dataclass(value) and not isinstance(value, type):
-        return next(filter(None, (opaque(getattr(value, each.name)) for each in fields(value))), "")
+        return next(filter(None, (unreadable(getattr(value, each.name)) for each in fields(value))), "")
     return type(value).__name__
 
 

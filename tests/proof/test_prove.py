@@ -17,7 +17,7 @@ from torch import Tensor
 from parallel_backend.models.comfyui.content.sources import AROUND, sources_of
 from parallel_backend.models.comfyui.content.tested import same_files, tables
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE, prove
-from parallel_backend.models.comfyui.proof.rank import told, worst
+from parallel_backend.models.comfyui.proof.rank import errors_of, worst
 from parallel_backend.models.comfyui.small import SMALL, Builder, small
 from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases, cases_of
 from parallel_backend.models.declared import DECLARATIONS
@@ -144,4 +144,7 @@ def test_a_class_that_is_written_otherwise_and_does_the_same_is_right(monkeypatc
 def test_what_is_no_number_is_the_largest_error() -> None:
     """Whichever rank it comes from, and whatever stands before it."""
     right, expected = torch.ones(2, 3), torch.ones(2, 3)
-    assert worst([told([right], expected), told([right * math.nan], expected), told([right], expected)]) == math.inf
+    assert (
+        worst([errors_of([right], expected), errors_of([right * math.nan], expected), errors_of([right], expected)])
+        == math.inf
+    )

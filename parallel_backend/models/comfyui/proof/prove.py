@@ -11,7 +11,7 @@ from torch import Tensor
 from ....plan import ResolvedPlan
 from ..small.case import Case
 from .pairs import Pair, rows_of_a_batch, two_prompts
-from .rank import Rank, plan_for, told, worst
+from .rank import Rank, errors_of, plan_for, worst
 from .ranks import run_in_turn
 
 RANKS = 3
@@ -35,7 +35,7 @@ class Split:
 
     def work(self, rank: int) -> bytes:
         """A rank's errors."""
-        return told(self.on_rank(rank), self.expected[rank : rank + 1] if self.rows else self.expected)
+        return errors_of(self.on_rank(rank), self.expected[rank : rank + 1] if self.rows else self.expected)
 
 
 @torch.no_grad()

@@ -101,13 +101,13 @@ def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
     return msgspec.structs.replace(in_rows(ParallelPlan(), devices), **{**stated, **fields})
 
 
-def told(outs: Iterable[Tensor], expected: Tensor) -> bytes:
+def errors_of(outs: Iterable[Tensor], expected: Tensor) -> bytes:
     """A rank's errors, for `worst`."""
     return msgspec.msgpack.encode([error_of(out, expected) for out in outs])
 
 
 def worst(ranks: Iterable[bytes]) -> float:
-    """The largest error that ranks told.
+    """The largest error of all ranks.
 
     Raises:
         RuntimeError: none has a result.

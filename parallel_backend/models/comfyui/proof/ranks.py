@@ -37,8 +37,8 @@ class RankFailed(RuntimeError):
         line: the error of one that did not just lose another.
     """
 
-    def __init__(self, line: str, told: Sequence[str]) -> None:
-        super().__init__("\n".join(told))
+    def __init__(self, line: str, output: Sequence[str]) -> None:
+        super().__init__("\n".join(output))
         self.line = line
 
 
@@ -47,7 +47,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
     results: list[bytes]
     error: str = ""
-    told: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def run_in_turn(
                 os.kill(fork.process, signal.SIGKILL)
                 os.waitpid(fork.process, 0)
                 os.close(fork.pipe)
-    failed = [f"rank {rank}: {answer.told or answer.error}" for rank, answer in answers.items() if answer.error]
+    failed = [f"rank {rank}: {answer.output or answer.error}" for rank, answer in answers.items() if answer.error]
     if failed:
         raise RankFailed(min((each.error for each in answers.values() if each.error), key=_follows_another), failed)
     return [[answers[rank].results[run] for rank in range(size)] for run, (size, _) in enumerate(runs)]
@@ -121,9 +121,9 @@ def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _Answer]:
     return answers
 
 
-def _decoded(told: bytes) -> _Answer:
+def _decoded(output: bytes) -> _Answer:
     try:
-        return msgspec.msgpack.decode(told, type=_Answer)
+        return msgspec.msgpack.decode(output, type=_Answer)
     except msgspec.MsgspecError:
         return _Answer([], ENDED)
 
