@@ -39,15 +39,16 @@ export function inOrder(templates, pack, order) {
 }
 
 /**
- * What shows descriptions in the place of those on the cards.
+ * What shows descriptions in the place of those on the cards, or below the titles of cards that have none.
  *
  * @param {Readonly<Record<string, string>>} descriptions by the templates' names
  * @returns {string}
  */
 export function styleOf(descriptions) {
   const rules = Object.entries(descriptions).map(([name, description]) => {
-    const text = `[data-testid=${JSON.stringify(`template-workflow-${name}`)}] p`;
-    return `${text} { font-size: 0 } ${text}::after { content: ${JSON.stringify(description)}; font-size: 0.875rem }`;
+    const card = `[data-testid=${JSON.stringify(`template-workflow-${name}`)}]`;
+    const after = `::after { content: ${JSON.stringify(description)}; font-size: 0.875rem }`;
+    return `${card} p { font-size: 0 } ${card} p${after} ${card}:not(:has(p)) :has(> h3)${after}`;
   });
   return rules.join("\n");
 }

@@ -104,7 +104,7 @@ class Undeclared:
             remote, self._kinds = self._spread_by(answer.declaration), answer.kinds
             took = [
                 f"New model: found out how to split it ({each.seconds:.0f} s, once)."
-                for each in self._derivation.news()
+                for each in self._derivation.new_answers()
             ]
             if self.whole.wish.compiler:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")

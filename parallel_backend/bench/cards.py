@@ -95,10 +95,10 @@ def driver(root: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 def commit(pack: Path = PACK) -> str:
     """The pack's commit, with a + behind it where files differ from it; without git what its code digests to."""
-    told = _git(pack, "log", "-1", "--format=%h")
-    if not told:
+    short_hash = _git(pack, "log", "-1", "--format=%h")
+    if not short_hash:
         return f"code {code_digest()}"
-    return told + ("+" if _git(pack, "status", "--porcelain", "--untracked-files=no") else "")
+    return short_hash + ("+" if _git(pack, "status", "--porcelain", "--untracked-files=no") else "")
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -225,11 +225,11 @@ def _resize(graph: Graph, size: tuple[int, int, int]) -> None:
 
 
 def _set_steps(graph: Graph, steps: int) -> None:
-    told = [(inputs, key) for inputs, key in _values(graph, ("steps",)) if inputs[key] > 0]
-    if not told:
+    counts = [(inputs, key) for inputs, key in _values(graph, ("steps",)) if inputs[key] > 0]
+    if not counts:
         raise NotMeasured("No node of the graph has its steps as a value: set their number in the graph itself.")
-    before = max(inputs[key] for inputs, key in told)
-    for inputs, key in told:
+    before = max(inputs[key] for inputs, key in counts)
+    for inputs, key in counts:
         inputs[key] = round(inputs[key] * steps / before)
     for inputs, key in _values(graph, ("start_at_step", "end_at_step")):
         if inputs[key] < ALL_STEPS:

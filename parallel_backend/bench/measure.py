@@ -75,15 +75,15 @@ def measure(
     error = error_of(latent, beside) if devices and beside is not None else None
     if error is not None and not math.isfinite(error):
         raise ComfyUIError(f"{name}: the latent has another shape than stock ComfyUI's, or holds what is no number")
-    told = _outcomes(client, then, names)
+    outcomes = _outcomes(client, then, names)
     side = Side(
         name=name,
         devices=devices,
-        plan=", ".join(dict.fromkeys(each["plan"] for each in told)),
+        plan=", ".join(dict.fromkeys(each["plan"] for each in outcomes)),
         step=pace(step_times(then, names)),
         first=phases(first, names),
         then=phases(then, names),
-        sent=sum(each["sent"] for each in told),
+        sent=sum(each["sent"] for each in outcomes),
         error=error,
     )
     return Measured(side, latent)
@@ -146,5 +146,5 @@ def phases(run: Run, names: Collection[str]) -> Phases:
 def _outcomes(client: Client, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
     """What this pack says of each sampler's run (parallel_backend/host/runs/outcome.py); nothing for stock ComfyUI."""
     extra = client.history(run.prompt_id)["prompt"][3]
-    told = extra.get("parallel", {})
-    return [told[name] for name in names if name in told]
+    published = extra.get("parallel", {})
+    return [published[name] for name in names if name in published]

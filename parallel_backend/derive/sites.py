@@ -129,9 +129,9 @@ def _changes(base: Mapping[str, Run], runs: Mapping[str, Run]) -> dict[Placed, T
     return changed
 
 
-def _block(within: Sequence[str], lists: set[str]) -> str:
+def _block(parents: Sequence[str], lists: set[str]) -> str:
     """The outermost member of a list, or, in none, the outermost module."""
-    return next((path for path in within if path.rpartition(".")[0] in lists), within[0])
+    return next((path for path in parents if path.rpartition(".")[0] in lists), parents[0])
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Derivation:
         self._running: tuple[CallKind, ...] = ()
         self._stopped = False
         self._changed = threading.Condition()
-        self._news: list[Answer] = []
+        self._new: list[Answer] = []
 
     def found(self, kinds: Sequence[CallKind]) -> Answer | None:
         """The declaration that was proved for all these kinds of calls; None if there is none yet."""
@@ -86,11 +86,11 @@ class Derivation:
         with self._changed:
             return tuple(kind for each in self._kept.answers if each.declaration for kind in each.kinds)
 
-    def news(self) -> list[Answer]:
+    def new_answers(self) -> list[Answer]:
         """What was found since this was last asked."""
         with self._changed:
-            news, self._news = self._news, []
-            return news
+            new, self._new = self._new, []
+            return new
 
     def begin(self, prompts: Sequence[Prompt]) -> bool:
         """Have a child derive for these prompts, unless one is at work; whether it works for them."""
@@ -159,7 +159,7 @@ class Derivation:
         self._kept = (load(self._key, self._kept_in) or self._kept).with_answer(answer)
         save(self._key, self._kept, self._kept_in)
         if answer.declaration:
-            self._news.append(answer)
+            self._new.append(answer)
             log.info(
                 "Parallel: new model %s: found out how to split it (%.0f s, once; %s): queue again",
                 self._kind, answer.seconds, answer.proof,

@@ -43,9 +43,9 @@ class Connections(Ranks):
         """The list; each rank of a shared card says that it is on a machine of its own, or NCCL refuses them."""
         if self.cuda and not self.apart:
             os.environ.update(ONE_CARD, NCCL_HOSTID=f"rank {self.rank}")
-        self.told = Path(os.environ.get("OUT") or tempfile.gettempdir(), f"nccl-{self.rank}.txt").absolute()
-        self.told.unlink(missing_ok=True)
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(self.told))
+        self.log = Path(os.environ.get("OUT") or tempfile.gettempdir(), f"nccl-{self.rank}.txt").absolute()
+        self.log.unlink(missing_ok=True)
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(self.log))
         super().run()
 
     def checks(self) -> Sequence[Work]:
@@ -156,11 +156,11 @@ class Connections(Ranks):
 
     def ways(self) -> None:
         """The transports that NCCL has told of; its lines stay with the report."""
-        found = transports(self.told.read_text()) if self.told.exists() else {}
+        found = transports(self.log.read_text()) if self.log.exists() else {}
         text = ", ".join(f"{way} on {count} channels" for way, count in found.items())
         self.say("NCCL's transports", None, text or "NCCL has told of none")
 
 
-def transports(told: str) -> dict[str, int]:
+def transports(log: str) -> dict[str, int]:
     """By which way how many channels go, from what NCCL logs (NCCL_DEBUG=INFO)."""
-    return dict(Counter(re.findall(r"Channel \S+ : .* via (\S+)", told)))
+    return dict(Counter(re.findall(r"Channel \S+ : .* via (\S+)", log)))

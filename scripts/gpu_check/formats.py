@@ -160,10 +160,10 @@ class Formats(Bench):
         return layer.to(self.device)
 
 
-def stored(weight: Tensor, form: str, told: Mapping[str, Any]) -> dict[str, Tensor]:
+def stored(weight: Tensor, form: str, kept: Mapping[str, Any]) -> dict[str, Tensor]:
     """A layer's tensors in a format, by ComfyUI's own quantiser."""
     from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 
     mark = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
-    made = QuantizedTensor.from_float(weight, QUANT_ALGOS[form]["comfy_tensor_layout"], **told)
+    made = QuantizedTensor.from_float(weight, QUANT_ALGOS[form]["comfy_tensor_layout"], **kept)
     return {**made.state_dict(f"{LAYER}.weight"), f"{LAYER}.comfy_quant": mark}

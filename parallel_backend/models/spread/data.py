@@ -64,8 +64,8 @@ def _data(value: Any) -> Any:
         return tuple(map(_data, value))
     if is_dataclass(value) and not isinstance(value, type):
         said = {each.name: getattr(value, each.name) for each in fields(value)}
-        told = {each.name for each in fields(value) if not is_default(each, said[each.name])}
-        return DATA[type(value).__name__](**{name: _data(said[name]) for name in told})
+        needed = {each.name for each in fields(value) if not is_default(each, said[each.name])}
+        return DATA[type(value).__name__](**{name: _data(said[name]) for name in needed})
     return value
 
 

@@ -65,12 +65,12 @@ class FunctionOverride:
         Raises:
             Refused: a model's attention that it cannot answer on several ranks.
         """
-        told = {"attn_precision": attn_precision, **others}
+        keywords = {"attn_precision": attn_precision, **others}
         queries = [] if block is None else self._queries(block, attention, mask)
         if not queries or (self._mesh.sequence.size == 1 and all(map(self._here, queries))):
             return self._function(slice(0, heads), heads)(
                 kernel, q, k, v, heads, mask=None if isinstance(attention, Spread) else mask, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **told,
+                skip_output_reshape=skip_output_reshape, **keywords,
             )  # fmt: skip
         assert block is not None
         if not skip_reshape:
@@ -79,13 +79,13 @@ class FunctionOverride:
         if isinstance(attention, Spread):
             operands = shared_heads(self._call.layout, block, attention.kv_heads or heads, operands)
             mask = None
-        told = {"transformer_options": block.options, **told}
-        told.pop("enable_gqa", None)  # heads of keys and values are repeated before it is called
+        keywords = {"transformer_options": block.options, **keywords}
+        keywords.pop("enable_gqa", None)  # heads of keys and values are repeated before it is called
 
         def of_heads(run: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             out = self._function(run, heads)(
-                kernel, q, k, v, q.shape[1], mask=mask, skip_reshape=True, skip_output_reshape=True, **told
+                kernel, q, k, v, q.shape[1], mask=mask, skip_reshape=True, skip_output_reshape=True, **keywords
             )
             return out.transpose(1, 2)
 
