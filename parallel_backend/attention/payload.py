@@ -30,7 +30,7 @@ class Payload(Protocol):
 
 
 class Exact:
-    """As it is."""
+    """The values themselves, in the dtype that attention computes with."""
 
     def packed(self, x: Tensor) -> Tensor:
         """The same tensor."""

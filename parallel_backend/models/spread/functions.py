@@ -17,7 +17,7 @@ class Constant:
     value: Any
 
     def __call__(self, model: Any) -> Any:
-        """That."""
+        """The value, whatever the model."""
         return self.value
 
 
@@ -28,7 +28,7 @@ class StartAt:
     place: int
 
     def __call__(self, length: int, picture: int) -> int:
-        """That."""
+        """The place, whatever the numbers of tokens."""
         return self.place
 
 
