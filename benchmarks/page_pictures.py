@@ -255,11 +255,11 @@ def main() -> None:
     line.add_argument("folder", type=Path)
     line.add_argument("--scenes", default=",".join(SCENES), help="which, with commas between them")
     line.add_argument("--url", default="", help="of a ComfyUI that runs already")
-    given = line.parse_args()
-    with server(given.url) as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
+    options = line.parse_args()
+    with server(options.url) as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
         expect.set_options(timeout=PATIENCE)
-        for scene in given.scenes.split(","):
-            photograph(page, scene, given.folder)
+        for scene in options.scenes.split(","):
+            photograph(page, scene, options.folder)
 
 
 if __name__ == "__main__":

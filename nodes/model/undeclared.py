@@ -177,11 +177,11 @@ def _prompts(run: SamplerRun) -> list[Prompt]:
     for entries in run.guider.conds.values():
         for entry in entries or ():
             kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype))
-            found.setdefault(kind, Prompt(_given(entry), tuple(run.noise.shape), kind))
+            found.setdefault(kind, Prompt(_entries(entry), tuple(run.noise.shape), kind))
     return [*found.values()]
 
 
-def _given(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _entries(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in OF_THE_SAMPLER and value is not None}
 
 

@@ -70,7 +70,7 @@ def ask(
     for number, prompt in enumerate(prompts):
         own: dict[str, Tensor] = {}
         values: dict[str, Value] = {}
-        for name, value in prompt.given.items():
+        for name, value in prompt.entries.items():
             flatten(name, value, own, values)
         tensors |= {f"{number}.{name}": tensor.contiguous().cpu().clone() for name, tensor in own.items()}
         calls.append(_Call(values, prompt.latent, prompt.kind))

@@ -66,8 +66,15 @@ class ByClass:
     def _found(self, sizes: Sizes, prompt: Mapping[str, Any]) -> dict[str, Any]:
         latent = self.latent(sizes)
         height, width = (8 * size for size in sizes.picture[-2:])
-        given = {"width": width, "height": height, "prompt_type": "positive", "seed": 0, "denoise_mask": None, **prompt}
+        entries = {
+            "width": width,
+            "height": height,
+            "prompt_type": "positive",
+            "seed": 0,
+            "denoise_mask": None,
+            **prompt,
+        }
         found: dict[str, Any] = self._base.extra_conds(
-            noise=latent, latent_image=latent, device=latent.device, latent_shapes=[latent.shape], **given
+            noise=latent, latent_image=latent, device=latent.device, latent_shapes=[latent.shape], **entries
         )
         return found

@@ -87,9 +87,9 @@ def unit_of(model: nn.Module) -> int:
     )
 
 
-def _sizes(given: Sizes, unit: int, factors: Sequence[int], text: int) -> Sizes:
+def _sizes(example: Sizes, unit: int, factors: Sequence[int], text: int) -> Sizes:
     """Even ones, of as many dimensions as are given; a single frame stays one."""
-    *frames, _, _ = given.picture
+    *frames, _, _ = example.picture
     return Sizes((*(factors[0] if each > 1 else 1 for each in frames), unit * factors[1], unit * factors[2]), text)
 
 

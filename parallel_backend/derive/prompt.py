@@ -28,25 +28,25 @@ class Prompt:
     """A prompt of ComfyUI's, by its own names, with the latent that it is for.
 
     Attributes:
-        given: what nodes have put there; of tensors of fractions the values do not matter.
+        entries: what nodes have put there; of tensors of fractions the values do not matter.
         latent: the shape of that latent.
         kind: of the call that ComfyUI makes of it.
     """
 
-    given: Mapping[str, Any]
+    entries: Mapping[str, Any]
     latent: tuple[int, ...]
     kind: CallKind
 
     @property
     def text(self) -> int:
         """How many tokens its text has."""
-        text = self.given.get(TEXT)
+        text = self.entries.get(TEXT)
         return text.shape[1] if isinstance(text, Tensor) and text.ndim == 3 else 0
 
     def at(self, sizes: Sizes) -> dict[str, Any]:
         """The same with another latent and another text."""
         own = Sizes(self.latent[2:], self.text)
-        resized: dict[str, Any] = tree_map_only(Tensor, lambda each: _resized(each, own, sizes), dict(self.given))
+        resized: dict[str, Any] = tree_map_only(Tensor, lambda each: _resized(each, own, sizes), dict(self.entries))
         return resized
 
 

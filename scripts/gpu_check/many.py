@@ -78,22 +78,22 @@ class Many(Ranks):
             return
         model, _ = self.model(self.name)
         sides = request(JOBS[self.name], self.plan(self.name, {"cfg": 2}), self.computes_in)
-        given = self.tensors(self.name, SHORT, sides=2)
-        given["prompt.1.context"] = given["prompt.1.context"][:, :-UNEQUAL]
-        given["x"] = torch.cat([given["x"], given["x"].flip(-1)])
-        expected = self.once(sides, self.plan(self.name), model, given)
+        tensors = self.tensors(self.name, SHORT, sides=2)
+        tensors["prompt.1.context"] = tensors["prompt.1.context"][:, :-UNEQUAL]
+        tensors["x"] = torch.cat([tensors["x"], tensors["x"].flip(-1)])
+        expected = self.once(sides, self.plan(self.name), model, tensors)
         for axis in ("cfg", "data"):
             plan = self.plan(self.name, {axis: 2, "ulysses": self.ranks // 2})
-            found = self.once(sides, plan, model, given)
+            found = self.once(sides, plan, model, tensors)
             if found is not None:
                 assert expected is not None
                 error = error_of(found, expected)
                 self.say(f"prompts of two lengths, {plan.degrees}", error < self.tolerance, f"error {error:.1e}")
 
-    def once(self, sides: Sample, plan: ResolvedPlan, model: Any, given: Mapping[str, Tensor]) -> Tensor | None:
+    def once(self, sides: Sample, plan: ResolvedPlan, model: Any, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """What a plan makes of a request, on the rank that has it."""
         rank = LoneRank(self.device, Meter(device=self.device), model)
-        sample(rank, msgspec.structs.replace(sides, plan=plan), dict(given))  # type: ignore[arg-type]
+        sample(rank, msgspec.structs.replace(sides, plan=plan), dict(tensors))  # type: ignore[arg-type]
         return rank.answer.get("result")
 
     def free(self) -> int:

@@ -230,10 +230,10 @@ class One(Bench):
         patcher = comfy.sd.load_diffusion_model_state_dict(dict(model.module.state_dict()), model_options=options)
         if compiler:
             patcher = TorchCompileModel.execute(patcher, compiler).result[0]
-        given = self.tensors(name, 1)
-        text, pooled, guidance = (given[f"prompt.0.{key}"] for key in ("context", "y", "guidance"))
+        tensors = self.tensors(name, 1)
+        text, pooled, guidance = (tensors[f"prompt.0.{key}"] for key in ("context", "y", "guidance"))
         prompt = [[text, {"pooled_output": pooled, "guidance": float(guidance)}]]
-        noise, sampler = given["x"].cpu(), comfy.samplers.sampler_object("euler")
+        noise, sampler = tensors["x"].cpu(), comfy.samplers.sampler_object("euler")
 
         def run(steps: int, on_step: Work) -> Tensor:
             found = comfy.sample.sample_custom(

@@ -59,7 +59,7 @@ def test_a_graphs_own_call_is_derived_and_another_kind_is_tried_with_what_is_kno
 def test_a_kind_of_call_that_cannot_be_made_small_is_named(tmp_path: Path) -> None:
     file = save_tiny(tmp_path, NAME)
     prompt = prompt_of(file, 7)
-    strange = Prompt(prompt.given, prompt.latent, kind_of(torch.zeros(1, 16, 1, 8, 10), _conditioning(prompt)))
+    strange = Prompt(prompt.entries, prompt.latent, kind_of(torch.zeros(1, 16, 1, 8, 10), _conditioning(prompt)))
     found = answered(tmp_path, file, strange)
     assert found.declaration is None
     assert found.lasting
@@ -69,7 +69,7 @@ def test_a_kind_of_call_that_cannot_be_made_small_is_named(tmp_path: Path) -> No
 def _conditioning(prompt: Prompt) -> Any:
     from parallel_backend.conditioning import Conditioning
 
-    return Conditioning({"context": prompt.given["cross_attn"]})
+    return Conditioning({"context": prompt.entries["cross_attn"]})
 
 
 @pytest.mark.parametrize("size", [1e3])
