@@ -17,6 +17,7 @@ FLOORS = (
     ("derived",),
     (
         "errors",
+        "cache",
         "diffusion",
         "distance",
         "gpus",

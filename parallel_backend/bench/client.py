@@ -20,6 +20,11 @@ import aiohttp
 import requests
 from typing_extensions import Self
 
+from ..errors import Cancelled
+
+LOOK = 5.0
+"""Seconds without an event after which the queue is looked at: a job that is taken out of it never tells one."""
+
 Graph = dict[str, Any]
 """A graph in ComfyUI's API format: node id -> {"class_type", "inputs"}."""
 
@@ -112,6 +117,10 @@ class Client(ABC):
         """A message with what is known besides."""
         return f"{message}."
 
+    def _taken_out(self, prompt_id: str) -> bool:
+        """Whether somebody else has taken a graph out of the queue that has told nothing for LOOK seconds."""
+        return False
+
     @abstractmethod
     def folder(self, kind: str) -> Path:
         """Where this ComfyUI has what it calls `output` or `temp`."""
@@ -168,15 +177,19 @@ class Client(ABC):
     ) -> Run:
         """Wait for a submitted graph, calling `on_progress` in this thread at every step and `on_text` at every text.
 
-        Raises TimeoutError if it takes longer (it can then be waited for again), ComfyUIError if the server
-        dies.
+        Raises TimeoutError if it takes longer (it can then be waited for again), ComfyUIError if the server dies, Cancelled if
+        the graph was taken out of the queue.
         """
         run, events = self._runs[prompt_id]
         deadline = time.monotonic() + timeout
         while run.status == "pending":
             try:
-                event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+                event = events.get(timeout=min(LOOK, max(0.0, deadline - time.monotonic())))
             except Empty:
+                if self._taken_out(prompt_id):
+                    raise Cancelled("its job was taken out of the queue.") from None
+                if time.monotonic() < deadline:
+                    continue
                 raise TimeoutError(self._with_log(f"the graph was not done after {timeout:g} s")) from None
             match event.kind:
                 case "progress":

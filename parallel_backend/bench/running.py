@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from typing_extensions import Self
 
 from ..errors import Cancelled
-from .client import Client, Graph, Progress, Run, Text
-
-LOOK = 5.0
-"""Seconds after which the queue is looked at again: what is taken out of it never tells an event."""
+from .client import Client, Graph, Run
 
 ANSWER = 30.0
 """Seconds in which its events have to begin."""
@@ -31,6 +26,7 @@ class Running(Client):
         self.url = url
         self._output = output
         self._done: list[str] = []
+        self._gone: set[str] = set()
 
     def __enter__(self) -> Self:
         self._listen(ANSWER)
@@ -45,39 +41,20 @@ class Running(Client):
         assert kind == "output"
         return self._output
 
-    def queue(
-        self,
-        graph: Graph,
-        *,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_text: Callable[[Text], None] | None = None,
-        timeout: float = 120,
-    ) -> Run:
-        """As a client does, while no other job runs or waits. Raises Cancelled where one does, or where it is taken out."""
+    def _submit(self, graph: Graph) -> Run:
+        """As a client does, while no other job runs or waits. Raises Cancelled where one does."""
         if self.queued():
             raise Cancelled("a run was queued.")
-        return super().queue(graph, on_progress=on_progress, on_text=on_text, timeout=timeout)
+        run = super()._submit(graph)
+        self._done.append(run.prompt_id)
+        return run
 
-    def wait(
-        self,
-        prompt_id: str,
-        *,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_text: Callable[[Text], None] | None = None,
-        timeout: float = 120,
-    ) -> Run:
-        """As a client does. Raises Cancelled where the job is no longer in the queue and has told nothing."""
-        self._done.append(prompt_id)
-        deadline = time.monotonic() + timeout
-        while True:
-            gone = prompt_id not in self.queued()
-            try:
-                return super().wait(prompt_id, on_progress=on_progress, on_text=on_text, timeout=LOOK)
-            except TimeoutError:
-                if gone:
-                    raise Cancelled("its job was taken out of the queue.") from None
-                if time.monotonic() > deadline:
-                    raise
+    def _taken_out(self, prompt_id: str) -> bool:
+        """Whether it was gone when it was last looked at: its last events may have been on their way then."""
+        gone = prompt_id in self._gone
+        if prompt_id not in self.queued():
+            self._gone.add(prompt_id)
+        return gone
 
     def queued(self) -> set[str]:
         """The ids of all jobs that run or wait."""

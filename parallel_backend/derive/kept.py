@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +9,9 @@ from typing import Any
 import msgspec
 import torch
 
+from ..cache import Store
 from ..derived import Declaration
 from ..identity import code_digest
-from ..plan.predict.measure import cache_folder
 from .asked import Answer
 from .call_kind import CallKind
 
@@ -23,8 +20,6 @@ MOST_KINDS = 8
 
 NOT_THE_FILES = ("dtype", "device", "operations")
 """What a configuration has that is no property of the model."""
-
-log = logging.getLogger(__name__)
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,39 +72,19 @@ def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[
 
 
 def load(key: str, folder: Path | None = None) -> Kept | None:
-    """What is kept under a key; None if nothing is. A damaged file is left alone, and the log says so."""
-    path = _path(key, folder)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        log.warning("Parallel: %s is ignored, as it cannot be read (%s).", path, error)
-        return None
+    """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
+    return _store(folder).read(key)
 
 
 def save(key: str, kept: Kept, folder: Path | None = None) -> None:
     """Keep it if that can be."""
-    path = _path(key, folder)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = path.with_suffix(f".{os.getpid()}-{id(kept)}")
-        own.write_bytes(msgspec.json.encode(kept))
-        own.replace(path)
-    except OSError as error:
-        log.warning("Parallel: what was derived cannot be kept (%s): it is derived again next time.", error)
+    _store(folder).write(key, kept)
 
 
 def all_kept(folder: Path | None = None) -> tuple[Kept, ...]:
-    """Of all classes of this machine."""
-    found = []
-    for path in sorted((folder or cache_folder()).glob("derived-*.json")):
-        try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Kept))
-        except (OSError, msgspec.MsgspecError):
-            continue
-    return tuple(found)
+    """Of all classes of this machine, the newest last."""
+    return _store(folder).all()
 
 
-def _path(key: str, folder: Path | None) -> Path:
-    return (folder or cache_folder()) / f"derived-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+def _store(folder: Path | None) -> Store[Kept]:
+    return Store("derived", Kept, folder)

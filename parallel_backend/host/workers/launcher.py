@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...cache import cache_folder
 from ...comfyui_folder import ARGUMENTS, FOLDER
 from ...plan import ResolvedPlan
-from ...plan.predict.measure import cache_folder
 from ...wire.forking import log_path
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from ...wire.secret import VARIABLE as SECRET_FILE

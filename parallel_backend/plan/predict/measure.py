@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ...cache import Store
 from ...comm.device_events import DeviceEvents
 from ...transfers import pinned
 from ..plan import COMPILER
@@ -133,33 +132,27 @@ def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | 
     if before is not None:
         return before
     measured = find()
-    try:
-        _write(_file(key, kind, folder), msgspec.json.encode(measured))
-    except OSError:  # a read-only home: measure again next time
-        pass
+    _store(kind, folder).write(_key(key, kind), measured)
     return measured
 
 
 def kept(key: str, kind: type[Kept], folder: Path | None = None) -> Kept | None:
     """What was measured before under this key; None if nothing was, or what is there cannot be read."""
-    try:
-        return msgspec.json.decode(_file(key, kind, folder).read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def _file(key: str, kind: type[Kept], folder: Path | None) -> Path:
-    name = f"{kind.__name__}\n{key}"
-    file = f"{kind.__name__.lower()}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
-    return (cache_folder() if folder is None else folder) / file
+    return _store(kind, folder).read(_key(key, kind))
 
 
 def forget_all(folder: Path | None = None) -> None:
     """Forget all that was measured, so that it is measured anew when it is needed."""
-    folder = cache_folder() if folder is None else folder
-    for kind in (Machine, BlockTimes):
-        for path in folder.glob(f"{kind.__name__.lower()}-*.json"):
-            path.unlink(missing_ok=True)
+    _store(Machine, folder).forget()
+    _store(BlockTimes, folder).forget()
+
+
+def _store(kind: type[Kept], folder: Path | None) -> Store[Kept]:
+    return Store(kind.__name__.lower(), kind, folder)
+
+
+def _key(key: str, kind: type[Kept]) -> str:
+    return f"{kind.__name__}\n{key}"
 
 
 def machine_key(devices: Sequence[str], attention: str) -> str:
@@ -173,11 +166,6 @@ def machine_key(devices: Sequence[str], attention: str) -> str:
 def device_kind(device: str) -> str:
     """The name of a GPU's model, or the machine's for a CPU, or for a device of another machine."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.node()
-
-
-def cache_folder() -> Path:
-    """Where measurements are kept: in $XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
 
 
 def measured_profile(
@@ -274,11 +262,3 @@ def _host_seconds(work: Callable[[], object], device: torch.device, runs: int = 
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that others see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(data)
-    os.replace(partial, path)

@@ -1,0 +1,74 @@
+"""What was found out on this machine, kept on disk: a file of JSON for each thing, named by its key."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+Thing = TypeVar("Thing", bound=msgspec.Struct)
+
+log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """The pack's own in $XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
+
+
+class Store(Generic[Thing]):
+    """Things of one kind.
+
+    Args:
+        name: what the names of their files begin with.
+        kind: their class.
+        folder: where they are kept; by default the cache folder.
+    """
+
+    def __init__(self, name: str, kind: type[Thing], folder: Path | None = None) -> None:
+        self._name, self._kind, self._folder = name, kind, folder or cache_folder()
+
+    def read(self, key: str) -> Thing | None:
+        """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
+        return self._read(self._path(key))
+
+    def write(self, key: str, thing: Thing) -> None:
+        """Keep it if that can be: where the folder cannot be written to, it is found out again next time."""
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            own = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")  # so that nobody reads a part of it
+            own.write_bytes(msgspec.json.encode(thing))
+            own.replace(path)
+        except OSError as error:
+            log.info("Parallel: %s cannot be kept (%s).", path, error)
+
+    def all(self) -> tuple[Thing, ...]:
+        """All that can be read, the newest last."""
+        paths = sorted(self._paths(), key=lambda path: path.stat().st_mtime)
+        return tuple(thing for path in paths if (thing := self._read(path)) is not None)
+
+    def forget(self) -> None:
+        """Remove all of them."""
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        return [*self._folder.glob(f"{self._name}-*.json")]
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+    def _read(self, path: Path) -> Thing | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=self._kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("Parallel: %s is ignored, as it cannot be read (%s).", path, error)
+            return None
