@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,20 +13,13 @@ from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.known_machines import profile
-from tests.doctor.test_doctor import DERIVED, FAULTS, GOOD
-from tests.plan.test_cost import FLUX, JOB, plan, plans, with_memory
+from tests.doctor.machines import DERIVED, FAULTS, GOOD
+from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
+from tests.sentences import known
 
-WORDS = json.loads((Path(__file__).parents[1] / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]
-VALUE = re.compile(r"\{\w+\}")
 ALONE = "One device alone would be faster for this job: choose devices 0 in Parallel Plan."
 NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
 SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
-
-
-def known(text: str, *lists: str) -> bool:
-    """Whether each sentence of a text is in one of these lists, looked for as web/sentences.js does."""
-    patterns = [".+?".join(map(re.escape, VALUE.split(english))) for name in lists for english in WORDS[name]]
-    return all(any(re.fullmatch(each, part, re.S) for each in patterns) for part in re.split(r"(?<=\.)\s", text))
 
 
 @pytest.mark.parametrize(

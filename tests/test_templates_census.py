@@ -34,9 +34,9 @@ from benchmarks.templates import (
 from scripts.comfyui import REPO
 from tests.comfy_oracle import comfy_on_path
 from tests.comfyuis import is_listed, tell_new
-from tests.models.test_conformance import NEWER as NEWER_CLASS
-from tests.models.test_conformance import PAGE as MODELS
-from tests.models.test_conformance import ROW as CLASS
+from tests.models.page import NEWER as NEWER_CLASS
+from tests.models.page import PAGE as MODELS
+from tests.models.page import ROW as CLASS
 from tests.selection import thorough
 
 PAGE = REPO / "docs" / "templates.md"

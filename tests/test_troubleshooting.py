@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.test_refusals import PLANS
+from tests.host.refused_of_flux import PLANS
 from tests.nodes_module import nodes_module
 
 REPO = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ import torch
 
 from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.replay import Answer, Script
-from tests.denoise.test_samplers import (
+from tests.denoise.comparing import (
     SEED,
     TOLERANCE,
     RecordingModel,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +13,30 @@ from torch import Tensor
 from parallel_backend.denoise.noise import LatentNoise, whole
 from parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
 from parallel_backend.denoise.process import Diffusion, Flow, Process
-from parallel_backend.denoise.program import Program, encoded
-from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
-from tests.programs import FlowSampling, NoiseSampling, VelocitySampling, guider_of, recording, run_of
+from parallel_backend.denoise.replay import Answer, Script
+from tests.programs import FlowSampling, NoiseSampling, VelocitySampling, recording, run_of
 from tests.sampler_names import LOCAL, NOT_LOCAL
 from tests.selection import product
 
 import comfy.model_sampling  # isort: skip
 import comfy.samplers  # isort: skip
 from comfy.k_diffusion import sa_solver  # isort: skip
+from tests.denoise.comparing import (
+    CFG,
+    SEED,
+    TOLERANCE,
+    Model,
+    RecordingModel,
+    Run,
+    distance,
+    drive,
+    our_program,
+    sampler_of,
+    script,
+    sides_of,
+    smooth,
+    start_latent,
+)
 
 pytestmark = [
     # torchsde rounds the ends of its path and says so at every query that touches one, for ComfyUI too.
@@ -30,9 +45,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),  # ComfyUI's dpm_fast
 ]
 
-SEED = 1234
-CFG = 1.7
-TOLERANCE = 1e-6
 SCHEDULERS = ("simple", "karras", "normal", "beta", "sgm_uniform")
 STEP_COUNTS = (1, 2, 5, 20)
 
@@ -84,70 +96,11 @@ SAMPLINGS = {
 }
 
 
-class Call(NamedTuple):
-    x: Tensor
-    sigma: Tensor
-    step: int | None
-    denoised: Tensor
-
-
-class Run(NamedTuple):
-    calls: list[Call]
-    told: list[tuple[int, Tensor, Tensor]]
-    """Step, denoised and x."""
-    result: Tensor
-
-
-Model = Callable[[Tensor, Tensor], Tensor]
-
-
 def denoise(x: Tensor, sigma: Tensor) -> Tensor:
     """A smooth nonlinear element-wise model; `sigma` one a batch item. Above sigma 1 it sees a latent of unit size."""
     sigma = sigma.view(-1, *[1] * (x.ndim - 1))
     x, sigma = x / sigma.clamp(min=1), sigma.clamp(max=1)
     return 0.8 * torch.tanh((1.2 - sigma) * x) + 0.3 * torch.sin(2.5 * x + 3 * sigma)
-
-
-def smooth(x: Tensor, sigma: Tensor) -> Tensor:
-    """Element-wise without functions whose last bit depends on where in memory an element lies."""
-    return x * (1.1 - sigma.view(-1, *[1] * (x.ndim - 1))) / (1 + x * x)
-
-
-def sides_of(model: Model, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """Of two prompts."""
-    return model(x, sigma), 0.7 * model(x, sigma)
-
-
-class RecordingModel(comfy.samplers.KSamplerX0Inpaint):
-    """Stands where ComfyUI's samplers expect the guider with a mask around it, and writes down every call."""
-
-    def __init__(self, model_sampling: Any, sigmas: Tensor, model: Model, cfg: float = CFG) -> None:
-        super().__init__(guider_of(model_sampling, cfg), sigmas)
-        self._model = model
-        self.calls: list[Call] = []
-        self.told: list[tuple[int, Tensor, Tensor]] = []
-        self.inner_model.predict_noise = self._guided
-        self.inner_model.outer_predict_noise = self._guided
-
-    def _guided(self, x: Tensor, sigma: Tensor, model_options: Mapping[str, Any], seed: int) -> Tensor:
-        guider = self.inner_model
-        positive, negative = sides_of(self._model, x, sigma)
-        prompts = guider.conds["positive"], guider.conds["negative"]
-        if guider.cfg == 1.0 and not model_options.get("disable_cfg1_optimization"):
-            negative, prompts = torch.zeros_like(positive), (prompts[0], None)
-        denoised: Tensor = comfy.samplers.cfg_function(
-            guider.inner_model, positive, negative, guider.cfg, x, sigma, model_options, *prompts
-        )
-        self.calls.append(Call(x.clone(), sigma[0].clone(), None, denoised.clone()))
-        return denoised
-
-    def tell(self, report: Mapping[str, Any]) -> None:
-        self.calls[-1] = self.calls[-1]._replace(step=report["i"])
-        self.told.append((report["i"], report["denoised"].clone(), report["x"].clone()))
-
-
-def sampler_of(name: str, options: dict[str, Any]) -> Any:
-    return comfy.samplers.ksampler(name, options) if options else comfy.samplers.sampler_object(name)
 
 
 def comfy_run(
@@ -168,40 +121,6 @@ def comfy_run(
     return Run(recording.calls, recording.told, result)
 
 
-def drive(script: Script, steps: Steps, told: list[tuple[int, Tensor, Tensor]], model: Model) -> Run:
-    calls = []
-    with torch.inference_mode():
-        try:
-            call = next(steps)
-            for known in script.calls():
-                assert call.sigma.ndim == 0
-                assert torch.equal(call.sigma.nan_to_num(), known.sigma.nan_to_num())
-                positive, negative = sides_of(model, call.x, call.sigma * call.x.new_ones(len(call.x)))
-                denoised = negative + (positive - negative) * CFG
-                calls.append(Call(call.x.clone(), call.sigma, known.step if known.opens_step else None, denoised))
-                call = steps.send(Answer(denoised, (positive, negative)))
-        except StopIteration as end:
-            return Run(calls, told, end.value)
-    raise AssertionError("a program goes on after its last call")
-
-
-def script(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> tuple[Script, Tensor]:
-    """As a worker makes it of what came, and the sigmas with what the function wrote into them."""
-    run = run_of(sampler_of(name, options), model_sampling, sigmas, torch.empty_like(x), SEED, cfg=CFG)
-    recorded = recording("record").recorded(run)
-    if recorded.program is None:
-        raise ValueError(recorded.reason)
-    return script_of(encoded(recorded.program), x.ndim, len(sigmas), x.device), recorded.sigmas
-
-
-def our_program(program: Program, x: Tensor, rows: slice, model: Model) -> Run:
-    """What a program makes of some rows of a latent."""
-    made = Script(program, x.ndim, x.device)
-    told: list[tuple[int, Tensor, Tensor]] = []
-    noise = LatentNoise(tuple(x.shape), x.device, lambda draw: draw()[..., rows, :])
-    return drive(made, made.replay(x[..., rows, :], noise, lambda *each: told.append(each)), told, model)
-
-
 def our_run(
     name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor, model: Model = denoise
 ) -> Run:
@@ -211,12 +130,6 @@ def our_run(
     told: list[tuple[int, Tensor, Tensor]] = []
     steps = made.replay(x, LatentNoise(tuple(x.shape), x.device, whole), lambda *each: told.append(each))
     return drive(made, steps, told, model)
-
-
-def start_latent(model_sampling: Any, sigmas: Tensor, batch: int) -> Tensor:
-    generator = torch.Generator().manual_seed(SEED)
-    clean, noise = torch.randn(2, batch, 4, 6, 5, generator=generator)
-    return model_sampling.noise_scaling(sigmas[0], noise, 0.7 * clean)
 
 
 def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor]]:
@@ -230,13 +143,6 @@ def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor
             yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
     one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
     yield "5 steps without the last but one", torch.cat([one_more[:-2], one_more[-1:]])
-
-
-def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative L2, infinite where one is not finite and the other is."""
-    if torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num()):
-        return 0.0
-    return float(torch.nan_to_num((ours - theirs).norm() / theirs.norm(), nan=torch.inf))
 
 
 def worst(ours: Run, theirs: Run) -> float:

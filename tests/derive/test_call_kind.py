@@ -9,29 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.conditioning import Conditioning
 from parallel_backend.derive.asked import Answer
-from parallel_backend.derive.call_kind import CallKind, kind_of
+from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.kept import MOST_KINDS, Kept, all_kept, load, save, unlike
 from parallel_backend.models.spread.data import data_of
-from tests.derive.test_data import FOUND
+from tests.derive.found import FOUND, kind
 from tests.tiny_models import draw
 
 DATA = data_of(FOUND)
-
-
-def kind(text: int = 7, size: int = 8, frames: int = 3, /, **more: object) -> CallKind:
-    tensors = {"context": draw(1, text, 16, seed=1), "mask": torch.ones(1, text)}
-    values = {"tokens": text, "scale": 1.5, "mode": "plain", "flag": False}
-    for name, value in more.items():
-        if isinstance(value, torch.Tensor):
-            tensors[name] = value
-        elif value is None:
-            tensors.pop(name, None)
-            values.pop(name, None)
-        else:
-            values[name] = value  # type: ignore[assignment]
-    return kind_of(draw(1, 4, frames, size, size, seed=2), Conditioning(tensors, dict(values)))
 
 
 def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:

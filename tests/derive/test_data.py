@@ -13,53 +13,10 @@ from parallel_backend import derived
 from parallel_backend.derive.writing import written
 from parallel_backend.models.spread.data import data_of, declaration_of
 from parallel_backend.models.spread.declaration import (
-    Along,
-    Attended,
-    Beside,
-    Boundary,
-    ByFrame,
     Declaration,
-    Group,
-    Local,
-    Pictured,
-    Same,
-    Segments,
     Spread,
-    TextLength,
-    TextMask,
 )
-from parallel_backend.models.spread.functions import Chosen, Constant, LengthLess, StartAt
-
-FOUND = Declaration(
-    groups=(
-        Group(
-            "blocks",
-            streams={"x": Pictured(start=LengthLess(32)), "context": Beside()},
-            returns=("x", "context"),
-            arguments={
-                "pe": Along(("x", "context"), dim=2),
-                "runs": Segments("x"),
-                "edge": Boundary("x"),
-                "e": ByFrame("x", 4),
-                "mask": TextMask("context", before=("x",)),
-                "length": TextLength("context"),
-                "vec": Same((1, 2)),
-                "clip": Attended(),
-            },
-            attentions=Chosen("cross", (Spread(("x", "context"), kv_heads=2), Local()), (Spread(("x",)),)),
-            attends_in="comfy.ldm.some.model",
-        ),
-        Group("tail", streams={"x": Pictured(grid=True, dim=2, start=StartAt(3))}, returns=("x",)),
-    ),
-    heads=(Group("head", streams={"x": Pictured()}, returns=("x",)),),
-    heads_of=Constant((24, 128)),
-    text_width=Constant(4096),
-    patch_size=Constant((1, 2, 2)),
-    joint_text=False,
-    divides=True,
-    whole_picture=True,
-)
-"""With every word that data has."""
+from tests.derive.found import FOUND
 
 
 def test_a_declaration_comes_back_from_the_wire_as_it_was() -> None:

@@ -14,105 +14,12 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend.derive.asked import Answer
-from parallel_backend.derive.kept import Kept
-from parallel_backend.doctor import Finding, Observations, Status, examine
+from parallel_backend.doctor import Finding, Status, examine
 from parallel_backend.doctor.findings import failed, table
-from parallel_backend.doctor.observations import Measured, Space, gpus_of_the_driver
-from parallel_backend.gpus import Gpu
-from parallel_backend.models.comfyui.content.kept import Verdict
-from parallel_backend.models.spread.data import data_of
+from parallel_backend.doctor.observations import gpus_of_the_driver
 from parallel_backend.worker.memory.rank_memory import KEPT_UNDER_WINDOWS
-from tests.derive.test_call_kind import kind
-from tests.derive.test_data import FOUND
-from tests.plans import MEASURED
+from tests.doctor.machines import DERIVED, EQUAL, FAULTS, GOOD, OTHER, OTHER_CUDA
 from tests.selection import thorough
-
-GIB = 1 << 30
-PAIR = ("cuda:0", "cuda:1")
-GOOD = Observations(
-    gpus=(Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0), 132, False),) * 2,
-    nvidia_devices=2,
-    cuda_error="",
-    cuda_version="13.0",
-    peers=frozenset({(0, 1), (1, 0)}),
-    nccl="2.28.9",
-    memory=128 * GIB,
-    memory_free=100 * GIB,
-    shared_memory=Space("/dev/shm", 64 * GIB, 64 * GIB),
-    temporary=Space("/tmp", 64 * GIB, 64 * GIB),
-    open_files=65536,
-    versions={"torch": "2.11.0+cu130", "torchaudio": "2.11.0+cu130", "diffusers": "0.42.1", "flash-attn": "2.8.3"},
-    torchaudio_error="",
-    allocator="",
-    measured=(Measured(("cpu", "cpu"), MEASURED), Measured(PAIR, MEASURED)),
-)
-
-OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
-OTHER_CUDA = "Detected that PyTorch and TorchAudio were compiled with different CUDA versions"
-NO_P2P = (
-    "Worker 0 of 2 (cuda:0) failed: RuntimeError: CUDA error: peer access is not supported between these two devices"
-)
-NO_SPACE = "Worker 1 of 2 (cuda:1) failed\nNCCL WARN Error while creating shared memory segment /dev/shm/nccl-KW (size 5967872)"
-WRONG_NCCL = "Worker 0 ended with exit code 1\nlibtorch_cuda.so: undefined symbol: ncclCommRegister"
-WRONG_WHEEL = (
-    "flash-attn does not work on cuda:0 (ImportError: flash_attn_2_cuda: undefined symbol: _ZN3c104cuda9SetDeviceEi)"
-)
-SLOW = msgspec.structs.replace(MEASURED, link_bandwidth=1e9)
-
-DERIVED = Kept(
-    "NewModel",
-    "0.46.0",
-    (
-        Answer(40.0, data_of(FOUND), (kind(), kind(flag=True)), "ulysses 2 1.0e-07, ring 3 2.0e-07"),
-        Answer(9.0, kinds=(kind(mode="edit"),), failure="its blocks take turns", lasting=True),
-    ),
-)
-
-EQUAL = Verdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
-OTHER = msgspec.structs.replace(EQUAL, fault="which gives another result than the workers' where both were tried")
-
-WRONG_MODEL = Verdict(
-    "WAN21_T2V", ("WAN21_T2V (wan, text)",), "0.46.0", "which is 2.3e-02 off under ring 3, where 1e-05 is allowed"
-)
-
-FAULTS = [
-    ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", Status.FAILURE, "update the driver"),
-    ({"gpus": (), "nvidia_devices": 0}, "GPUs", Status.WARNING, "--gpus all"),
-    ({"peers": frozenset({(0, 1)})}, "P2P", Status.WARNING, "NCCL_P2P_DISABLE=1"),
-    ({"nccl": ""}, "NCCL", Status.FAILURE, "install torch for CUDA"),
-    ({"shared_memory": Space("/dev/shm", 64 << 20, 64 << 20)}, "shared memory", Status.WARNING, "--shm-size=1g"),
-    ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", Status.FAILURE, "set TMPDIR"),
-    ({"memory_free": GIB}, "memory", Status.WARNING, "close other programs"),
-    ({"open_files": 256}, "open files", Status.WARNING, "ulimit -n"),
-    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
-    ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", Status.WARNING, "pip install -r"),
-    ({"torchaudio_error": OTHER_CUDA}, "torchaudio", Status.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
-    ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.WARNING, "pip install -r"),
-    ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
-    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", Status.WARNING, "use a ComfyUI that was tested"),
-    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", Status.WARNING, "use a ComfyUI that was tested"),
-    (
-        {"measured": (Measured(PAIR, None, NO_P2P),)},
-        "2 workers, cuda:0 to cuda:1",
-        Status.FAILURE,
-        "NCCL_P2P_DISABLE=1",
-    ),
-    ({"measured": (Measured(PAIR, None, NO_SPACE),)}, "2 workers, cuda:0 to cuda:1", Status.FAILURE, "--shm-size=1g"),
-    (
-        {"measured": (Measured(PAIR, None, WRONG_NCCL),)},
-        "2 workers, cuda:0 to cuda:1",
-        Status.FAILURE,
-        "LD_LIBRARY_PATH",
-    ),
-    (
-        {"measured": (Measured(PAIR, MEASURED, kernel_faults={"flash-attn": WRONG_WHEEL}),)},
-        "flash-attn",
-        Status.WARNING,
-        "attention to sdpa",
-    ),
-    ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "choose preset slow links"),
-]
 
 
 def test_a_good_machine_is_all_right():

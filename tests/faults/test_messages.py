@@ -14,7 +14,7 @@ from parallel_backend.host.workers.channel import Received
 from parallel_backend.wire.frames import MAGIC, PREFIX, encode
 from parallel_backend.wire.messages import PROTOCOL, Adapters, Declined
 from tests.faults.bench import PLANS
-from tests.wire.test_frames import SAMPLE
+from tests.wire.messages import SAMPLE
 
 UNREADABLE = {
     "no message": PREFIX.pack(MAGIC, PROTOCOL, 0, 4, 0) + b"\xff" * 4,

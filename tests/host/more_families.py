@@ -27,7 +27,7 @@ from tests.host.comfy_graphs import (
 )
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, insert_after
-from tests.host.test_comfy_files import save_lora, with_lora
+from tests.host.loras import save_lora, with_lora
 from tests.tiny_comfy import TINY
 
 Layers = Mapping[str, tuple[str, ...]]

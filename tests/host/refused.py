@@ -11,12 +11,10 @@ from scripts.comfyui import ComfyUI
 from tests.host import refused_files, refused_inputs, refused_networks, refused_whole
 from tests.host.comfy_graphs import graph_of, save_families, spread
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel, unplanned
-from tests.host.sentences import Refusals, exactly, literally
-from tests.host.test_attention_guides import NAG
-from tests.host.test_comfy_options import SKIPPING
-from tests.host.test_comfy_refusals import FROM_WITHIN, PICTURE
-from tests.host.test_odd_inputs import NO_PICTURE
-from tests.host.test_refusals import (
+from tests.host.guidance import NAG, SKIPPING
+from tests.host.no_pictures import NO_PICTURE
+from tests.host.refused_of_comfy import FROM_WITHIN, PICTURE
+from tests.host.refused_of_flux import (
     CONDITIONINGS,
     FILES,
     LATENTS,
@@ -30,7 +28,8 @@ from tests.host.test_refusals import (
     on_one_worker,
     small,
 )
-from tests.host.test_vae import FILES as VAE_FILES
+from tests.host.sentences import Refusals, exactly, literally
+from tests.host.vae_graphs import FILES as VAE_FILES
 from tests.tiny_controlnet import save_xlabs
 from tests.vae.comfy_vaes import NOISE_INSIDE, save_comfy_vae, save_image_vae
 

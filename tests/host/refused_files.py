@@ -14,8 +14,8 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.host.graphs import Graph, node
+from tests.host.refused_of_flux import on_one_worker, small
 from tests.host.sentences import Refusals, literally
-from tests.host.test_refusals import on_one_worker, small
 from tests.tiny_flux import flux_tensors
 from tests.tiny_formats import save_diffusers
 from tests.tiny_quantised import save_quantised

@@ -18,6 +18,7 @@ from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.comfy_oracle import comfy_on_path
+from tests.host.changed_models import REFUSED, changed, guided
 from tests.host.comfy_graphs import (
     LATENTS,
     TOKENS,
@@ -28,13 +29,12 @@ from tests.host.comfy_graphs import (
     with_guides,
     with_tensors,
 )
+from tests.host.diffusers_graphs import family_graph, save_gguf
 from tests.host.graphs import Graph, controlled, insert_after, insert_after_model, node, parallel
+from tests.host.prompt_graphs import WHOLE, round_trip
 from tests.host.refused_files import decoding
+from tests.host.refused_of_flux import LAYER, WAY_OUT, on_one_worker, small
 from tests.host.sentences import Refusals, exactly
-from tests.host.test_conditioning import WHOLE, round_trip
-from tests.host.test_families import family_graph, save_gguf
-from tests.host.test_other_packs import REFUSED, changed, guided
-from tests.host.test_refusals import LAYER, WAY_OUT, on_one_worker, small
 from tests.host.wrong_sizes import wrong_sizes
 from tests.tiny_comfy import TINY, save_tiny, save_unread
 from tests.tiny_flux import flux_tensors, save_flux

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import graph_of, spread
 from tests.host.graphs import Graph, insert_after_model, node
+from tests.host.network_graphs import CHANGED, anima_graphs, change
 from tests.host.sentences import Refusals, exactly
-from tests.host.test_comfy_networks import CHANGED, anima_graphs, change
-from tests.host.test_infinite_talk import REFUSED, not_taken, save_talk
+from tests.host.talk_graphs import REFUSED, not_taken, save_talk
 from tests.tiny_comfy import save_unread
 from tests.tiny_controlnet import save_wan_vae
 from tests.tiny_models import draw

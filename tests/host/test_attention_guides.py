@@ -9,15 +9,15 @@ import pytest
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.host.comfy_inputs import graph_with
 from tests.host.conftest import relative_error
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, queue_logged, ways
-from tests.host.test_comfy_images import graph_with
-from tests.host.test_families import refused
+from tests.host.guidance import NAG
 from tests.selection import thorough
 
 __all__ = ["graph_with"]
 
-NAG = {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
     "ring 3, sharded": {"devices": "cpu:3", "ring": 3, "weights": "sharded"},

@@ -15,9 +15,9 @@ from scripts.comfyui import ComfyUI
 from tests.comfyuis import only_in_newer
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
 from tests.host.conftest import latents, relative_error, saved_latent
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, insert_after_model, queue_logged, ways
 from tests.host.sized_copy import copied
-from tests.host.test_families import refused
 from tests.selection import thorough
 
 pytestmark = thorough

@@ -15,7 +15,7 @@ from scripts.comfyui import ComfyUI, Graph
 from tests.host.browser import POLLING
 from tests.host.graphs import ksampler_graph, parallel
 from tests.selection import thorough
-from tests.test_sentences import known
+from tests.sentences import known
 
 TOLERANCE = 1e-5
 PATIENCE = 600

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from parallel_backend.models.comfyui.content.tested import tables, versions
-from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import ComfyUI, Graph
-from tests.host.comfy_graphs import PLANS, TOLERANCE, graph_of, masked, save_families, spread
+from tests.host.comfy_graphs import PLANS, TOLERANCE, masked, spread
 from tests.host.conftest import relative_error, saved_latent
+from tests.host.copied import copied, plain, said
 from tests.host.graphs import insert_after_model, queue_logged, ways
 from tests.selection import thorough
 from tests.tiny_models import draw
@@ -27,10 +25,6 @@ pytestmark = thorough
 
 OTHER = "which gives another result than the workers' where both were tried"
 LAYER = "blocks.0.self_attn.q"
-
-
-def plain(steps: int = 3) -> Graph:
-    return graph_of("wan", steps=steps)
 
 
 def with_mask(steps: int = 3) -> Graph:
@@ -92,31 +86,11 @@ EDITS = {
 }  # fmt: skip
 
 
-def copied(folder: Path, file: str, before: str, after: str, **variables: str) -> ComfyUI:
-    """A ComfyUI with a file changed, and with verdicts of its own."""
-    copy = folder / "ComfyUI"
-    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-    text = (copy / file).read_text()
-    assert before in text, f"{file} of this ComfyUI has no {before!r}"
-    (copy / file).write_text(text.replace(before, after, 1))
-    cache = {"XDG_CACHE_HOME": str(folder / "cache")}
-    server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret"), **cache, **variables})
-    save_families(server, "wan")
-    return server
-
-
 @pytest.fixture
 def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ComfyUI, Edit]]:
     edit: Edit = EDITS[request.param]
     with copied(tmp_path, edit.file, edit.before, edit.after) as server:
         yield server, edit
-
-
-def said(server: ComfyUI, graph: Graph) -> str:
-    """What refuses a graph."""
-    run = server.queue(graph, timeout=600)
-    assert run.error is not None
-    return run.error.exception_message
 
 
 @pytest.mark.parametrize("changed", EDITS, indirect=True)

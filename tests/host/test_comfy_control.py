@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOLERANCE, LatentOf, graph_of, spread
+from tests.host.comfy_inputs import LATENTS
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, controlled, node, queue_logged, ways
-from tests.host.test_comfy_images import LATENTS
 from tests.selection import thorough
 from tests.tiny_comfy import TINY, save_tiny, save_wide
 from tests.tiny_controlnet import save_qwen, save_sd3, save_wan_vae

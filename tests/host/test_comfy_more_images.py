@@ -13,8 +13,8 @@ import torch
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import LatentOf
+from tests.host.comfy_inputs import MATTERS
 from tests.host.more_families import Families, Given, Layers, assert_same, job, save_with_loras, save_with_prompts
-from tests.host.test_comfy_wide import MATTERS
 from tests.selection import thorough
 from tests.tiny_models import draw
 

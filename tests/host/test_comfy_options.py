@@ -9,12 +9,11 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.host.conftest import relative_error
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, insert_after_model
-from tests.host.test_families import refused
+from tests.host.guidance import SKIPPING
 from tests.selection import thorough
 
-SKIPPING = {"double_layers": "1", "single_layers": "", "scale": 3.0, "start_percent": 0.0, "end_percent": 1.0,
-            "rescaling_scale": 0.2}  # fmt: skip
 NODES: dict[str, tuple[bool, dict[str, Any]]] = {
     "ScaleROPE": (True, {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}),
     "SkipLayerGuidanceDiT": (False, SKIPPING),

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, graph_of, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, queue_logged
-from tests.host.test_comfy_files import LORA, save_lora, with_lora
-from tests.host.test_memory import check_that_one_copy_waits_and_comes_back
+from tests.host.leaving import check_that_one_copy_waits_and_comes_back
+from tests.host.loras import LORA, save_lora, with_lora
+from tests.host.quantised_files import LatentOf, distance, file_name
 from tests.selection import thorough
 from tests.tiny_quantised import FORMATS, save_quantised
 
 NAMES = ("flux2", "wan")
-ROUNDED = ("int8", "int8_rows", "int8_convrot", "w4a4")
-"""Formats whose layers round what they are given: the last bit of an input decides how, and the next layers more so."""
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
@@ -49,13 +46,6 @@ SPREAD = [
     )
 ]
 
-LatentOf = Callable[[Graph], Tensor]
-
-
-def file_name(name: str, form: str) -> str:
-    """One that no other test writes: results are kept by graph, and a graph says only the name of its file."""
-    return f"{name}-quantised-{form}.safetensors"
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
@@ -73,19 +63,6 @@ def of_file(name: str, form: str) -> Graph:
     graph = graph_of(name, steps=2)
     graph["model"]["inputs"]["unet_name"] = file_name(name, form)
     return graph
-
-
-def distance(latent_of: LatentOf, graph: Graph, exact: Graph, plan: dict[str, Any], form: str) -> None:
-    """What several ranks make of a graph is what the stock loader makes; rounded, it is no further from the exact one."""
-    ours, stock = latent_of(spread(graph, **plan)), latent_of(graph)
-    error = relative_error(ours, stock)
-    print(f"{form}: {error:.2g} from ComfyUI's", end=" ")
-    if form not in ROUNDED:
-        assert error <= TOLERANCE
-        return
-    best = latent_of(exact)
-    print(f"{relative_error(ours, best):.3g} and {relative_error(stock, best):.3g} from fp32")
-    assert relative_error(ours, best) <= 1.5 * relative_error(stock, best)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -31,7 +31,7 @@ from tests.host.conftest import latents, relative_error, saved_latent
 from tests.host.graphs import insert_after, node
 from tests.host.more_families import Families, Given, Layers, save_with_loras
 from tests.host.sized_copy import sized_copy
-from tests.host.test_vae import decode, encode, parallel, pixels
+from tests.host.vae_graphs import decode, encode, parallel, pixels
 from tests.selection import thorough
 from tests.tiny_models import draw
 from tests.vae.comfy_vaes import KINDS, save_comfy_vae

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOKENS, TOLERANCE, LatentOf, graph_of, save_families, save_latent, spread
+from tests.host.comfy_inputs import MATTERS, TEXT
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, insert_after, node
-from tests.host.test_comfy_files import LORA, save_lora, with_lora
-from tests.host.test_comfy_wide import MATTERS, TEXT
+from tests.host.loras import LORA, save_lora, with_lora
 from tests.selection import thorough
 from tests.tiny_comfy import TINY, save_wide
 from tests.tiny_models import draw

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOLERANCE, graph_of, save_latent, spread, with_reference
+from tests.host.comfy_inputs import MATTERS, TEXT
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node, step_by_step
 from tests.selection import thorough
@@ -20,13 +21,10 @@ from tests.tiny_models import draw
 
 pytestmark = thorough
 
-TEXT = {"wide_qwen": 3584, "wide_z_image": 64, "wide_chroma": 4096}
 TOKENS = 40
 SHOWN = {"positive": 25, "negative": 11}
 """Of the text's tokens, where it is masked."""
 
-MATTERS = 10 * TOLERANCE
-"""What masks and references change is little, as there is but one block."""
 
 LATENT = node("EmptySD3LatentImage", width=112, height=80, batch_size=1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,26 +11,9 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI, Run
-from tests.host.graphs import Graph, node
-from tests.host.test_refusals import assert_one_sentence
-
-WHOLE = {
-    "cond": torch.randn(2, 7, 64, generator=torch.Generator().manual_seed(0)),
-    "pooled_output": torch.randn(2, 32, generator=torch.Generator().manual_seed(1)),
-    "attention_mask": torch.tensor([[1, 1, 1, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1, 1]]),
-}
-
-
-def round_trip(prefix: str, between: dict[str, Any] | None = None) -> Graph:
-    """Loads "whole", lets a node change it and saves it; link ids: load, between, save."""
-    graph = {
-        "load": node("LoadConditioning", conditioning="whole.safetensors"),
-        "save": node("SaveConditioning", conditioning=["load", 0], filename_prefix=prefix),
-    }
-    if between:
-        graph |= {"between": between}
-        graph["save"]["inputs"]["conditioning"] = ["between", 0]
-    return graph
+from tests.host.graphs import node
+from tests.host.prompt_graphs import WHOLE, round_trip
+from tests.host.refused_of_flux import assert_one_sentence
 
 
 def write(comfyui: ComfyUI, tensors: dict[str, Tensor], name: str = "whole") -> None:

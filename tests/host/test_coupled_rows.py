@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import TOKENS, TOLERANCE, LatentOf, graph_of, save_families, save_latent, spread
 from tests.host.conftest import relative_error
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import UNKNOWN_WRAPPER, Graph, insert_after, node, step_by_step
-from tests.host.test_comfy_sound import assert_same, both, sound_graph
-from tests.host.test_families import refused
+from tests.host.sound_graphs import assert_same, both, sound_graph
 from tests.selection import thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_models import draw

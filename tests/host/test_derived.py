@@ -25,11 +25,11 @@ from tests.host.comfy_graphs import (
     spread,
 )
 from tests.host.conftest import latents, relative_error, saved_latent
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import insert_after, node, queue_logged
+from tests.host.loras import save_lora, with_lora
 from tests.host.more_families import save_with_prompts
 from tests.host.sized_copy import sized_copy
-from tests.host.test_comfy_files import save_lora, with_lora
-from tests.host.test_families import refused
 from tests.selection import thorough
 from tests.tiny_comfy import TINY
 

@@ -15,9 +15,9 @@ from scripts.comfyui import REPO, ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, save_families, spread
 from tests.host.conftest import NARROW, fill, latents, relative_error
+from tests.host.diffusers_graphs import family_graph
 from tests.host.graphs import Graph, ksampler_graph, node, parallel
 from tests.host.refused_files import decoding, loading
-from tests.host.test_families import family_graph
 from tests.other_python import IMPORTED, install_diffusers, python_with
 from tests.selection import thorough
 from tests.tiny_models import draw

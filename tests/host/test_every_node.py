@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Run
+from scripts.comfyui import ComfyUI, ComfyUIError, Run
 from tests.comfyuis import is_listed, tell_new
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, spread
 from tests.host.conftest import relative_error, saved_latent
@@ -32,16 +32,14 @@ from tests.host.every_node import (
     with_custom_sampler,
 )
 from tests.host.graphs import Graph, node, parallel, queue_logged, ways
+from tests.host.loras import save_lora
 from tests.host.more_families import save_with_prompts
-from tests.host.test_comfy_files import save_lora
+from tests.host.node_outcomes import PAGE, REFUSALS, newer_nodes, refused
 from tests.selection import thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_controlnet import SDXL, save_of_unet, save_wan_vae, save_xlabs
 from tests.tiny_lora import save_adapter
 from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
-
-REFUSALS = ("Refused", "PlanRefused")
-"""What the errors are called by which this pack says no."""
 
 OTHER_PACKS = "custom_nodes."
 """Where the nodes come from that are not ComfyUI's."""
@@ -128,7 +126,6 @@ EMPTY = {
     "ltxv": "EmptyLTXVLatentVideo",
 }
 
-PAGE = REPO / "docs" / "stock-nodes.md"
 LISTS = {
     "in the loop": "In the workers' loop:",
     "one call": "One forward per model call:",
@@ -137,14 +134,6 @@ LISTS = {
 }
 """How the page's lists of nodes begin."""
 
-NEWER = re.compile(r"^\| (\w+) \| 0\.\d+ \| (.+) \| (.+) \|$", re.MULTILINE)
-SAID = {
-    "equal, in the workers' loop": "in the loop",
-    "equal, one forward per model call": "one call",
-    "refused": "refused",
-    "ComfyUI's own fails": "not applicable",
-}
-"""What the page's table of newer nodes calls the outcomes."""
 
 ON_FLUX = "FLUX.1"
 
@@ -158,20 +147,6 @@ def on_the_page() -> dict[str, set[str]]:
         assert match is not None, title
         found[outcome] = set(match[1].split(", "))
     return found
-
-
-def newer_nodes(on: str = "") -> dict[str, str]:
-    """The outcomes of the nodes that only newer ComfyUIs have, as the page says; of those tried on one model, or all."""
-    found = NEWER.findall(PAGE.read_text(encoding="utf-8"))
-    return {name: SAID[said] for name, model, said in found if on in ("", model)}
-
-
-def refused(name: str, run: Run) -> bool:
-    """Whether this pack said no, in a sentence about the node or about what cannot be done with a parallel MODEL."""
-    if run.error is None or run.error.exception_type not in REFUSALS:
-        return False
-    message = run.error.exception_message
-    return message.endswith(".") and ("parallel MODEL" in message or name in message)
 
 
 def outcome(server: ComfyUI, plain: Run, stock: Run | None, own: Run) -> tuple[str, str]:

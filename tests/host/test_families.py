@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -25,8 +24,8 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests import tiny_cogvideox, tiny_pixart
 from tests.host.conftest import relative_error, saved_latent
+from tests.host.diffusers_graphs import CFG, SEED, STEPS, family_graph, refused, save_gguf
 from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
-from tests.host.test_refusals import assert_one_sentence
 from tests.selection import thorough
 from tests.tiny_flux import save_flux
 from tests.tiny_models import draw
@@ -36,7 +35,6 @@ TOLERANCE = 1e-5
 ZERO_SNR = 1e-3
 """What the first step differs by where pure noise is a sigma of 4518 and not infinity; measured 2e-4."""
 
-SEED, STEPS, CFG = 7, 4, 6.0
 FRAMES, HEIGHT, WIDTH, TEXT = 4, 6, 10, 7
 SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7, "5b-i2v": 0.7, "1.5-i2v": 0.7}
 QUICK_KINDS = ("2b",)
@@ -69,27 +67,6 @@ def pixart_prompts() -> list[tuple[Tensor, Tensor]]:
         (draw(1, tokens, tiny_pixart.TEXT_WIDTH, seed=tokens), (torch.arange(tokens) < shown)[None].float())
         for tokens, shown in ((9, 5), (4, 3))
     ]
-
-
-def family_graph(loader: str, model: str, prompts: str, latent: dict[str, Any], **settings: Any) -> Graph:
-    """A family's loader on two workers and KSampler, saved by the node "save"."""
-    sampler = {"sampler_name": "euler", "scheduler": "simple", "seed": SEED, "steps": STEPS, "cfg": CFG, "denoise": 1.0}
-    return {
-        "plan": node("ParallelPlan", devices="cpu:2", cfg=0, ulysses=0, ring=0, attention="auto"),
-        "model": node(loader, unet_name=f"{model}.safetensors", weight_dtype="default", plan=["plan", 0]),
-        "positive": node("LoadConditioning", conditioning=f"{prompts}-positive.safetensors"),
-        "negative": node("LoadConditioning", conditioning=f"{prompts}-negative.safetensors"),
-        "latent": latent,
-        "sampler": node(
-            settings.pop("node", "KSampler"),
-            model=["model", 0],
-            positive=["positive", 0],
-            negative=["negative", 0],
-            latent_image=["latent", 0],
-            **(sampler | settings),
-        ),
-        "save": node("SaveLatent", samples=["sampler", 0], filename_prefix="families"),
-    }
 
 
 def video(kind: str, *, length: int = 4 * FRAMES - 3, **settings: Any) -> Graph:
@@ -260,22 +237,6 @@ def choosing(graph: Graph, unet_name: str) -> Graph:
     return graph | {"model": node(graph["model"]["class_type"], **loader)}
 
 
-def save_gguf(source: Path, path: Path, plain: Path) -> None:
-    """The blocks' matrices as Q8_0, where rows are long enough; their values go to `plain`."""
-    writer = gguf.GGUFWriter(path, "tiny")
-    values: dict[str, Tensor] = {}
-    for name, tensor in load_file(source).items():
-        kind = gguf.GGMLQuantizationType.F32
-        if "blocks" in name and name.endswith("weight") and tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
-            kind = gguf.GGMLQuantizationType.Q8_0
-        data = gguf.quantize(tensor.numpy(), kind)
-        writer.add_tensor(name, data, raw_dtype=kind)
-        values[name] = torch.from_numpy(np.array(gguf.dequantize(data, kind))).view(tensor.shape)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    save_file(values, plain)
-
-
 SAMPLERS = ("euler_ancestral", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_3m_sde", "ddim", "lcm", "deis", "res_multistep")
 
 
@@ -337,14 +298,6 @@ def test_pixart_with_masks_equals_diffusers(latent_of: LatentOf) -> None:
     ).images
     for sampler in ("KSampler", "ParallelSampler"):
         assert relative_error(latent_of(picture(node=sampler, cfg=2.0)) * 0.18215, expected.double()) <= TOLERANCE
-
-
-def refused(comfyui: ComfyUI, graph: Graph) -> str:
-    run = comfyui.queue(graph, timeout=300)
-    assert run.status == "error"
-    assert run.error is not None
-    assert_one_sentence(run.error.exception_message)
-    return run.error.exception_message
 
 
 def test_bad_input_is_refused_in_one_sentence(comfyui: ComfyUI) -> None:

@@ -19,8 +19,9 @@ from scripts.comfyui import REPO, ComfyUI
 from tests.host import refused
 from tests.host.browser import PACK, POLLING, READY, SET, dismiss, open_graph, press
 from tests.host.graphs import Graph, parallel
+from tests.host.page_contents import BADGES, SHOWN, SPRITES, TEMPLATES, template
 from tests.host.refusals_shown import reached_by
-from tests.host.test_refusals import small
+from tests.host.refused_of_flux import small
 from tests.selection import thorough
 
 NODES = (
@@ -36,8 +37,6 @@ NODES = (
     "LoadConditioning",
     "SaveConditioning",
 )
-TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
-SPRITES = "Sprites without a GPU"
 LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadParallelVAE"}
 OPTIONAL = 7
 """The shape in which the page draws an input that may stay unconnected."""
@@ -191,12 +190,6 @@ def overlap(one: list[Any], other: list[Any]) -> float:
     return max(0.0, round(min(width, height)))
 
 
-def template(name: str) -> dict[str, Any]:
-    """A template's graph."""
-    found: dict[str, Any] = json.loads((REPO / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    return found
-
-
 @thorough
 def test_missing_node_would_be_seen(page: Page) -> None:
     """What the test above looks for is what this ComfyUI shows."""
@@ -209,12 +202,6 @@ def test_missing_node_would_be_seen(page: Page) -> None:
         f"/api/workflow_templates/{PACK}/{SPRITES}.json",
     )
     expect(page.get_by_text("Missing node").first).to_be_visible()
-
-
-BADGES = """() => app.graph.nodes.find(n => n.type.startsWith("LoadParallel")).badges
-    .map(badge => (typeof badge === "function" ? badge() : badge).text)"""
-SHOWN = "([badges, pattern]) => eval(badges)().some(text => new RegExp(pattern).test(text))"
-"""Whether the loader has a badge like that."""
 
 
 def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
+from tests.host.changed_models import basic, custom, guided
 from tests.host.comfy_graphs import LatentOf
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, node, parallel, queue_logged, ways
-from tests.host.test_other_packs import basic, custom, guided
 from tests.selection import product
 
 ONE_SIDE = "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider"

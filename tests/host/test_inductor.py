@@ -17,7 +17,7 @@ from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, graph_of, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, queue_logged
-from tests.host.test_comfy_files import LORA, save_lora, with_lora
+from tests.host.loras import LORA, save_lora, with_lora
 from tests.selection import thorough
 from tests.tiny_formats import quantise
 from tests.tiny_quantised import save_quantised

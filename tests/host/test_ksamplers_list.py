@@ -10,8 +10,8 @@ from scripts.comfyui import ComfyUI
 from tests.comfyuis import tell_new
 from tests.host.comfy_graphs import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.host.conftest import relative_error, saved_latent
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
-from tests.host.test_families import refused
 from tests.sampler_names import LOCAL, NOT_LOCAL
 from tests.selection import pairwise, thorough
 

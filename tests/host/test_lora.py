@@ -15,7 +15,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.host.conftest import NARROW, relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, step_by_step, ways
-from tests.host.test_memory import check_that_one_copy_waits_and_comes_back
+from tests.host.leaving import check_that_one_copy_waits_and_comes_back
 from tests.selection import product, thorough
 from tests.tiny_formats import save_fp8, save_gguf, save_scaled
 from tests.tiny_lora import HIDDEN, SCHEMES, save_adapter

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +18,7 @@ from tests.comfy_oracle import comfy_on_path
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.faulty import wait_until, workers_among
 from tests.host.graphs import Graph, ksampler_graph, parallel, queue_logged
+from tests.host.leaving import RESTORED, free_until, of_workers, on_devices
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_formats import save_sparse
@@ -28,22 +26,12 @@ from tests.tiny_formats import save_sparse
 RELEASED = re.compile(
     r"Parallel: (\S+) released; the workers hold (\S+) MiB on their devices and keep (\S+) MiB in host"
 )
-RESTORED = re.compile(r"Parallel: (\S+): (\S+) MiB restored from host memory")
 MODELS = ("tiny-schnell", "tiny-3-heads")
 MEBIBYTE = 1 << 20
 
 
 def job(model: str = MODELS[0], seed: int = 0, steps: int = 2) -> Graph:
     return ksampler_graph(model, width=64, height=64, steps=steps, seed=seed)
-
-
-def free_until(server: ComfyUI, condition: Callable[[], object], **flags: bool) -> None:
-    """Ask for it until it has worked: ComfyUI overlooks what it is asked while it collects garbage behind a prompt."""
-    for _ in range(6):
-        server.free(**flags)
-        with contextlib.suppress(AssertionError):
-            return wait_until(condition, 5)
-    raise AssertionError("not within 30 s")
 
 
 def held_after_release(server: ComfyUI, file: str, since: int) -> tuple[float, float]:
@@ -73,20 +61,6 @@ def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> int:
     before = len(server.log)
     server.queue(parallel(graph), timeout=300).check()
     return before
-
-
-def check_that_one_copy_waits_and_comes_back(server: ComfyUI, graph: Graph) -> None:
-    """Of a graph on two workers that hold the same; the latent is the same to the last bit."""
-    first = saved_latent(server, server.queue(graph, timeout=300).check())
-    for _ in range(2):  # what else was on the workers' devices leaves them with the first release
-        waiting = of_workers(server, lambda rank: rank["on_host"])
-        size = on_devices(server) / 2
-        free_until(server, lambda: on_devices(server) == 0)
-        taken = of_workers(server, lambda rank: rank["on_host"]) - waiting
-        run, log = queue_logged(server, graph)
-        assert torch.equal(saved_latent(server, run.check()), first)
-        assert RESTORED.search(log)
-    assert size <= taken < 1.5 * size, "one copy, with what adapters may have put beside it"
 
 
 @pytest.mark.parametrize("flags", [{"cached": False}, {}], ids=["unload models", "free memory"])
@@ -191,17 +165,6 @@ def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, li
     before = len(comfyui.log)
     free_until(comfyui, lambda: RELEASED.search(comfyui.log[before:]) and on_devices(comfyui) == 0)
     assert float(RELEASED.findall(comfyui.log[before:])[-1][2]) > 0
-
-
-def on_devices(server: ComfyUI) -> int:
-    """Bytes of weights that the workers hold on their devices now."""
-    return of_workers(server, lambda rank: sum(held["nbytes"] for held in rank["held"]))
-
-
-def of_workers(server: ComfyUI, count: Callable[[Any], int]) -> int:
-    """The sum of a number over what is known of the workers now."""
-    groups = server.get("/parallel/status")["workers"]["groups"]
-    return sum(count(rank) for group in groups for rank in group["ranks"])
 
 
 def test_a_limit_below_the_models_part_is_refused_with_the_numbers_and_a_plan_that_fits(comfyui):

@@ -26,8 +26,8 @@ from tests.host.comfy_graphs import (
     spread,
 )
 from tests.host.conftest import latents, relative_error, saved_latent
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import insert_after_model, node, queue_logged, ways
-from tests.host.test_families import refused
 from tests.selection import thorough
 
 pytestmark = thorough

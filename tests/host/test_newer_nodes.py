@@ -24,8 +24,8 @@ from tests.host.comfy_graphs import (
 )
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import Graph, insert_after_model, node, queue_logged, ways
-from tests.host.test_comfy_sound import shown, sound_graph
-from tests.host.test_every_node import REFUSALS, newer_nodes, refused
+from tests.host.node_outcomes import REFUSALS, newer_nodes, refused
+from tests.host.sound_graphs import shown, sound_graph
 from tests.tiny_comfy import save_unread
 from tests.tiny_controlnet import save_wan_vae
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.host.browser import SET, open_graph
 from tests.host.contrasts import CONTRASTS, LEGIBLE
-from tests.host.test_frontend import TEMPLATES, template
+from tests.host.page_contents import TEMPLATES, template
 from tests.selection import thorough
 
 NOTES = ".comfy-markdown-content"

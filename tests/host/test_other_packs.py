@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.host.conftest import NARROW, relative_error, saved_latent
-from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel, queue_logged, ways
+from tests.host.changed_models import REFUSED, basic, changed, custom, guided
+from tests.host.conftest import relative_error, saved_latent
+from tests.host.graphs import Graph, node, parallel, queue_logged, ways
 from tests.selection import thorough
 
-SEED = 5100
 WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
-
-
-def basic() -> Graph:
-    return ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0, seed=SEED)
-
-
-def custom(guider: dict[str, Any] | None = None, sampler: dict[str, Any] | None = None) -> Graph:
-    """SamplerCustomAdvanced, with the pack's guider or sampler."""
-    sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
-    links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
-    return basic() | {
-        "noise": node("RandomNoise", noise_seed=SEED),
-        "guider": guider or node("CFGGuider", model=["model", 0], **sides, cfg=2.0),
-        "select": sampler or node("KSamplerSelect", sampler_name="euler"),
-        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
-        "sampler": node("SamplerCustomAdvanced", **links, sampler=["select", 0], latent_image=["latent", 0]),
-    }
-
-
-def changed(kind: str) -> Graph:
-    return insert_after_model(basic(), "PackModel", kind=kind)
-
-
-def guided(kind: str) -> Graph:
-    sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
-    return custom(guider=node("PackGuider", model=["model", 0], **sides, kind=kind))
 
 
 def sampled(kind: str) -> Graph:
@@ -82,22 +54,6 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     },
 }
 """What ComfyUI's loop does, and the reason given."""
-
-REFUSED = {
-    "forward_orig": "Changing diffusion_model.forward_orig",
-    "object patch diffusion_model.forward": "Replacing diffusion_model.forward",
-    "a hook on a block": "Changing diffusion_model.single_blocks.0.forward",
-    "forward on a block": "Changing diffusion_model.single_blocks.0.forward",
-    "a block replaced": "Changing diffusion_model.single_blocks.0",
-    "a weight edited": "Reading or changing the weights",
-    "a weight's data edited": "Reading or changing the weights",
-    "a weight replaced": "Changing diffusion_model.img_in.weight",
-    "a weight wrapper": "Wrapping weights",
-    "a clone for another GPU": "MultiGPU CFG Split",
-    "a model of its own": "Replacing the diffusion model",
-    "a class of blocks": "Changing SingleStreamBlock (forward of another pack)",
-}
-"""What is inside the diffusion model, where nothing reaches the workers."""
 
 
 NOT_QUICK = {f"a function that {what}" for what in ("reads the latent", "draws noise", "raises")}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import torch
 
 from scripts.comfyui import ComfyUI, Run
 from tests.host.graphs import Graph, insert_after_model, ksampler_graph, node, parallel
+from tests.host.outcomes import outcome
 from tests.vae.comfy_vaes import save_image_vae
 
 STEP = re.compile(r"Step (\d) of 4( · \d+\.\d\d s a step( · \d+ s left)?)?")
@@ -21,12 +21,6 @@ def job(seed: int, devices: str = "cpu:2", *, sampler: bool = False) -> Graph:
 
 def told(run: Run, name: str) -> list[str]:
     return [each.text for each in run.texts if each.node == name]
-
-
-def outcome(server: ComfyUI, run: Run, name: str) -> dict[str, Any]:
-    _, _, _, extra_data, *_ = server.history(run.prompt_id)["prompt"]
-    found: dict[str, Any] = extra_data["parallel"][name]
-    return found
 
 
 def test_the_node_tells_of_its_workers_its_steps_and_what_they_came_to(comfyui: ComfyUI) -> None:

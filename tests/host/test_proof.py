@@ -10,9 +10,9 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import PLANS, TOLERANCE, spread
 from tests.host.conftest import relative_error, saved_latent
+from tests.host.copied import copied, plain, said
 from tests.host.graphs import insert_after_model, queue_logged, step_by_step, ways
-from tests.host.test_changed_functions import copied, plain, said
-from tests.host.test_comfy_options import SKIPPING
+from tests.host.guidance import SKIPPING
 from tests.selection import thorough
 
 pytestmark = thorough

@@ -14,10 +14,10 @@ from playwright.sync_api import Page, Route, expect
 from scripts.comfyui import ComfyUI
 from tests.host.browser import POLLING, SET, dismiss, open_graph
 from tests.host.graphs import Graph, node, parallel, unplanned
-from tests.host.test_frontend import BADGES, SHOWN, SPRITES
-from tests.host.test_progress import outcome
-from tests.host.test_refusals import small
-from tests.host.test_swap import PROMPT, STATE, TRACKER, tab
+from tests.host.outcomes import outcome
+from tests.host.page_contents import BADGES, SHOWN, SPRITES
+from tests.host.refused_of_flux import small
+from tests.host.swapping import PROMPT, STATE, TRACKER, tab
 from tests.selection import thorough
 
 DEVICES, PRESET = "Parallel.Devices", "Parallel.Preset"

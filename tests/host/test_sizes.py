@@ -6,7 +6,7 @@ import re
 
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import graph_of, save_families, spread
-from tests.host.test_refusals import assert_one_sentence
+from tests.host.refused_of_flux import assert_one_sentence
 from tests.host.wrong_sizes import wrong_sizes
 
 

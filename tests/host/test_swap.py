@@ -18,8 +18,9 @@ from tests.host.browser import POLLING, READY, SET, dismiss, load, press
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
 from tests.host.refused_whole import save_zero123, zero123
+from tests.host.swapping import PROMPT, STATE, TRACKER, WORKFLOWS, tab
 from tests.host.template_files import FOLDERS, put_files
-from tests.host.test_vae import pixels, saved
+from tests.host.vae_graphs import pixels, saved
 from tests.selection import thorough
 from tests.tiny_flux import save_flux
 from tests.vae.comfy_vaes import save_image_vae
@@ -33,14 +34,10 @@ PARTS = 12
 CHANGED = 12
 """Of a part's templates, in at least so many a loader changes: those with a VAE, or with a model that runs."""
 
-WORKFLOWS = "app.extensionManager.workflow"
-TRACKER = f"{WORKFLOWS}.activeWorkflow.changeTracker"
 CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
 SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParallelVAE"}
 
-STATE = "JSON.parse(JSON.stringify(app.rootGraph.serialize()))"
 UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
-PROMPT = "app.graphToPrompt().then(({output}) => JSON.parse(JSON.stringify(output)))"
 
 PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
     .filter(node => node.subgraph).map(node => [node.id, (node.widgets ?? []).map(w => [w.name, String(w.value)])])"""
@@ -70,13 +67,6 @@ def open_stock(page: Page, name: str) -> None:
     if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
         page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
     expect(page.locator(".parallel-tab-button")).to_be_visible()
-
-
-def tab(page: Page) -> Any:
-    """The tab's part with the loaders, which is opened."""
-    if page.locator(".pp-panel").count() == 0:
-        page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
-    return page.locator(".pp-on-loaders")
 
 
 def swap(page: Page, button: str) -> str:

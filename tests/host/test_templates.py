@@ -6,7 +6,6 @@ Text encoders have no tiny size, so Load Conditioning stands in for them; all el
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmarks.template_cards import ALIKE, CARDS, OFFERED, apart, differs, mem
 from benchmarks.template_cards import draw as drawn
 from scripts.comfyui import REPO, ComfyUI
 from tests.host.graphs import Graph, node
+from tests.host.template_widgets import widgets_of
 from tests.selection import thorough
 from tests.tiny_cogvideox import TEXT_WIDTH, save_cogvideox
 from tests.tiny_models import draw
@@ -28,8 +28,6 @@ from tests.vae.comfy_vaes import save_image_vae
 TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
 BY_COMMAND = {"pixart_alpha_vae.safetensors"}
 """Files that come under another name, so that a note has the command."""
-DYNAMIC = "COMFY_DYNAMICCOMBO_V3"
-WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", DYNAMIC)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,25 +78,6 @@ def api_graph(comfyui: ComfyUI, page: dict[str, Any]) -> Graph:
         values = dict(widgets_of(comfyui.object_info(each["type"])["input"], iter(each.get("widgets_values") or ())))
         graph[str(each["id"])] = node(each["type"], **values, **links)
     return graph
-
-
-def widgets_of(inputs: Mapping[str, Any], values: Iterator[Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """The inputs that are widgets, with a node's values for them in order; a choice may have widgets of its own."""
-    for part in ("required", "optional"):
-        for name, (kind, *options) in inputs.get(part, {}).items():
-            given = options[0] if options else {}
-            kinds = WIDGETS if isinstance(kind, list) else kind.split(",")
-            if not {*kinds} & {*WIDGETS} or given.get("forceInput"):
-                continue
-            value = next(values, None)
-            if value is not None:
-                yield within + name, value
-            if given.get("control_after_generate"):
-                next(values)
-            if kind == DYNAMIC:
-                for option in given["options"]:
-                    if option["key"] == value:
-                        yield from widgets_of(option["inputs"], values, f"{within}{name}.")
 
 
 def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:

@@ -26,9 +26,9 @@ from tests.comfy_oracle import comfy_on_path
 from tests.host.comfy_graphs import TOLERANCE
 from tests.host.conftest import relative_error
 from tests.host.graphs import Graph, node
-from tests.host.test_comfy_files import save_lora
-from tests.host.test_templates import widgets_of
-from tests.host.test_vae import pixels, saved
+from tests.host.loras import save_lora
+from tests.host.template_widgets import widgets_of
+from tests.host.vae_graphs import pixels, saved
 from tests.selection import thorough
 from tests.tiny_comfy import LTXAV23, TINY, save_tiny
 from tests.tiny_controlnet import save_wan_vae

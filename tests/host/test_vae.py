@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import av
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -19,6 +16,7 @@ from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
 from tests.host.conftest import relative_error, saved_latent
 from tests.host.graphs import node, queue_logged
+from tests.host.vae_graphs import FILES, decode, encode, parallel, pixels, saved
 from tests.selection import thorough
 from tests.tiny_vae import REAL, save_cogvideox_vae
 from tests.vae.comfy_vaes import OF_A_FILE, save_comfy_vae, save_image_vae
@@ -52,58 +50,6 @@ def server(comfyui: ComfyUI) -> ComfyUI:
         tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
         save_file(tensors, comfyui.input_dir / f"{name}.latent")
     return comfyui
-
-
-def decode(vae: str, latent: str, decoder: str = "VAEDecode", **inputs: Any) -> Graph:
-    """Load VAE and VAE Decode; the node "save" saves 32-bit floats."""
-    return {
-        "vae": node("VAELoader", vae_name=f"{vae}.safetensors"),
-        "latent": node("LoadLatent", latent=f"{latent}.latent"),
-        "pixels": node(decoder, samples=["latent", 0], vae=["vae", 0], **inputs),
-        "save": saved(["pixels", 0]),
-    }
-
-
-def saved(images: list[Any]) -> dict[str, Any]:
-    linear = {"format.bit_depth": "32-bit float", "format.input_color_space": "linear"}
-    return node("SaveImageAdvanced", images=images, filename_prefix="vae", format="exr", **linear)
-
-
-def encode(vae: str, latent: str) -> Graph:
-    """The decoded pixels encoded again; decoding stays ComfyUI's when the graph is made parallel."""
-    graph = decode(vae, latent) | {
-        "vae for pixels": node("VAELoader", vae_name=f"{vae}.safetensors"),
-        "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["vae", 0]),
-        "save": node("SaveLatent", samples=["encoded", 0], filename_prefix="vae"),
-    }
-    graph["pixels"]["inputs"]["vae"] = ["vae for pixels", 0]
-    return graph
-
-
-def parallel(graph: Graph, workers: int = 2, frame_batches: str = "comfyui") -> Graph:
-    """The same graph with the loader swapped."""
-    graph = copy.deepcopy(graph)
-    graph["plan"] = node("ParallelPlan", devices=f"cpu:{workers}")
-    graph["vae"]["class_type"] = "LoadParallelVAE"
-    graph["vae"]["inputs"] |= {"plan": ["plan", 0], "frame_batches": frame_batches}
-    return graph
-
-
-def pixels(server: ComfyUI, graph: Graph) -> Tensor:
-    """What a graph saved, `[frames, 3, height, width]`."""
-    files = server.files(server.queue(graph, timeout=500).check(), "save")
-    assert files
-    pictures = []
-    for file in files:
-        with av.open(str(file)) as container:
-            frame = next(container.decode(video=0))
-        assert frame.format.name == "gbrpf32le"
-        planes = [np.frombuffer(p, np.float32).reshape(p.height, p.line_size // 4)[:, : p.width] for p in frame.planes]
-        green, blue, red = (torch.from_numpy(plane.copy()) for plane in planes)
-        pictures.append(torch.stack((red, green, blue)))
-    result = torch.stack(pictures)
-    assert 0.1 < result.mean() < 0.9  # not all clamped
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -290,28 +236,6 @@ def test_a_latent_too_long_for_the_ram(server: ComfyUI) -> None:
     graph["latent"] = node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)
     needed = f"{frames * of_a_frame / 1e9:.1f} GB of RAM"
     assert f"{frames} decoded pictures of 2048 x 2048 take {needed}" in refused(server, graph)
-
-
-FILES = {
-    "decoder": ({"decoder.conv1.weight": torch.zeros(8, 16, 3, 3, 3)}, "no tensors of a VAE that ComfyUI knows"),
-    "tiny": (
-        {"decoder.1.weight": torch.zeros(256, 16, 3, 3), "decoder.22.bias": torch.zeros(3)},
-        "ComfyUI's class TAEHV, which is not supported",
-    ),
-    "other sizes": (
-        {"decoder.1.weight": torch.zeros(8, 16, 3, 3), "decoder.22.bias": torch.zeros(12)},
-        "has tensors of other sizes than ComfyUI's VAE of this kind",
-    ),
-    "part of wan": ({"decoder.middle.0.residual.0.gamma": torch.zeros(8, 1, 1, 1)}, "lacks the tensor"),
-    "part": (
-        {
-            "decoder.conv_in.weight": torch.zeros(128, 16, 3, 3),
-            "encoder.conv_in.weight": torch.zeros(128, 3, 3, 3),
-        },
-        "lacks the tensor",
-    ),
-}
-"""VAEs that are refused, with a part of the sentence."""
 
 
 def test_files_of_other_kinds(server: ComfyUI) -> None:

@@ -23,8 +23,8 @@ from tests.host.comfy_graphs import (
 )
 from tests.host.conftest import relative_error
 from tests.host.graphs import node, step_by_step
-from tests.host.test_comfy_files import save_lora, with_lora
-from tests.host.test_comfy_more_videos import GIVEN
+from tests.host.loras import save_lora, with_lora
+from tests.host.video_given import GIVEN
 from tests.selection import thorough
 from tests.tiny_comfy import TINY
 

@@ -14,31 +14,22 @@ from safetensors.torch import load_file, save_file
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
 from tests.host.conftest import relative_error, saved_latent
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, controlled, node, queue_logged
+from tests.host.loras import save_lora, with_lora
 from tests.host.more_families import Layers, save_with_prompts
 from tests.host.refused_whole import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
-from tests.host.test_comfy_files import save_lora, with_lora
-from tests.host.test_families import refused
+from tests.host.whole_graphs import SIZE, SPLITS, batched
 from tests.selection import product, thorough
 from tests.tiny_controlnet import SDXL, save_of_unet
 from tests.tiny_models import draw
 from tests.vae.comfy_vaes import save_image_vae
-
-SPLITS: Mapping[str, dict[str, Any]] = {
-    "cfg 2": {"devices": "cpu:2", "cfg": 2},
-    "data 2": {"devices": "cpu:2", "data": 2},
-    "data 2, cfg 2": {"devices": "cpu:4", "cfg": 2, "data": 2},
-    "one worker": {"devices": "cpu:1"},
-}
-
 
 LAYERS: Layers = {
     "sd15": ("input_blocks.1.1.transformer_blocks.0.attn1.to_q", "middle_block.1.transformer_blocks.0.ff.net.0.proj"),
     "sdxl": ("input_blocks.3.1.transformer_blocks.1.attn2.to_v", "time_embed.2", "label_emb.0.0"),
 }
 
-SIZE = {"width": 64, "height": 40}
-"""Pixels of a picture: 8 x 5 of a latent, which a scale makes 4 x 3."""
 
 CONTROL_BYTES = "297 kB"
 """Of a step: what the tiny ControlNet gives on both sides, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32."""
@@ -68,11 +59,6 @@ def _files(comfyui: ComfyUI) -> None:
     save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
     save_of_unet(models / "controlnet" / "sd15.safetensors")
     save_of_unet(models / "controlnet" / "sdxl.safetensors", SDXL)
-
-
-def batched(graph: Graph, batch: int, size: Mapping[str, int] = SIZE) -> Graph:
-    """The same with so many pictures."""
-    return graph | {"latent": node("EmptyLatentImage", **size, batch_size=batch)}
 
 
 @product(name=("sd15", "sdxl"), split=SPLITS)

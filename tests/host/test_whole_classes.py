@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, controlled, insert_after, node
 from tests.host.more_families import save_with_prompts
-from tests.host.test_comfy_quantised import distance, file_name
-from tests.host.test_families import refused
-from tests.host.test_whole import SPLITS
+from tests.host.quantised_files import distance, file_name
+from tests.host.whole_graphs import SPLITS
 from tests.selection import pairwise, thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_controlnet import save_t2i_adapter

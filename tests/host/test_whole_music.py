@@ -19,9 +19,9 @@ from tests.comfyuis import only_in_newer
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_latent, spread
 from tests.host.conftest import latents, relative_error
 from tests.host.graphs import Graph, insert_after, node
+from tests.host.loras import save_lora, with_lora
 from tests.host.sized_copy import sized_copy
-from tests.host.test_comfy_files import save_lora, with_lora
-from tests.host.test_whole import SPLITS
+from tests.host.whole_graphs import SPLITS
 from tests.selection import thorough
 from tests.tiny_models import draw
 

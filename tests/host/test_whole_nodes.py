@@ -10,12 +10,11 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.host.conftest import relative_error
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, insert_after_model, node, step_by_step
+from tests.host.guidance import NAG, SKIPPING
 from tests.host.more_families import save_with_prompts
-from tests.host.test_attention_guides import NAG
-from tests.host.test_comfy_options import SKIPPING
-from tests.host.test_families import refused
-from tests.host.test_whole import batched
+from tests.host.whole_graphs import batched
 from tests.selection import thorough
 
 SAME: Mapping[str, dict[str, Any]] = {

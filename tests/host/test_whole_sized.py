@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from scripts.comfyui import ComfyUI
 from tests.host.comfy_graphs import DIFFERENT, TOKENS, TOLERANCE, LatentOf, graph_of, save_latent, spread
 from tests.host.conftest import latents, relative_error
+from tests.host.diffusers_graphs import refused
 from tests.host.graphs import Graph, insert_after, node
+from tests.host.loras import save_lora, with_lora
 from tests.host.more_families import save_with_prompts
 from tests.host.sized_copy import sized_copy
-from tests.host.test_comfy_files import save_lora, with_lora
-from tests.host.test_families import refused
-from tests.host.test_whole import SPLITS
+from tests.host.whole_graphs import SPLITS
 from tests.selection import pairwise, thorough
 from tests.tiny_comfy import TINY
 from tests.tiny_models import draw

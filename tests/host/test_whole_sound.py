@@ -15,7 +15,7 @@ from tests.host.conftest import latents, relative_error
 from tests.host.graphs import Graph, node
 from tests.host.more_families import job, save_with_prompts
 from tests.host.sized_copy import sized_copy
-from tests.host.test_whole import SPLITS
+from tests.host.whole_graphs import SPLITS
 from tests.selection import thorough
 from tests.tiny_models import draw
 

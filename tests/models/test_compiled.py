@@ -27,7 +27,7 @@ from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
-from tests.models.test_spread import TOLERANCE, worst
+from tests.models.spreading import TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from parallel_backend.models.declared import DECLARATIONS
 from tests.comfy_oracle import comfy_on_path
 from tests.comfyuis import is_listed, tell_new
-
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-ROW = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
-NEWER = re.compile(r"\bfrom ComfyUI 0\.\d+\b")
-"""How a row is marked whose class only newer ComfyUIs have."""
+from tests.models.page import NEWER, PAGE, ROW
 
 DECLARED = re.compile(r"`(\w+)\.(\w+)`")
 NOT_BY_DECLARATION = re.compile(r"(no|whole): .+|whole|Load Parallel (CogVideoX|PixArt)")

@@ -26,19 +26,15 @@ from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 
 # isort: split
-import comfy.supported_models
 from comfy.model_base import BaseModel
+
+from tests.models.described import described
 
 AROUND = ("apply_model", "_apply_model")
 """What ComfyUI does around its diffusion model; the workers do the same."""
 
 CARRIED = {"LongCatImage": ["_apply_model"]}
 """What it adds, positions that are moved, goes with each forward (tests/host/test_comfy_images.py)."""
-
-
-def described(kind: str) -> Any:
-    """ComfyUI's description of a model, of which no weights are made."""
-    return getattr(comfy.supported_models, kind)({"disable_unet_model_creation": True, "hidden_size": 3072})
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)

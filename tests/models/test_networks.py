@@ -20,7 +20,7 @@ from parallel_backend.models.comfyui.features.networks import (
 )
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
-from tests.models.test_spread import PLANS, TOLERANCE, worst
+from tests.models.spreading import PLANS, TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw, randomise

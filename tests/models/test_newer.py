@@ -21,7 +21,7 @@ from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.models.test_spread import TOLERANCE, worst
+from tests.models.spreading import TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 

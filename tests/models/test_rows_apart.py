@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from parallel_backend.models.comfyui.small import SMALL, Case, small
-from tests.models.test_spread import TOLERANCE
+from tests.models.spreading import TOLERANCE
 from tests.selection import thorough
 from tests.tiny_models import draw
 

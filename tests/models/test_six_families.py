@@ -25,7 +25,7 @@ from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.sharded import Sharded
-from tests.models.test_spread import TOLERANCE, worst
+from tests.models.spreading import TOLERANCE, worst
 from tests.pipefusion_simulation import patch_rows
 from tests.ranks import run_in_turn
 from tests.selection import thorough

@@ -25,22 +25,14 @@ from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
 from tests.comfy_oracle import comfy_on_path
+from tests.models.spreading import PLANS, TOLERANCE, worst
 from tests.ranks import run_in_turn, run_ranks
 from tests.selection import thorough
 from tests.tiny_models import draw
 
 comfy_on_path()
 
-TOLERANCE = 1e-5
 
-PLANS = {
-    "ulysses 2": {"ulysses": 2},
-    "ring 3": {"ring": 3},
-    "ring 2, ulysses 2": {"ring": 2, "ulysses": 2},
-    "3 patches over 2 stages, ulysses 2": {"pipefusion": 2, "patches": 3, "ulysses": 2},
-    "2 patches over 3 stages": {"pipefusion": 3, "patches": 2},
-    "ring 2, ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
-}
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
 WHOLE_PICTURE = ("chroma radiance",)
@@ -71,12 +63,6 @@ def case() -> Callable[[str], tuple[Case, Tensor]]:
             return found, found.stock()
 
     return get
-
-
-def worst(results: list[list[Tensor]], expected: Tensor) -> float:
-    """The largest relative error; every last stage's ranks must have answered."""
-    assert any(results)
-    return max(error_of(out, expected) for outs in results for out in outs)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in FREED)) for name in SMALL])

@@ -17,7 +17,7 @@ from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.family import Execution, Stage
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.models.test_declared import described
+from tests.models.described import described
 from tests.plans import cpu_plan
 from tests.ranks import run_ranks
 from tests.tiny_models import draw

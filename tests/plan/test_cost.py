@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,29 +11,16 @@ import msgspec
 import pytest
 
 from parallel_backend.errors import Refused
-from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.choose import best, is_approximate, rank, table
 from parallel_backend.plan.predict.cost import Job, cost, transfer_seconds
 from parallel_backend.plan.predict.known_machines import profile, profile_names
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from parallel_backend.plan.predict.profiles import Level, Profile
+from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
 from tests.sent_bytes import ring_bytes, ulysses_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-FLUX = known_model("flux-dev").shape
-JOB = Job(image_tokens=4096, text_tokens=512)
-
-
-def plans(devices: int, two_sided: bool = False, **wish: object) -> list[ResolvedPlan]:
-    limits = ModelLimits(FLUX.heads, FLUX.head_dim, FLUX.blocks)
-    return candidates(ParallelPlan(**{"pipefusion": 0, **wish}), devices, limits, Workload(1, two_sided, 64))
-
-
-def plan(**degrees: int | str) -> ResolvedPlan:
-    numbers = [degree for degree in degrees.values() if isinstance(degree, int)]
-    ones = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
-    (found,) = plans(math.prod(numbers), degrees.get("cfg") == 2, **{**ones, **degrees})
-    return found
 
 
 def faster_links(base: Profile, factor: float) -> Profile:
@@ -122,10 +108,6 @@ def test_a_pipeline_in_patches_is_idle_only_while_it_fills() -> None:
     assert piped.pipeline == pytest.approx(0, abs=1e-9)
     assert piped.device / 0.999 == pytest.approx(alone.device / 4)
     assert piped.fill * job.steps == pytest.approx(alone.device + 3 / 4 * alone.device / 4)
-
-
-def with_memory(base: Profile, memory: float) -> Profile:
-    return replace(base, device=replace(base.device, memory=memory))
 
 
 def test_streamed_weights_take_what_is_there_and_are_copied_behind_compute() -> None:

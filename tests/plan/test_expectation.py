@@ -17,7 +17,7 @@ from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
 from tests.plans import MEASURED
-from tests.test_sentences import known
+from tests.sentences import known
 
 FLUX = known_model("flux-dev").shape
 TOTAL = 25.3e9

@@ -18,7 +18,7 @@ from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import Storage
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
-from tests.models.test_spread import TOLERANCE, worst
+from tests.models.spreading import TOLERANCE, worst
 from tests.ranks import run_ranks
 from tests.selection import thorough
 from tests.tiny_formats import HALVES, random_blocks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
@@ -18,32 +18,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.sharded import Sharded
 from tests.ranks import run_ranks
-
-CPU = torch.device("cpu")
-BLOCKS = 5
-SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-    "scale": ((1,), torch.float32),
-    "packed": ((7, 18), torch.uint8),
-    "coded": ((13, 3), torch.float8_e4m3fn),
-    "whole": ((5,), torch.int8),
-    "weight": ((3, 5, 2), torch.bfloat16),
-    "exact": ((11,), torch.float64),
-}
-HELD = sum(-(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape, dtype in SHAPES.values())
-
-
-def tiny(device: str) -> nn.Module:
-    """Blocks with tensors of every kind, and one outside of them; of random bytes."""
-    model = nn.Module()
-    model.blocks = nn.ModuleList(nn.Module() for _ in range(BLOCKS))
-    generator = torch.Generator().manual_seed(0)
-    for block in model.blocks:
-        for name, (shape, dtype) in SHAPES.items():
-            raw = torch.randint(0, 256, (torch.Size(shape).numel() * dtype.itemsize,), generator=generator)
-            values = raw.to(torch.uint8).view(dtype).view(shape).to(device)
-            block.register_parameter(name, nn.Parameter(values, requires_grad=False))
-    model.outside = nn.Parameter(torch.arange(3.0).to(device), requires_grad=False)
-    return model
+from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
 
 
 def filled(meter: Meter, most: Callable[[int], int] = int, mark: Callable[[], object] = lambda: None) -> Any:
@@ -68,10 +43,6 @@ def most_of_all(number: int) -> int:
     value = torch.tensor(number)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return int(value)
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -15,11 +15,12 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.streamed import Streamed, staying
 from tests.allocations import peak_bytes
 from tests.comfy_oracle import comfy_on_path
 from tests.ranks import run_ranks
-from tests.weights.test_sharded import ALIGNMENT, BLOCKS, CPU, HELD, bits, tiny
+from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
 
 comfy_on_path()
 

@@ -16,7 +16,7 @@ from parallel_backend.weights.stores.host_copy import WORDS, digest
 from parallel_backend.weights.stores.host_memory import shared_bytes
 from parallel_backend.weights.stores.whole import Whole
 from tests.ranks import run_ranks
-from tests.weights.test_sharded import CPU, bits, tiny
+from tests.weights.tiny import CPU, bits, tiny
 
 
 def model() -> nn.Module:

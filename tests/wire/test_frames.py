@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.errors import Refused
 from parallel_backend.wire.frames import (
     MAX_HEADER_BYTES,
@@ -19,26 +18,7 @@ from parallel_backend.wire.frames import (
     worker_decoder,
 )
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Progress, Sample
-from tests.plans import cpu_plan
-
-SAMPLE = Sample(
-    request=3,
-    model=ModelSpec("comfyui", "/models/a.safetensors", 1, 2, "float32"),
-    plan=cpu_plan(ulysses=2),
-    compute_dtype="bfloat16",
-    sampling=FlowSettings(1.0, 1.0),
-    cfg=2.0,
-    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, strength=1.0, start=0.9)],
-    negative=None,
-)
-TENSORS = {
-    "x": torch.randn(1, 16, 3, 5),
-    "half": torch.randn(7).half(),
-    "brain": torch.randn(2, 3).bfloat16(),
-    "empty": torch.empty(0, 4),
-    "scalar": torch.tensor(3.0),
-    "bytes": torch.arange(5, dtype=torch.uint8),
-}
+from tests.wire.messages import SAMPLE, TENSORS
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])

@@ -16,7 +16,7 @@ import torch
 from parallel_backend.host.workers.channel import LocalChannel
 from parallel_backend.wire.frames import MAGIC, PREFIX, BadFrame, FrameDecoder, encode, host_decoder, worker_decoder
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Done, Facts, Failed, Hello, Progress, Pulse
-from tests.wire.test_frames import SAMPLE, TENSORS
+from tests.wire.messages import SAMPLE, TENSORS, mutated
 
 CASES = 6_000
 """In each direction."""
@@ -36,43 +36,6 @@ CASES_OF = {
         ],
     ),
 }
-EXTREMES = (
-    b"\x00",
-    b"\xff",
-    b"\x80",
-    b"\xc0",
-    b"\xc1",
-    b"\xdd" + b"\xff" * 4,
-    b"\xdf" + b"\xff" * 4,
-    b"\xcf" + b"\xff" * 8,
-)
-
-
-def mutated(frame: bytes, draw: random.Random) -> bytes:
-    """A frame with bytes changed, cut, doubled, put in or taken out; its prefix often says what is not so."""
-    data = bytearray(frame)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data))
-        match draw.randrange(7):
-            case 0:
-                data[at] ^= 1 << draw.randrange(8)
-            case 1:
-                data[at] = draw.randrange(256)
-            case 2:
-                data[at:at] = draw.choice(EXTREMES)
-            case 3:
-                del data[at : at + draw.randint(1, 8)]
-            case 4:
-                data += data[at:]
-            case 5:
-                data[at : at + 1] = draw.choice(EXTREMES)
-            case 6:
-                start = draw.choice((6, 8, 12))
-                size = {6: 2, 8: 4, 12: 8}[start]
-                data[start : start + size] = draw.choice((b"\x00", b"\xff", draw.randbytes(1))) * size
-        if len(data) < PREFIX.size:
-            data += bytes(PREFIX.size)
-    return bytes(data)
 
 
 def framed(frame: bytes, draw: random.Random) -> bytes:

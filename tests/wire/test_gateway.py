@@ -25,8 +25,7 @@ from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Ve
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Facts, Hello, Join, Ready, Welcome
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import free_port
-from tests.wire.test_frames import SAMPLE, TENSORS
-from tests.wire.test_fuzz import mutated
+from tests.wire.messages import SAMPLE, TENSORS, mutated
 
 REPO = Path(__file__).parents[2]
 MEBIBYTE = 1 << 20

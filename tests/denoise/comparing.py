@@ -1,0 +1,128 @@
+"""A sampler replayed beside ComfyUI's own, on a model that records its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parallel_backend.denoise.noise import LatentNoise
+from parallel_backend.denoise.program import Program, encoded
+from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
+from tests.programs import guider_of, recording, run_of
+
+import comfy.model_sampling  # isort: skip
+import comfy.samplers  # isort: skip
+
+
+SEED = 1234
+CFG = 1.7
+TOLERANCE = 1e-6
+
+
+class Call(NamedTuple):
+    x: Tensor
+    sigma: Tensor
+    step: int | None
+    denoised: Tensor
+
+
+class Run(NamedTuple):
+    calls: list[Call]
+    told: list[tuple[int, Tensor, Tensor]]
+    """Step, denoised and x."""
+    result: Tensor
+
+
+Model = Callable[[Tensor, Tensor], Tensor]
+
+
+def smooth(x: Tensor, sigma: Tensor) -> Tensor:
+    """Element-wise without functions whose last bit depends on where in memory an element lies."""
+    return x * (1.1 - sigma.view(-1, *[1] * (x.ndim - 1))) / (1 + x * x)
+
+
+def sides_of(model: Model, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Of two prompts."""
+    return model(x, sigma), 0.7 * model(x, sigma)
+
+
+class RecordingModel(comfy.samplers.KSamplerX0Inpaint):
+    """Stands where ComfyUI's samplers expect the guider with a mask around it, and writes down every call."""
+
+    def __init__(self, model_sampling: Any, sigmas: Tensor, model: Model, cfg: float = CFG) -> None:
+        super().__init__(guider_of(model_sampling, cfg), sigmas)
+        self._model = model
+        self.calls: list[Call] = []
+        self.told: list[tuple[int, Tensor, Tensor]] = []
+        self.inner_model.predict_noise = self._guided
+        self.inner_model.outer_predict_noise = self._guided
+
+    def _guided(self, x: Tensor, sigma: Tensor, model_options: Mapping[str, Any], seed: int) -> Tensor:
+        guider = self.inner_model
+        positive, negative = sides_of(self._model, x, sigma)
+        prompts = guider.conds["positive"], guider.conds["negative"]
+        if guider.cfg == 1.0 and not model_options.get("disable_cfg1_optimization"):
+            negative, prompts = torch.zeros_like(positive), (prompts[0], None)
+        denoised: Tensor = comfy.samplers.cfg_function(
+            guider.inner_model, positive, negative, guider.cfg, x, sigma, model_options, *prompts
+        )
+        self.calls.append(Call(x.clone(), sigma[0].clone(), None, denoised.clone()))
+        return denoised
+
+    def tell(self, report: Mapping[str, Any]) -> None:
+        self.calls[-1] = self.calls[-1]._replace(step=report["i"])
+        self.told.append((report["i"], report["denoised"].clone(), report["x"].clone()))
+
+
+def sampler_of(name: str, options: dict[str, Any]) -> Any:
+    return comfy.samplers.ksampler(name, options) if options else comfy.samplers.sampler_object(name)
+
+
+def drive(script: Script, steps: Steps, told: list[tuple[int, Tensor, Tensor]], model: Model) -> Run:
+    calls = []
+    with torch.inference_mode():
+        try:
+            call = next(steps)
+            for known in script.calls():
+                assert call.sigma.ndim == 0
+                assert torch.equal(call.sigma.nan_to_num(), known.sigma.nan_to_num())
+                positive, negative = sides_of(model, call.x, call.sigma * call.x.new_ones(len(call.x)))
+                denoised = negative + (positive - negative) * CFG
+                calls.append(Call(call.x.clone(), call.sigma, known.step if known.opens_step else None, denoised))
+                call = steps.send(Answer(denoised, (positive, negative)))
+        except StopIteration as end:
+            return Run(calls, told, end.value)
+    raise AssertionError("a program goes on after its last call")
+
+
+def script(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> tuple[Script, Tensor]:
+    """As a worker makes it of what came, and the sigmas with what the function wrote into them."""
+    run = run_of(sampler_of(name, options), model_sampling, sigmas, torch.empty_like(x), SEED, cfg=CFG)
+    recorded = recording("record").recorded(run)
+    if recorded.program is None:
+        raise ValueError(recorded.reason)
+    return script_of(encoded(recorded.program), x.ndim, len(sigmas), x.device), recorded.sigmas
+
+
+def our_program(program: Program, x: Tensor, rows: slice, model: Model) -> Run:
+    """What a program makes of some rows of a latent."""
+    made = Script(program, x.ndim, x.device)
+    told: list[tuple[int, Tensor, Tensor]] = []
+    noise = LatentNoise(tuple(x.shape), x.device, lambda draw: draw()[..., rows, :])
+    return drive(made, made.replay(x[..., rows, :], noise, lambda *each: told.append(each)), told, model)
+
+
+def start_latent(model_sampling: Any, sigmas: Tensor, batch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    clean, noise = torch.randn(2, batch, 4, 6, 5, generator=generator)
+    return model_sampling.noise_scaling(sigmas[0], noise, 0.7 * clean)
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """Relative L2, infinite where one is not finite and the other is."""
+    if torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num()):
+        return 0.0
+    return float(torch.nan_to_num((ours - theirs).norm() / theirs.norm(), nan=torch.inf))

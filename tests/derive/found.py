@@ -1,0 +1,71 @@
+"""A declaration as it is derived, for what keeps, sends and shows one."""
+
+from __future__ import annotations
+
+import torch
+
+from parallel_backend.conditioning import Conditioning
+from parallel_backend.derive.call_kind import CallKind, kind_of
+from parallel_backend.models.spread.declaration import (
+    Along,
+    Attended,
+    Beside,
+    Boundary,
+    ByFrame,
+    Declaration,
+    Group,
+    Local,
+    Pictured,
+    Same,
+    Segments,
+    Spread,
+    TextLength,
+    TextMask,
+)
+from parallel_backend.models.spread.functions import Chosen, Constant, LengthLess, StartAt
+from tests.tiny_models import draw
+
+FOUND = Declaration(
+    groups=(
+        Group(
+            "blocks",
+            streams={"x": Pictured(start=LengthLess(32)), "context": Beside()},
+            returns=("x", "context"),
+            arguments={
+                "pe": Along(("x", "context"), dim=2),
+                "runs": Segments("x"),
+                "edge": Boundary("x"),
+                "e": ByFrame("x", 4),
+                "mask": TextMask("context", before=("x",)),
+                "length": TextLength("context"),
+                "vec": Same((1, 2)),
+                "clip": Attended(),
+            },
+            attentions=Chosen("cross", (Spread(("x", "context"), kv_heads=2), Local()), (Spread(("x",)),)),
+            attends_in="comfy.ldm.some.model",
+        ),
+        Group("tail", streams={"x": Pictured(grid=True, dim=2, start=StartAt(3))}, returns=("x",)),
+    ),
+    heads=(Group("head", streams={"x": Pictured()}, returns=("x",)),),
+    heads_of=Constant((24, 128)),
+    text_width=Constant(4096),
+    patch_size=Constant((1, 2, 2)),
+    joint_text=False,
+    divides=True,
+    whole_picture=True,
+)
+"""With every word that data has."""
+
+
+def kind(text: int = 7, size: int = 8, frames: int = 3, /, **more: object) -> CallKind:
+    tensors = {"context": draw(1, text, 16, seed=1), "mask": torch.ones(1, text)}
+    values = {"tokens": text, "scale": 1.5, "mode": "plain", "flag": False}
+    for name, value in more.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif value is None:
+            tensors.pop(name, None)
+            values.pop(name, None)
+        else:
+            values[name] = value  # type: ignore[assignment]
+    return kind_of(draw(1, 4, frames, size, size, seed=2), Conditioning(tensors, dict(values)))

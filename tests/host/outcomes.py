@@ -1,0 +1,13 @@
+"""What a node says that a run came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.comfyui import ComfyUI, Run
+
+
+def outcome(server: ComfyUI, run: Run, name: str) -> dict[str, Any]:
+    _, _, _, extra_data, *_ = server.history(run.prompt_id)["prompt"]
+    found: dict[str, Any] = extra_data["parallel"][name]
+    return found

@@ -1,0 +1,27 @@
+"""Under which plans a forward is spread, and how far its result may be from the model's own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from parallel_backend.distance import error_of
+from tests.comfy_oracle import comfy_on_path
+
+comfy_on_path()
+
+
+TOLERANCE = 1e-5
+PLANS = {
+    "ulysses 2": {"ulysses": 2},
+    "ring 3": {"ring": 3},
+    "ring 2, ulysses 2": {"ring": 2, "ulysses": 2},
+    "3 patches over 2 stages, ulysses 2": {"pipefusion": 2, "patches": 3, "ulysses": 2},
+    "2 patches over 3 stages": {"pipefusion": 3, "patches": 2},
+    "ring 2, ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
+}
+
+
+def worst(results: list[list[Tensor]], expected: Tensor) -> float:
+    """The largest relative error; every last stage's ranks must have answered."""
+    assert any(results)
+    return max(error_of(out, expected) for outs in results for out in outs)

@@ -1,0 +1,30 @@
+"""Jobs and plans for the model of costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
+from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.known_models import known_model
+from parallel_backend.plan.predict.profiles import Profile
+
+FLUX = known_model("flux-dev").shape
+JOB = Job(image_tokens=4096, text_tokens=512)
+
+
+def plans(devices: int, two_sided: bool = False, **wish: object) -> list[ResolvedPlan]:
+    limits = ModelLimits(FLUX.heads, FLUX.head_dim, FLUX.blocks)
+    return candidates(ParallelPlan(**{"pipefusion": 0, **wish}), devices, limits, Workload(1, two_sided, 64))
+
+
+def plan(**degrees: int | str) -> ResolvedPlan:
+    numbers = [degree for degree in degrees.values() if isinstance(degree, int)]
+    ones = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
+    (found,) = plans(math.prod(numbers), degrees.get("cfg") == 2, **{**ones, **degrees})
+    return found
+
+
+def with_memory(base: Profile, memory: float) -> Profile:
+    return replace(base, device=replace(base.device, memory=memory))

@@ -1,0 +1,38 @@
+"""A tiny model whose weights are held in several ways."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.weights.stores.block_bytes import ALIGNMENT
+
+CPU = torch.device("cpu")
+BLOCKS = 5
+SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "scale": ((1,), torch.float32),
+    "packed": ((7, 18), torch.uint8),
+    "coded": ((13, 3), torch.float8_e4m3fn),
+    "whole": ((5,), torch.int8),
+    "weight": ((3, 5, 2), torch.bfloat16),
+    "exact": ((11,), torch.float64),
+}
+HELD = sum(-(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT for shape, dtype in SHAPES.values())
+
+
+def tiny(device: str) -> nn.Module:
+    """Blocks with tensors of every kind, and one outside of them; of random bytes."""
+    model = nn.Module()
+    model.blocks = nn.ModuleList(nn.Module() for _ in range(BLOCKS))
+    generator = torch.Generator().manual_seed(0)
+    for block in model.blocks:
+        for name, (shape, dtype) in SHAPES.items():
+            raw = torch.randint(0, 256, (torch.Size(shape).numel() * dtype.itemsize,), generator=generator)
+            values = raw.to(torch.uint8).view(dtype).view(shape).to(device)
+            block.register_parameter(name, nn.Parameter(values, requires_grad=False))
+    model.outside = nn.Parameter(torch.arange(3.0).to(device), requires_grad=False)
+    return model
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

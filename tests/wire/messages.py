@@ -1,0 +1,70 @@
+"""Messages with tensors, as they travel and damaged."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
+from parallel_backend.wire.frames import (
+    PREFIX,
+)
+from parallel_backend.wire.messages import Sample
+from tests.plans import cpu_plan
+
+SAMPLE = Sample(
+    request=3,
+    model=ModelSpec("comfyui", "/models/a.safetensors", 1, 2, "float32"),
+    plan=cpu_plan(ulysses=2),
+    compute_dtype="bfloat16",
+    sampling=FlowSettings(1.0, 1.0),
+    cfg=2.0,
+    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, strength=1.0, start=0.9)],
+    negative=None,
+)
+TENSORS = {
+    "x": torch.randn(1, 16, 3, 5),
+    "half": torch.randn(7).half(),
+    "brain": torch.randn(2, 3).bfloat16(),
+    "empty": torch.empty(0, 4),
+    "scalar": torch.tensor(3.0),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+}
+EXTREMES = (
+    b"\x00",
+    b"\xff",
+    b"\x80",
+    b"\xc0",
+    b"\xc1",
+    b"\xdd" + b"\xff" * 4,
+    b"\xdf" + b"\xff" * 4,
+    b"\xcf" + b"\xff" * 8,
+)
+
+
+def mutated(frame: bytes, draw: random.Random) -> bytes:
+    """A frame with bytes changed, cut, doubled, put in or taken out; its prefix often says what is not so."""
+    data = bytearray(frame)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(data))
+        match draw.randrange(7):
+            case 0:
+                data[at] ^= 1 << draw.randrange(8)
+            case 1:
+                data[at] = draw.randrange(256)
+            case 2:
+                data[at:at] = draw.choice(EXTREMES)
+            case 3:
+                del data[at : at + draw.randint(1, 8)]
+            case 4:
+                data += data[at:]
+            case 5:
+                data[at : at + 1] = draw.choice(EXTREMES)
+            case 6:
+                start = draw.choice((6, 8, 12))
+                size = {6: 2, 8: 4, 12: 8}[start]
+                data[start : start + size] = draw.choice((b"\x00", b"\xff", draw.randbytes(1))) * size
+        if len(data) < PREFIX.size:
+            data += bytes(PREFIX.size)
+    return bytes(data)
