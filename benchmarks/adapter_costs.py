@@ -19,9 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI, Graph
-from tests.host.conftest import fill
-from tests.host.graphs import insert_after_model, ksampler_graph, parallel
-from tests.tiny_flux import save_flux
+from tests.support.graphs.flux import insert_after_model, ksampler_graph, parallel
+from tests.support.server import fill
+from tests.support.tiny.flux import save_flux
 
 SIZE = {"heads": 8, "double_blocks": 2, "single_blocks": 4, "dtype": torch.bfloat16}
 RANK = 16

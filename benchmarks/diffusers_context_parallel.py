@@ -43,10 +43,10 @@ from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart, stages
-from tests.comfy_oracle import comfy_on_path
-from tests.plans import cpu_plan
-from tests.tiny_flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH
-from tests.tiny_models import randomise
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.plans import cpu_plan
+from tests.support.tiny.flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH
+from tests.support.tiny.models import randomise
 
 PAGE = Path(__file__).parents[1] / "docs" / "diffusers-context-parallel.md"
 COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.diffusers_context_parallel"

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from scripts.comfyui import REPO, ComfyUI, Graph, Run, Text
-from tests.host.conftest import fill
+from tests.support.server import fill
 
 EXPECTED: Any = {
     "kind": "LoadParallelFlux",

@@ -27,7 +27,7 @@ from parallel_backend.attention.parallel import WholeAttention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 CPU = torch.device("cpu")
 TOKENS, HEADS, HEAD_DIM = 1152, 16, 64

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from parallel_backend.host import Backend
 from tests.engine.conftest import Runner
-from tests.loading_costs import loading_costs
-from tests.plans import cpu_plan
-from tests.tiny_flux import save_flux
+from tests.support.loading_costs import loading_costs
+from tests.support.plans import cpu_plan
+from tests.support.tiny.flux import save_flux
 
 BLOCKS = 4
 PLANS = {

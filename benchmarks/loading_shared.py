@@ -22,8 +22,8 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
-from tests.loading_costs import field, forget
-from tests.ranks import run_ranks
+from tests.support.loading_costs import field, forget
+from tests.support.ranks import run_ranks
 
 WAYS = {"sent": Way.SENT, "read again": Way.AGAIN, "the faster one": None}
 ROUNDS = 3

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from tests.comfy_oracle import comfy_on_path
-from tests.tiny_models import draw
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.models import draw
 
 FAMILIES = ("flux", "qwen-image", "wan, text", "z-image")
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 from statistics import median
 
 from scripts.comfyui import ComfyUI, Graph, Progress
-from tests.host.conftest import fill
-from tests.host.graphs import insert_after_model, ksampler_graph, parallel
+from tests.support.graphs.flux import insert_after_model, ksampler_graph, parallel
+from tests.support.server import fill
 
 STEPS = 20
 ROUNDS = 5

@@ -22,7 +22,7 @@ from playwright.sync_api import Page, ViewportSize, expect
 
 from benchmarks.page_pictures import PATIENCE, SPRITES, open_tab, server
 from scripts.comfyui import REPO, ComfyUI
-from tests.host.browser import POLLING, SET, chromium, dismiss, open_graph, opened
+from tests.support.page.browser import POLLING, SET, chromium, dismiss, open_graph, opened
 
 SIZE: ViewportSize = {"width": 1100, "height": 640}
 COLOURS = 96

@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import Page, Route, ViewportSize, expect
 
 from scripts.comfyui import REPO, ComfyUI
-from tests.host.browser import PACK, POLLING, SET, chromium, dismiss, open_graph, opened, press
+from tests.support.page.browser import PACK, POLLING, SET, chromium, dismiss, open_graph, opened, press
 
 SIZES: tuple[ViewportSize, ...] = ({"width": 1920, "height": 1080}, {"width": 1280, "height": 720})
 THEMES = ("dark", "light")

@@ -22,7 +22,7 @@ from parallel_backend.host.runs.timeline import timeline_of
 from parallel_backend.host.workers.channel import Heard
 from parallel_backend.host.workers.status import BackendStatus, GroupStatus, rank_statuses
 from parallel_backend.wire.messages import HeldModel, Pulse, Report, Times
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 RANKS = 16
 WAITS = 57 * 2

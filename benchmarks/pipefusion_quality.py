@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.pipefusion_simulation import Prompt, ksampler_sigmas, load_model, process_out, simulate
+from tests.support.pipefusion_simulation import Prompt, ksampler_sigmas, load_model, process_out, simulate
 
 import comfy.sd  # isort: skip
 

@@ -23,10 +23,10 @@ from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.host import Backend
 from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
 from tests.engine.conftest import Runner
-from tests.plans import cpu_plan
-from tests.programs import VelocitySampling, encoded_program
-from tests.tiny_cogvideox import schedulers
-from tests.tiny_models import save_model
+from tests.support.plans import cpu_plan
+from tests.support.programs import VelocitySampling, encoded_program
+from tests.support.tiny.cogvideox import schedulers
+from tests.support.tiny.models import save_model
 
 FRAMES, SIZE = 3, 16
 COLOURS = torch.tensor([[1.0, 0, 0], [0, 0.7, 0], [0, 0, 1], [1, 1, 0], [1, 1, 1], [0, 0, 0]])

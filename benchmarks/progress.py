@@ -15,8 +15,8 @@ import tempfile
 from statistics import median
 
 from scripts.comfyui import REPO, ComfyUI
-from tests.host.conftest import fill
-from tests.host.graphs import ksampler_graph, parallel
+from tests.support.graphs.flux import ksampler_graph, parallel
+from tests.support.server import fill
 
 ROUNDS = 3
 

@@ -34,9 +34,9 @@ from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.secret import VARIABLE
-from tests.plans import cpu_plan
-from tests.programs import encoded_program
-from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.plans import cpu_plan
+from tests.support.programs import encoded_program
+from tests.support.tiny.flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PAGE = Path(__file__).parents[1] / "docs" / "slow-network.md"
 COMMAND = "OMP_NUM_THREADS=1 COMFYUI_PATH=… python -m benchmarks.slow_network"

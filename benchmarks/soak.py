@@ -29,11 +29,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI, Graph
-from tests import tiny_cogvideox, tiny_pixart
-from tests.host.conftest import TEXT_LENGTHS, fill, relative_error, saved_latent
-from tests.host.graphs import ksampler_graph, node, parallel
-from tests.sampler_names import LOCAL
-from tests.tiny_models import draw
+from tests.support.graphs.flux import ksampler_graph, node, parallel
+from tests.support.latents import relative_error, saved_latent
+from tests.support.sampler_names import LOCAL
+from tests.support.server import TEXT_LENGTHS, fill
+from tests.support.tiny import cogvideox as tiny_cogvideox
+from tests.support.tiny import pixart as tiny_pixart
+from tests.support.tiny.models import draw
 
 MEBIBYTE = 1 << 20
 SETTLE_SECONDS = 30.0

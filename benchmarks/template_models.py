@@ -1,7 +1,7 @@
 """Which class of ComfyUI's models each file is that its workflow templates load, by the file's name.
 
-The files are too large to be read, so this is written down by hand; `tests/test_templates_census.py` holds it against ComfyUI's
-list of classes and against the templates' files, and a file that is not here is told as unknown and never counted.
+The files are too large to be read, so this is written down by hand; `tests/pack/test_templates_census.py` holds it against
+ComfyUI's list of classes and against the templates' files, and a file that is not here is told as unknown and never counted.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from parallel_backend.conditioning import Conditioning
 from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.split.tokens import paces_by, share_by
-from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Job, Runner, relative_error, sigmas, spec_of
-from tests.plans import cpu_plan
-from tests.tiny_flux import save_flux
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.plans import cpu_plan
+from tests.support.tiny.flux import save_flux
 
 ROUNDS = 3
 SLOW = """

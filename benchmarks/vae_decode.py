@@ -23,10 +23,10 @@ from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.rows import Slab, slab_of
 from scripts.comfyui import REPO
-from tests.allocations import peak_bytes
-from tests.ranks import run_ranks
-from tests.tiny_vae import random_weights
-from tests.vae import test_tiles
+from tests.support.allocations import peak_bytes
+from tests.support.ranks import run_ranks
+from tests.support.tiny.vae import random_weights
+from tests.vae import tiles
 from tests.vae.comfy_vaes import KINDS, build
 
 RANKS = (1, 2, 3, 4)
@@ -87,8 +87,8 @@ def subjects() -> list[Subject]:
         ),
         Subject(
             "MiniMax-H3, 30 frames of 112x80 in eight tiles",
-            ComfyAutoencoder(test_tiles.autoencoder(), 16),
-            test_tiles.inputs("clip")[0],
+            ComfyAutoencoder(tiles.autoencoder(), 16),
+            tiles.inputs("clip")[0],
         ),
     ]
 

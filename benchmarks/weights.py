@@ -40,9 +40,9 @@ from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
-from tests.tiny_models import draw
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
+from tests.support.tiny.models import draw
 
 CPU = torch.device("cpu")
 RANKS = 2

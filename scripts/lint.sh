@@ -31,10 +31,10 @@ types() {
   (cd -- "$LINTED/packages" && MYPY_CACHE_DIR="$LINTED/mypy-nodes" part "mypy: nodes" \
     mypy --config-file "$REPO/pyproject.toml" -p pack.nodes) >"$nodes" 2>&1 &
   local beside=$! failed=0
-  local helpers=() file # of the tests; these themselves, and tests/host/other_pack in a ComfyUI, are judged by running
-  for file in tests/*.py tests/*/*.py; do
-    [[ "$file" == */test_* ]] || { file="${file%.py}" && helpers+=(-m "${file//\//.}"); }
-  done
+  local helpers=() file # of the tests; these themselves, and the packs among them, are judged by running
+  while read -r file; do
+    file="${file%.py}" && helpers+=(-m "${file//\//.}")
+  done < <(find tests -name "*.py" -not -name "test_*" -not -path "*_pack/*" | sort)
   part "mypy" mypy || failed=1
   part "mypy: benchmarks and the tests' helpers" mypy -p benchmarks "${helpers[@]}" || failed=1
   wait "$beside" || failed=1

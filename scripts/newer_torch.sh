@@ -9,7 +9,7 @@ RECORD=""
 [[ "${1:-}" != --record ]] || { RECORD=yes && shift; }
 (($#)) || set -- 2.14.1 2.15.0
 PARTS=(tests/models tests/attention tests/comm tests/engine tests/dry)
-COMPILED=(tests/engine/test_inductor.py tests/host/test_inductor.py tests/models/test_compiled.py)
+COMPILED=(tests/engine/test_inductor.py tests/features/test_inductor.py tests/models/test_compiled.py)
 
 tests() { # what they are called, and what goes to pytest
   say "pytest with torch $TORCH: $1"

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import settings
 
 from scripts import tested
-from tests.reliability import Ledger
-from tests.side_by_side import Groups, turn
+from tests.support.reliability import Ledger
+from tests.support.side_by_side import Groups, turn
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
+
+pytest_plugins = ("tests.support.fixtures",)
 
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")

@@ -20,10 +20,10 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.requests.sampling import sample
-from tests.allocations import peak_bytes
 from tests.dry.dry_rank import by_formula, model_of
 from tests.dry.full_size import JOBS
 from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
+from tests.support.allocations import peak_bytes
 
 from .report import Report, Work
 

@@ -30,7 +30,7 @@ from parallel_backend.weights.layers.quantised import compute_in
 from parallel_backend.weights.loading.loader import Source, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.whole import Whole
-from tests.tiny_formats import random_blocks
+from tests.support.tiny.formats import random_blocks
 
 from .bench import TYPE, Bench
 

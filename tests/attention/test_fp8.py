@@ -16,8 +16,8 @@ from parallel_backend.attention.payload import EXACT, FP8, Payload
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 TOKENS, HEADS, HEAD_DIM = 41, 6, 32

@@ -11,9 +11,9 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.spread.placement import Placement, order_of, spread_by
-from tests.attention_functions import windowed
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
+from tests.support.attention_functions import windowed
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 TEXT, PICTURE, WIDTH = 7, 30, 8

@@ -22,7 +22,7 @@ from parallel_backend.attention.packages import (
     package_faults,
 )
 from parallel_backend.errors import Refused
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 SYMBOL = "flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"

@@ -12,9 +12,9 @@ from parallel_backend.errors import Refused
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.spread.placement import Placement, slots_of, spread_by
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
-from tests.selection import thorough
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
 
 CPU = torch.device("cpu")
 

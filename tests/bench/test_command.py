@@ -16,9 +16,9 @@ import pytest
 from parallel_backend.bench.__main__ import main
 from parallel_backend.bench.client import Graph
 from parallel_backend.bench.record import STOCK, Record, decoded
-from tests.host.graphs import node
-from tests.selection import thorough
-from tests.tiny_flux import save_conditioning, save_flux
+from tests.support.graphs.flux import node
+from tests.support.selection import thorough
+from tests.support.tiny.flux import save_conditioning, save_flux
 
 REPO = Path(__file__).parents[2]
 COMFYUI = os.environ["COMFYUI_PATH"]

@@ -9,8 +9,8 @@ import torch
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan.predict.cost import connections
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
 
 PAIRS = {
     "ulysses 3": (cpu_plan(ulysses=3), 2),

@@ -7,7 +7,7 @@ import pytest
 from parallel_backend.host.runs.calls import BETWEEN, Calls, coarse, joined
 from parallel_backend.host.runs.timeline import timeline_of
 from parallel_backend.wire.messages import Report, Times
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 
 def report(rank: int, seconds: float, width: float, waiting: dict[str, list[int]]) -> Report:

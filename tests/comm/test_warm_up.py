@@ -10,7 +10,7 @@ from torch import Tensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.host.workers.causes import known_cause
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 

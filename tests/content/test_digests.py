@@ -17,8 +17,8 @@ from parallel_backend.models.comfyui.content.known import Content
 from parallel_backend.models.comfyui.content.reached import Walk
 from parallel_backend.models.comfyui.content.tested import tables
 from parallel_backend.models.comfyui.content.things import THINGS, Thing
-from tests.comfyuis import NewInComfyUI, name
-from tests.programs import recording  # imports ComfyUI
+from tests.support.comfyuis import NewInComfyUI, name
+from tests.support.programs import recording  # imports ComfyUI
 
 import comfy.samplers  # isort: skip
 import comfy.lora  # isort: skip

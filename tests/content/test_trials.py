@@ -12,8 +12,8 @@ import pytest
 
 from parallel_backend.models.comfyui.content.kept import all_kept
 from parallel_backend.models.comfyui.content.known import Content
-from tests.nodes_module import ForGood, nodes_module
-from tests.programs import recording  # imports ComfyUI
+from tests.support.nodes_module import ForGood, nodes_module
+from tests.support.programs import recording  # imports ComfyUI
 
 import comfy.lora  # isort: skip
 import comfy.model_base  # isort: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.program import Program, encoded
 from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
-from tests.programs import guider_of, recording, run_of
+from tests.support.programs import guider_of, recording, run_of
 
 import comfy.model_sampling  # isort: skip
 import comfy.samplers  # isort: skip

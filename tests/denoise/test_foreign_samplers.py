@@ -28,7 +28,7 @@ from tests.denoise.comparing import (
     smooth,
     start_latent,
 )
-from tests.programs import FlowSampling, recording, run_of
+from tests.support.programs import FlowSampling, recording, run_of
 
 import comfy.k_diffusion.sampling  # isort: skip
 import comfy.model_management  # isort: skip

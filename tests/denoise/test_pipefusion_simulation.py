@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.pipefusion_simulation import (
+from tests.support.pipefusion_simulation import (
     PIPEFUSION,
     Branch,
     Guider,
@@ -20,7 +20,7 @@ from tests.pipefusion_simulation import (
     process_out,
     simulate,
 )
-from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
+from tests.support.tiny.flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 
 import comfy.latent_formats  # isort: skip
 import comfy.samplers  # isort: skip

@@ -26,7 +26,7 @@ from parallel_backend.denoise.program import (
 )
 from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
 from parallel_backend.errors import Refused
-from tests.programs import program_of
+from tests.support.programs import program_of
 
 SIGMAS = torch.tensor([1.0, 0.6, 0.2, 0.0])
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 
 from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import Prompt
-from tests.comfy_oracle import comfy_on_path
+from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
 

@@ -14,9 +14,9 @@ from parallel_backend.denoise.noise import LatentNoise, whole
 from parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
 from parallel_backend.denoise.process import Diffusion, Flow, Process
 from parallel_backend.denoise.replay import Answer, Script
-from tests.programs import FlowSampling, NoiseSampling, VelocitySampling, recording, run_of
-from tests.sampler_names import LOCAL, NOT_LOCAL
-from tests.selection import product
+from tests.support.programs import FlowSampling, NoiseSampling, VelocitySampling, recording, run_of
+from tests.support.sampler_names import LOCAL, NOT_LOCAL
+from tests.support.selection import product
 
 import comfy.model_sampling  # isort: skip
 import comfy.samplers  # isort: skip

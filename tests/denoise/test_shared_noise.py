@@ -17,9 +17,9 @@ from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.plan import ResolvedPlan
-from tests.plans import cpu_plan
-from tests.programs import program_of
-from tests.ranks import run_ranks
+from tests.support.plans import cpu_plan
+from tests.support.programs import program_of
+from tests.support.ranks import run_ranks
 
 SHAPE = (3, 2, 5, 4)
 SIGMAS = torch.linspace(1, 0, 5)

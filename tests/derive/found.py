@@ -23,7 +23,7 @@ from parallel_backend.models.spread.declaration import (
     TextMask,
 )
 from parallel_backend.models.spread.functions import Chosen, Constant, LengthLess, StartAt
-from tests.tiny_models import draw
+from tests.support.tiny.models import draw
 
 FOUND = Declaration(
     groups=(

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
 from parallel_backend.models.comfyui.small import Case
-from tests.tiny_models import draw
+from tests.support.tiny.models import draw
 
 
 def subject_of(case: Case) -> Subject:

@@ -17,9 +17,9 @@ from parallel_backend.derive.calls import Sizes
 from parallel_backend.derive.prompt import Prompt
 from parallel_backend.derive.small import small_of
 from parallel_backend.models.comfyui.importing import import_comfyui
-from tests.selection import thorough
-from tests.tiny_comfy import TINY, save_tiny
-from tests.tiny_models import draw
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY, save_tiny
+from tests.support.tiny.models import draw
 
 NAME = "causal_wan"
 LIMIT = 4e9

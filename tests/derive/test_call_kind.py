@@ -14,7 +14,7 @@ from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.kept import MOST_KINDS, Kept, all_kept, load, save, unlike
 from parallel_backend.models.spread.data import data_of
 from tests.derive.found import FOUND, kind
-from tests.tiny_models import draw
+from tests.support.tiny.models import draw
 
 DATA = data_of(FOUND)
 

@@ -27,9 +27,9 @@ from parallel_backend.models.spread.declaration import Along, Declaration, Local
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
 from tests.derive.toys import toy
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_comfy import save_tiny
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import save_tiny
 
 QUICK = ("hunyuan-dit",)
 """A class that has no written declaration, whose blocks differ and call attention without options."""

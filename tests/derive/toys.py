@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
 from parallel_backend.models.spread.compiled import OVERRIDE
-from tests.comfy_oracle import comfy_on_path
-from tests.tiny_models import draw, randomise
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.models import draw, randomise
 
 comfy_on_path()
 

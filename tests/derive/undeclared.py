@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
 from parallel_backend.models.comfyui.small.case import HEADS, TEXT, WIDTH, Builder
-from tests.tiny_models import draw, randomise
+from tests.support.tiny.models import draw, randomise
 
 model_of = Builder().model
 

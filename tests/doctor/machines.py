@@ -12,7 +12,7 @@ from parallel_backend.gpus import Gpu
 from parallel_backend.models.comfyui.content.kept import Verdict
 from parallel_backend.models.spread.data import data_of
 from tests.derive.found import FOUND, kind
-from tests.plans import MEASURED
+from tests.support.plans import MEASURED
 
 GIB = 1 << 30
 PAIR = ("cuda:0", "cuda:1")

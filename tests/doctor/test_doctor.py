@@ -19,7 +19,7 @@ from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import gpus_of_the_driver
 from parallel_backend.worker.memory.rank_memory import KEPT_UNDER_WINDOWS
 from tests.doctor.machines import DERIVED, EQUAL, FAULTS, GOOD, OTHER, OTHER_CUDA
-from tests.selection import thorough
+from tests.support.selection import thorough
 
 
 def test_a_good_machine_is_all_right():

@@ -12,7 +12,7 @@ from parallel_backend.doctor.findings import Status
 from parallel_backend.doctor.models import finding_of
 from parallel_backend.host.proofs import Watched
 from parallel_backend.models.comfyui.proof.asked import Answer, Asked
-from tests.sentences import known
+from tests.support.sentences import known
 
 ASKED = Asked("WAN21_T2V", "wan, text"), Asked("WAN21_T2V", "wan, references behind")
 RIGHT = Answer({"ulysses 2": 2e-7, "ring 3": 3e-7}, 1.5)

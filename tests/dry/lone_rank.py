@@ -141,7 +141,7 @@ def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) ->
 
 def program_for(job: Job, steps: int) -> Tensor:
     """What its sampler does, for `tensors_of`; recorded where tensors have data."""
-    from tests.programs import (
+    from tests.support.programs import (
         FlowSampling,
         VelocitySampling,
         encoded_program,

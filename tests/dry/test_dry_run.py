@@ -24,8 +24,8 @@ from parallel_backend.plan.predict.operations import (
     ULYSSES,
     of_a_block,
 )
-from tests.comfyuis import is_listed, tell_new
-from tests.selection import thorough
+from tests.support.comfyuis import is_listed, tell_new
+from tests.support.selection import thorough
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/dry-run.md"

@@ -21,12 +21,12 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
-from tests.comfy_oracle import comfy_on_path
 from tests.dry.dry_rank import inspected, model_of
 from tests.dry.full_size import JOBS
 from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
-from tests.ranks import run_ranks
-from tests.selection import thorough
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
 
 comfy_on_path()
 

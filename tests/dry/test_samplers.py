@@ -9,8 +9,8 @@ from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.patch_sampler import PatchSampler
 from parallel_backend.denoise.replay import Answer, script_of
 from tests.dry.fake_gpu import DEVICE, FakeGpu
-from tests.programs import encoded_program
-from tests.sampler_names import LOCAL
+from tests.support.programs import encoded_program
+from tests.support.sampler_names import LOCAL
 
 SHAPE = 1, 4, 6, 5
 SIGMAS = torch.linspace(1, 0, 7)

@@ -22,8 +22,8 @@ from parallel_backend.host.backend import OnPixels
 from parallel_backend.host.workers.exchange import Answer, Caller
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.files.digest import file_digest
-from tests.programs import encoded_program
-from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.programs import encoded_program
+from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 TOLERANCE = 1e-5
 SCHNELL = FlowSettings(timestep_scale=1.0, noise_scale=1.0)

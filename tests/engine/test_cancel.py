@@ -14,9 +14,9 @@ from torch import Tensor
 from parallel_backend.diffusion import Prompt
 from parallel_backend.errors import Cancelled
 from tests.engine.conftest import SCHNELL, Runner, sigmas
-from tests.plans import cpu_plan
-from tests.programs import encoded_program
-from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.plans import cpu_plan
+from tests.support.programs import encoded_program
+from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PATIENCE = 2.0
 """Seconds after the running model call within which a cancelled request has ended."""

@@ -20,14 +20,14 @@ from torch import Tensor
 from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
-from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
-from tests.plans import cpu_plan
-from tests.programs import VelocitySampling, encoded_program
-from tests.selection import product, thorough
-from tests.tiny_cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
-from tests.tiny_formats import FORMS, as_stored, save_as
-from tests.tiny_models import draw, randomise
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.plans import cpu_plan
+from tests.support.programs import VelocitySampling, encoded_program
+from tests.support.selection import product, thorough
+from tests.support.tiny.cogvideox import TEXT_WIDTH, TYPES, cogvideox, save_cogvideox, schedulers
+from tests.support.tiny.formats import FORMS, as_stored, save_as
+from tests.support.tiny.models import draw, randomise
 
 STEPS = 4
 CFG = 6.0

@@ -13,9 +13,9 @@ from parallel_backend.layout import SequenceSplit
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.wire.messages import Report
 from tests.engine.conftest import Job, Runner, sigmas
-from tests.plans import cpu_plan
-from tests.selection import thorough
-from tests.tiny_flux import HEAD_DIM, save_flux
+from tests.support.plans import cpu_plan
+from tests.support.selection import thorough
+from tests.support.tiny.flux import HEAD_DIM, save_flux
 
 STEPS, BLOCKS, HEADS, ELEMENT = 4, 3, 4, 4
 HIDDEN = HEADS * HEAD_DIM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.selection import thorough
+from tests.support.selection import thorough
 from tests.vae.comfy_vaes import KINDS, build, save_comfy_vae
 
 TOLERANCE = 1e-5

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.pipefusion_simulation import simulate
-from tests.plans import cpu_plan
-from tests.selection import thorough
+from tests.support.pipefusion_simulation import simulate
+from tests.support.plans import cpu_plan
+from tests.support.selection import thorough
 
 STEPS, BLOCKS = 2, 3
 PLAN = cpu_plan(ulysses=2, blocks=BLOCKS)

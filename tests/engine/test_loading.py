@@ -24,11 +24,11 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from scripts.comfyui import REPO
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.loading_costs import field, loading_costs
-from tests.plans import cpu_plan
-from tests.selection import thorough
-from tests.tiny_flux import flux_tensors, save_flux
-from tests.tiny_formats import save_gguf, save_scaled
+from tests.support.loading_costs import field, loading_costs
+from tests.support.plans import cpu_plan
+from tests.support.selection import thorough
+from tests.support.tiny.flux import flux_tensors, save_flux
+from tests.support.tiny.formats import save_gguf, save_scaled
 
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -51,7 +51,7 @@ import sys
 from pathlib import Path
 from parallel_backend.host import Backend
 from tests.engine.conftest import Job, Runner, sigmas
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 with open("/dev/shm/full", "wb") as file:
     try:

@@ -20,11 +20,11 @@ from parallel_backend.host import Backend
 from parallel_backend.host.workers.out_of_memory import WorkerOutOfMemory
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.worker.memory.rank_memory import HOST_RESERVE, available_on_host
-from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import Job, Runner, sigmas, spec_of
-from tests.nodes_module import nodes_module
-from tests.plans import cpu_plan
-from tests.selection import thorough
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.nodes_module import nodes_module
+from tests.support.plans import cpu_plan
+from tests.support.selection import thorough
 from tests.vae.comfy_vaes import save_comfy_vae
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."

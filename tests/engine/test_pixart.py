@@ -14,11 +14,11 @@ from torch import Tensor
 from parallel_backend.diffusion import DiffusionSettings, Prompt
 from parallel_backend.plan import ResolvedPlan
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
-from tests.plans import cpu_plan
-from tests.programs import NoiseSampling, encoded_program
-from tests.tiny_formats import FORMS, as_stored, save_as
-from tests.tiny_models import draw
-from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
+from tests.support.plans import cpu_plan
+from tests.support.programs import NoiseSampling, encoded_program
+from tests.support.tiny.formats import FORMS, as_stored, save_as
+from tests.support.tiny.models import draw
+from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
 
 STEPS = 4
 CFG = 4.5

@@ -22,10 +22,10 @@ from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.measure import Machine
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.comfy_oracle import comfy_on_path
 from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas
 from tests.engine.conftest import Job as Denoise
-from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH
 
 FLUX = FAMILIES["comfyui"]
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from parallel_backend.errors import Cancelled
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.pipefusion_simulation import load_model, simulate
-from tests.plans import cpu_plan
-from tests.selection import product, thorough
+from tests.support.pipefusion_simulation import load_model, simulate
+from tests.support.plans import cpu_plan
+from tests.support.selection import product, thorough
 
 STEPS = 3
 BLOCKS = 3

@@ -11,9 +11,9 @@ from parallel_backend.denoise.program import ModelCall, Program, encoded
 from parallel_backend.diffusion import Prompt
 from parallel_backend.errors import Refused
 from tests.engine.conftest import SCHNELL, Runner
-from tests.plans import cpu_plan
-from tests.programs import encoded_program
-from tests.tiny_flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.plans import cpu_plan
+from tests.support.programs import encoded_program
+from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 
 def test_what_is_not_well_formed_is_refused_and_the_workers_stay(run: Runner, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.pipefusion_simulation import simulate
-from tests.plans import cpu_plan
-from tests.selection import thorough
-from tests.tiny_flux import save_flux
+from tests.support.pipefusion_simulation import simulate
+from tests.support.plans import cpu_plan
+from tests.support.selection import thorough
+from tests.support.tiny.flux import save_flux
 
 STEPS, BLOCKS = 3, 8
 PLANS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import Job, Runner, sigmas
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 
 @pytest.mark.exactness

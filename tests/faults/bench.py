@@ -25,10 +25,10 @@ from parallel_backend.worker.process.environment import FAULT_FILE
 from parallel_backend.worker.process.faults import LATE_SECONDS
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.faults.fault_file import FaultFile
-from tests.plans import cpu_plan
-from tests.reliability import Ledger
-from tests.selection import thorough
-from tests.tiny_flux import save_flux
+from tests.support.plans import cpu_plan
+from tests.support.reliability import Ledger
+from tests.support.selection import thorough
+from tests.support.tiny.flux import save_flux
 from tests.vae.comfy_vaes import save_comfy_vae
 
 STEPS = 3

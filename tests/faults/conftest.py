@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.bench import Bench
-from tests.reliability import Ledger
+from tests.support.reliability import Ledger
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from parallel_backend.worker.process.faults import LATE_SECONDS
 from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, Bench, Case
-from tests.selection import product
+from tests.support.selection import product
 
 PATIENCE = 3
 

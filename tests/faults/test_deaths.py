@@ -8,7 +8,7 @@ import pytest
 
 from parallel_backend.host.workers.out_of_memory import WorkerOutOfMemory
 from tests.faults.bench import AFTERWARDS, BOUND, DEATHS, ERROR, PHASES, PLANS, Case, deaths
-from tests.selection import product, thorough
+from tests.support.selection import product, thorough
 
 LOADING, FIRST, LAST, DECODING = "loading the model", "sampling, first step", "sampling, last step", "decoding"
 

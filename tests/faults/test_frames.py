@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parallel_backend.errors import Cancelled, WorkerFailed
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR
-from tests.selection import thorough
+from tests.support.selection import thorough
 
 CLIP = torch.linspace(-1, 1, 16 * 33 * 4 * 4).view(1, 16, 33, 4, 4)
 FIRST, PIECES = 9, 16

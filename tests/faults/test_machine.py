@@ -20,8 +20,8 @@ from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host import Backend
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
-from tests.plans import cpu_plan
-from tests.selection import thorough
+from tests.support.plans import cpu_plan
+from tests.support.selection import thorough
 
 REPO = Path(__file__).parents[2]
 RESULT = "the result"

@@ -12,7 +12,7 @@ import torch
 from parallel_backend.errors import WorkerFailed
 from parallel_backend.host import Deadlines
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PHASES, Bench, Case
-from tests.selection import thorough
+from tests.support.selection import thorough
 
 PATIENCE = Deadlines(start=10, silence=5, stall=8, cancel=5)
 MARGIN = 6

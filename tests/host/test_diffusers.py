@@ -12,16 +12,18 @@ import pytest
 from safetensors.torch import save_file
 
 from scripts.comfyui import REPO, ComfyUI
-from tests import tiny_cogvideox, tiny_pixart
-from tests.host.comfy_graphs import TOKENS, TOLERANCE, graph_of, save_families, spread
-from tests.host.conftest import NARROW, fill, latents, relative_error
-from tests.host.diffusers_graphs import family_graph
-from tests.host.graphs import Graph, ksampler_graph, node, parallel
-from tests.host.refused_files import decoding, loading
-from tests.other_python import IMPORTED, install_diffusers, python_with
-from tests.selection import thorough
-from tests.tiny_models import draw
-from tests.tiny_vae import save_cogvideox_vae
+from tests.refusals.files import decoding, loading
+from tests.support.graphs.comfyui import TOKENS, TOLERANCE, graph_of, save_families, spread
+from tests.support.graphs.diffusers import family_graph
+from tests.support.graphs.flux import Graph, ksampler_graph, node, parallel
+from tests.support.latents import latents, relative_error
+from tests.support.other_python import IMPORTED, install_diffusers, python_with
+from tests.support.selection import thorough
+from tests.support.server import NARROW, fill
+from tests.support.tiny import cogvideox as tiny_cogvideox
+from tests.support.tiny import pixart as tiny_pixart
+from tests.support.tiny.models import draw
+from tests.support.tiny.vae import save_cogvideox_vae
 
 REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python."
 

@@ -13,10 +13,10 @@ import pytest
 
 from scripts.comfyui import ComfyUIError, Progress, Run
 from tests.faults.bench import BOUND
-from tests.host.faulty import FaultyComfyUI, alive, kill, wait_until
-from tests.host.graphs import Graph
-from tests.reliability import Ledger
-from tests.selection import thorough
+from tests.support.faulty import FaultyComfyUI, alive, kill, wait_until
+from tests.support.graphs.flux import Graph
+from tests.support.reliability import Ledger
+from tests.support.selection import thorough
 
 STEP = 5
 """The step of a long run at which something happens to it."""
@@ -29,7 +29,7 @@ ENDS = {
     "Ctrl-C": signal.SIGINT,
     "an uncaught exception": signal.SIGUSR1,
 }
-"""How ComfyUI ends, and the signal that brings it about (tests/host/faulty.py)."""
+"""How ComfyUI ends, and the signal that brings it about (tests/support/faulty.py)."""
 
 QUICK_END = ("in the middle", "SIGKILL")
 """The others start ComfyUI again; by Ctrl-C the tests end each ComfyUI."""

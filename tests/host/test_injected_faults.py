@@ -12,11 +12,11 @@ import pytest
 from parallel_backend.worker.process.faults import LATE_SECONDS
 from scripts.comfyui import ComfyUI
 from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, ERROR, PHASES, Case, deaths
-from tests.host.conftest import saved_latent
-from tests.host.faulty import PATIENCE, FaultyComfyUI, kill, wait_until
-from tests.host.graphs import ksampler_graph, parallel
-from tests.reliability import Ledger
-from tests.selection import product, thorough
+from tests.support.faulty import PATIENCE, FaultyComfyUI, kill, wait_until
+from tests.support.graphs.flux import ksampler_graph, parallel
+from tests.support.latents import saved_latent
+from tests.support.reliability import Ledger
+from tests.support.selection import product, thorough
 
 MARGIN = 6
 """Seconds from the end of patience to the error."""

@@ -19,9 +19,9 @@ from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import SCHEME, Address
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import REPO, ComfyUI, Graph, free_port
-from tests.host.conftest import relative_error
-from tests.host.graphs import ksampler_graph, node, parallel
-from tests.selection import thorough
+from tests.support.graphs.flux import ksampler_graph, node, parallel
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
 from tests.vae.comfy_vaes import save_image_vae
 
 pytestmark = thorough

@@ -14,14 +14,14 @@ import torch
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.host import Backend
 from scripts.comfyui import REPO, ComfyUI
-from tests.comfy_oracle import comfy_on_path
-from tests.host.conftest import relative_error, saved_latent
-from tests.host.faulty import wait_until, workers_among
-from tests.host.graphs import Graph, ksampler_graph, parallel, queue_logged
-from tests.host.leaving import RESTORED, free_until, of_workers, on_devices
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_formats import save_sparse
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.faulty import wait_until, workers_among
+from tests.support.graphs.flux import Graph, ksampler_graph, parallel, queue_logged
+from tests.support.latents import relative_error, saved_latent
+from tests.support.leaving import RESTORED, free_until, of_workers, on_devices
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.formats import save_sparse
 
 RELEASED = re.compile(
     r"Parallel: (\S+) released; the workers hold (\S+) MiB on their devices and keep (\S+) MiB in host"

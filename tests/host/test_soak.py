@@ -6,7 +6,7 @@ import psutil
 import requests
 
 from benchmarks.soak import PROBE_EVERY, TOLERANCE, fill_families, held_by, shared_memory, soak
-from tests.selection import thorough
+from tests.support.selection import thorough
 
 
 @thorough

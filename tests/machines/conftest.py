@@ -14,7 +14,7 @@ import pytest
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.secret import VARIABLE
 from tests.machines.network import Machines, obstacle
-from tests.tiny_flux import save_flux
+from tests.support.tiny.flux import save_flux
 
 START_SECONDS = 480
 """Two times torchrun and two ranks on two busy cores."""

@@ -29,9 +29,9 @@ from parallel_backend.wire.secret import VARIABLE
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.machines.conftest import wait_for
 from tests.machines.network import Machines
-from tests.pipefusion_simulation import simulate
-from tests.selection import thorough
-from tests.tiny_flux import save_flux
+from tests.support.pipefusion_simulation import simulate
+from tests.support.selection import thorough
+from tests.support.tiny.flux import save_flux
 
 pytestmark = thorough
 """In the quick run tests/wire/test_gateway.py has the listener."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comfy_oracle import comfy_on_path
+from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
 

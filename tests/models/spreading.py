@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from parallel_backend.distance import error_of
-from tests.comfy_oracle import comfy_on_path
+from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
 

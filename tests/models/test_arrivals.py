@@ -10,8 +10,8 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.inputs import PatchForward
 from parallel_backend.models.spread.arrivals import Arrivals
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 CALLS = 3

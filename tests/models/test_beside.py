@@ -11,8 +11,8 @@ import pytest
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.tiny_comfy import TINY, save_tiny
-from tests.tiny_models import draw
+from tests.support.tiny.comfyui import TINY, save_tiny
+from tests.support.tiny.models import draw
 
 
 def test_a_picture_to_edit_of_another_height_is_refused_with_both(tmp_path: Path) -> None:

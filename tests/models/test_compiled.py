@@ -28,9 +28,9 @@ from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
 from tests.models.spreading import TOLERANCE, worst
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_models import draw
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw
 
 BACKEND = "aot_eager"
 SEVERAL = range(2, 5)

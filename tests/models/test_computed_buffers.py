@@ -13,7 +13,7 @@ from parallel_backend.models.comfyui.small import Builder
 from parallel_backend.models.comfyui.small.case import HEADS
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.tiny_models import randomise
+from tests.support.tiny.models import randomise
 
 # isort: split
 from comfy.ldm.cosmos.predict2 import MiniTrainDIT

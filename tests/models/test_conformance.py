@@ -12,9 +12,9 @@ from importlib import import_module
 import pytest
 
 from parallel_backend.models.declared import DECLARATIONS
-from tests.comfy_oracle import comfy_on_path
-from tests.comfyuis import is_listed, tell_new
 from tests.models.page import NEWER, PAGE, ROW
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.comfyuis import is_listed, tell_new
 
 DECLARED = re.compile(r"`(\w+)\.(\w+)`")
 NOT_BY_DECLARATION = re.compile(r"(no|whole): .+|whole|Load Parallel (CogVideoX|PixArt)")

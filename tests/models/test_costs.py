@@ -14,9 +14,9 @@ from parallel_backend.models.comfyui.small.case import HEADS, WIDTH
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import Job, needs
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.sent_bytes import ring_bytes, ulysses_bytes
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.sent_bytes import ring_bytes, ulysses_bytes
 
 ELEMENT = 4
 

@@ -22,8 +22,8 @@ from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.module_attention import answered
 from parallel_backend.models.spread.picture import as_patch_size
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
 
 # isort: split
 from comfy.model_base import BaseModel
@@ -34,7 +34,7 @@ AROUND = ("apply_model", "_apply_model")
 """What ComfyUI does around its diffusion model; the workers do the same."""
 
 CARRIED = {"LongCatImage": ["_apply_model"]}
-"""What it adds, positions that are moved, goes with each forward (tests/host/test_comfy_images.py)."""
+"""What it adds, positions that are moved, goes with each forward (tests/families/test_declared_pictures.py)."""
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)

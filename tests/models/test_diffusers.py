@@ -28,12 +28,12 @@ from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
-from tests.plans import cpu_plan
-from tests.ranks import run_in_turn, run_ranks
-from tests.selection import thorough
-from tests.tiny_cogvideox import cogvideox, save_cogvideox
-from tests.tiny_models import draw
-from tests.tiny_pixart import TEXT_WIDTH, pixart, save_pixart
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_in_turn, run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.cogvideox import cogvideox, save_cogvideox
+from tests.support.tiny.models import draw
+from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
 
 TOLERANCE = 1e-5
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from parallel_backend.models.diffusers.cogvideox import CogVideoXFamily
 from parallel_backend.models.diffusers.cogvideox_positions import positions_for
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.tiny_cogvideox import TEXT_WIDTH, cogvideox, save_cogvideox
-from tests.tiny_models import draw
+from tests.support.tiny.cogvideox import TEXT_WIDTH, cogvideox, save_cogvideox
+from tests.support.tiny.models import draw
 
 LEARNED = {"use_learned_positional_embeddings": True, "num_layers": 1}
 TEXT, HEIGHT, WIDTH = 226, 60, 90

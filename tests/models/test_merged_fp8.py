@@ -32,13 +32,13 @@ from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart
-from tests.comfy_oracle import comfy_on_path
-from tests.nodes_module import nodes_module
-from tests.ranks import run_ranks
-from tests.selection import product
-from tests.tiny_flux import flux_tensors
-from tests.tiny_lora import SCHEMES, adapter_tensors
-from tests.tiny_models import draw
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.nodes_module import nodes_module
+from tests.support.ranks import run_ranks
+from tests.support.selection import product
+from tests.support.tiny.flux import flux_tensors
+from tests.support.tiny.lora import SCHEMES, adapter_tensors
+from tests.support.tiny.models import draw
 
 comfy_on_path()
 

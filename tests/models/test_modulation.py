@@ -13,8 +13,8 @@ from torch.nn.functional import linear, silu
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.spread.modulation import Vector
-from tests.ranks import run_ranks
-from tests.tiny_models import draw
+from tests.support.ranks import run_ranks
+from tests.support.tiny.models import draw
 
 DECLARED = (
     "flux",

@@ -13,8 +13,8 @@ from torch import Tensor
 from parallel_backend.models.comfyui.moved_rows import Process, moved_rows
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.entry import Entry
-from tests.comfy_oracle import comfy_on_path
-from tests.tiny_models import draw
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.models import draw
 
 Tensors = Mapping[str, Tensor]
 

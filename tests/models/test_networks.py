@@ -21,10 +21,10 @@ from parallel_backend.models.comfyui.features.networks import (
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from tests.models.spreading import PLANS, TOLERANCE, worst
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_models import draw, randomise
-from tests.tiny_networks import lllite_model
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw, randomise
+from tests.support.tiny.networks import lllite_model
 
 SIGMAS = {"sigmas": torch.tensor([0.6])}
 

@@ -22,8 +22,8 @@ from parallel_backend.models.spread.declaration import Local, Spread
 from parallel_backend.models.spread.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.spreading import TOLERANCE, worst
-from tests.ranks import run_ranks
-from tests.selection import thorough
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
 
 # isort: split
 import comfy.ldm.minimax.model as minimax

@@ -13,10 +13,10 @@ from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.spread.compiled import OVERRIDE
 from parallel_backend.models.spread.overriding import OfHeads
-from tests.attention_functions import block_sparse, causal, windowed
-from tests.comfy_oracle import comfy_on_path
-from tests.ranks import run_ranks
-from tests.selection import thorough
+from tests.support.attention_functions import block_sparse, causal, windowed
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
 
 comfy_on_path()
 

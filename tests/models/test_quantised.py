@@ -35,9 +35,9 @@ from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import Store
 from parallel_backend.weights.stores.whole import Whole
-from tests.ranks import run_ranks
-from tests.tiny_models import draw
-from tests.tiny_quantised import FORMATS, save_quantised
+from tests.support.ranks import run_ranks
+from tests.support.tiny.models import draw
+from tests.support.tiny.quantised import FORMATS, save_quantised
 
 # isort: split
 import comfy.model_management

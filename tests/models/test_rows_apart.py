@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map
 
 from parallel_backend.models.comfyui.small import SMALL, Case, small
 from tests.models.spreading import TOLERANCE
-from tests.selection import thorough
-from tests.tiny_models import draw
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw
 
 ALONE = (
     "flux 2, zero-timestep reference",  # its guidance is for one row

@@ -26,10 +26,10 @@ from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.sharded import Sharded
 from tests.models.spreading import TOLERANCE, worst
-from tests.pipefusion_simulation import patch_rows
-from tests.ranks import run_in_turn
-from tests.selection import thorough
-from tests.tiny_models import draw
+from tests.support.pipefusion_simulation import patch_rows
+from tests.support.ranks import run_in_turn
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw
 
 pytestmark = thorough
 

@@ -24,11 +24,11 @@ from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
-from tests.comfy_oracle import comfy_on_path
 from tests.models.spreading import PLANS, TOLERANCE, worst
-from tests.ranks import run_in_turn, run_ranks
-from tests.selection import thorough
-from tests.tiny_models import draw
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_in_turn, run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw
 
 comfy_on_path()
 

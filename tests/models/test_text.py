@@ -18,9 +18,9 @@ from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.family import Execution, Stage
 from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.described import described
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
-from tests.tiny_models import draw
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
+from tests.support.tiny.models import draw
 
 STEPS = 3
 TOKENS = (7, 4)

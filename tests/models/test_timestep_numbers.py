@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_backend.models.comfyui.timestep_numbers import NAME, TimestepNumbers
-from tests.comfy_oracle import comfy_on_path
+from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
 

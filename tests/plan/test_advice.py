@@ -7,7 +7,7 @@ import msgspec
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.plan.advice import memory_advice
 from parallel_backend.plan.resolve import in_rows
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 
 def test_a_vae_is_not_sharded() -> None:

@@ -18,7 +18,7 @@ from parallel_backend.plan.predict.known_machines import profile, profile_names
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from parallel_backend.plan.predict.profiles import Level, Profile
 from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
-from tests.sent_bytes import ring_bytes, ulysses_bytes
+from tests.support.sent_bytes import ring_bytes, ulysses_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ from parallel_backend.plan import ParallelPlan, Workload
 from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
-from tests.plans import MEASURED
-from tests.sentences import known
+from tests.support.plans import MEASURED
+from tests.support.sentences import known
 
 FLUX = known_model("flux-dev").shape
 TOTAL = 25.3e9

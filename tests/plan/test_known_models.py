@@ -16,7 +16,7 @@ from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.compiled import OVERRIDE
 from parallel_backend.plan.predict.known_models import known_model, model_names
-from tests.comfy_oracle import comfy_on_path
+from tests.support.comfy_oracle import comfy_on_path
 
 META: Mapping[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
 

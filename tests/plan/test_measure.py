@@ -19,8 +19,8 @@ from parallel_backend.plan.predict.measure import (
     measure,
     measured_profile,
 )
-from tests.plans import MEASURED, cpu_plan
-from tests.ranks import run_ranks
+from tests.support.plans import MEASURED, cpu_plan
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
 from parallel_backend.plan.split.tokens import paces_by, share_by
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 FLUX = known_model("flux-dev").shape
 JOB = Job(image_tokens=4096, text_tokens=512)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parallel_backend.plan.predict.measure import BlockTimes
 from parallel_backend.plan.split.stages import cut_by_cost, cut_by_time
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 
 def roomy(stage: int, first: int, count: int) -> float:

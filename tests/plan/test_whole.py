@@ -15,7 +15,7 @@ from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.measure import BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ForwardTime, Profile
 from parallel_backend.plan.split.tokens import forward_times, share_batch
-from tests.plans import MEASURED, cpu_plan
+from tests.support.plans import MEASURED, cpu_plan
 
 SDXL: ModelShape = plan_shape("SDXL", 2_600_000_000, 4)
 JOB = Job(image_tokens=128 * 128, text_tokens=77, batch=1, two_sided=True, item_bytes=2e9)

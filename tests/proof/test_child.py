@@ -17,7 +17,7 @@ from parallel_backend.doctor.models import diagnose_models
 from parallel_backend.host.proofs import COMMAND, Prover
 from parallel_backend.models.comfyui.proof.asked import Asked
 from parallel_backend.models.comfyui.small.kinds import KINDS
-from tests.selection import thorough
+from tests.support.selection import thorough
 
 FOLDER = os.environ["COMFYUI_PATH"]
 WAN = Asked("WAN21_T2V", "wan, text")

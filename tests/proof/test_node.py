@@ -17,10 +17,10 @@ from parallel_backend.models.comfyui.content.kept import Verdict, all_kept
 from parallel_backend.models.comfyui.content.sources import sources_of
 from parallel_backend.models.comfyui.proof.asked import Answer, Asked
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.nodes_module import ForGood, nodes_module
-from tests.programs import recording  # imports ComfyUI
-from tests.selection import thorough
-from tests.tiny_comfy import save_tiny
+from tests.support.nodes_module import ForGood, nodes_module
+from tests.support.programs import recording  # imports ComfyUI
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import save_tiny
 
 import comfy.model_management  # isort: skip
 

@@ -21,8 +21,8 @@ from parallel_backend.models.comfyui.proof.rank import errors_of, worst
 from parallel_backend.models.comfyui.small import SMALL, Builder, small
 from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases, cases_of
 from parallel_backend.models.declared import DECLARATIONS
-from tests.comfy_oracle import comfy_on_path
-from tests.selection import thorough
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.selection import thorough
 
 comfy_on_path()
 

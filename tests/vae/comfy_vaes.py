@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.comfy_oracle import comfy_on_path
-from tests.tiny_vae import random_weights
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.vae import random_weights
 
 IMAGE = {"double_z": True, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32, "ch_mult": [1, 2, 4, 4]} | {
     "num_res_blocks": 1,

@@ -22,10 +22,10 @@ from parallel_backend.vae.row_rules import RULES
 from parallel_backend.vae.row_tensor import RowTensor
 from parallel_backend.vae.rows import Slab, slab_of
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.allocations import peak_bytes
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_vae import decoded
+from tests.support.allocations import peak_bytes
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.vae import decoded
 from tests.vae.comfy_vaes import KINDS, NOISE_INSIDE, build, inputs, save_comfy_vae
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
 from parallel_backend.vae.rows import slab_of
-from tests.comfy_oracle import comfy_on_path
-from tests.ranks import run_ranks
-from tests.selection import product
-from tests.tiny_vae import SMALL, cogvideox_vae_tensors, decoded
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
+from tests.support.selection import product
+from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors, decoded
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5

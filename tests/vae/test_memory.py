@@ -13,9 +13,9 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
 from parallel_backend.vae.rows import slab_of
-from tests.allocations import peak_bytes
-from tests.ranks import run_in_turn, run_ranks
-from tests.tiny_vae import SMALL, decoded, random_weights
+from tests.support.allocations import peak_bytes
+from tests.support.ranks import run_in_turn, run_ranks
+from tests.support.tiny.vae import SMALL, decoded, random_weights
 
 CPU = torch.device("cpu")
 CASES = {

@@ -21,10 +21,10 @@ from parallel_backend.weights.loading.loader import Source, load_weights, wanted
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
 from parallel_backend.weights.stores.whole import Whole
-from tests.comfy_oracle import comfy_on_path
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_flux import flux_tensors, save_flux
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.flux import flux_tensors, save_flux
 
 comfy_on_path()
 

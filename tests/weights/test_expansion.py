@@ -19,9 +19,9 @@ from parallel_backend.weights.formats.storage import Storage
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from tests.models.spreading import TOLERANCE, worst
-from tests.ranks import run_ranks
-from tests.selection import thorough
-from tests.tiny_formats import HALVES, random_blocks
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.formats import HALVES, random_blocks
 
 PATCHES = 3
 WIDTH = 512

@@ -28,12 +28,12 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import PLAIN
 from parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, shape_parameters
-from tests.comfy_oracle import comfy_on_path
-from tests.tiny_cogvideox import save_cogvideox
-from tests.tiny_flux import flux_tensors, save_flux
-from tests.tiny_formats import HALVES, random_blocks, save_diffusers, save_gguf, save_scaled, write_scaled
-from tests.tiny_models import save_model
-from tests.tiny_pixart import pixart
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.cogvideox import save_cogvideox
+from tests.support.tiny.flux import flux_tensors, save_flux
+from tests.support.tiny.formats import HALVES, random_blocks, save_diffusers, save_gguf, save_scaled, write_scaled
+from tests.support.tiny.models import save_model
+from tests.support.tiny.pixart import pixart
 
 comfy_on_path()
 

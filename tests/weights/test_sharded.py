@@ -17,7 +17,7 @@ from parallel_backend.comm.trace import Trace
 from parallel_backend.errors import Refused
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.sharded import Sharded
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
 
 

@@ -17,9 +17,9 @@ from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.streamed import Streamed, staying
-from tests.allocations import peak_bytes
-from tests.comfy_oracle import comfy_on_path
-from tests.ranks import run_ranks
+from tests.support.allocations import peak_bytes
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
 from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
 
 comfy_on_path()

@@ -13,7 +13,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.cogvideox import CogVideoXConfig
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.tiny_vae import SMALL, cogvideox_vae_tensors
+from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors
 from tests.vae.comfy_vaes import OF_A_FILE, build
 
 

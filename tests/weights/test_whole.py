@@ -15,7 +15,7 @@ from parallel_backend.weights.stores import host_copy
 from parallel_backend.weights.stores.host_copy import WORDS, digest
 from parallel_backend.weights.stores.host_memory import shared_bytes
 from parallel_backend.weights.stores.whole import Whole
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.weights.tiny import CPU, bits, tiny
 
 

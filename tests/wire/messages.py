@@ -11,7 +11,7 @@ from parallel_backend.wire.frames import (
     PREFIX,
 )
 from parallel_backend.wire.messages import Sample
-from tests.plans import cpu_plan
+from tests.support.plans import cpu_plan
 
 SAMPLE = Sample(
     request=3,

@@ -18,8 +18,8 @@ from parallel_backend.worker.process.environment import Environment, Launched
 from parallel_backend.worker.process.process_group import ProcessGroup
 from parallel_backend.worker.process.status import Status
 from parallel_backend.worker.requests.agreement import Agreement
-from tests.plans import cpu_plan
-from tests.ranks import run_ranks
+from tests.support.plans import cpu_plan
+from tests.support.ranks import run_ranks
 
 PLAN = cpu_plan(ulysses=3)
 MODEL = ModelSpec("comfyui", "a.safetensors", 1, 2, "float32")

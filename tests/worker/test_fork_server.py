@@ -14,7 +14,7 @@ import pytest
 from parallel_backend.comfyui_folder import ARGUMENTS, FOLDER
 from parallel_backend.host import Backend, Deadlines
 from parallel_backend.worker import forkserver
-from tests.selection import thorough
+from tests.support.selection import thorough
 
 REPO = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from parallel_backend.weights.stores.whole import ALONE, Whole
 from parallel_backend.worker.memory.holder import Holder
 from parallel_backend.worker.memory.rank_memory import Allowance, Memory, OutOfMemory
 from parallel_backend.worker.process.status import Status
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 A, B, C = (ModelSpec("comfyui", name, 0, 0, "float32") for name in "abc")

@@ -10,10 +10,10 @@ from parallel_backend.models import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.worker.requests.example import Example
 from parallel_backend.worker.requests.measuring import RUNS, time_blocks
-from tests.comfy_oracle import comfy_on_path
-from tests.plans import cpu_plan
-from tests.tiny_flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
-from tests.tiny_models import draw
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.plans import cpu_plan
+from tests.support.tiny.flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
+from tests.support.tiny.models import draw
 
 comfy_on_path()
 

@@ -1,0 +1,163 @@
+"""Classes that nobody declared, derived by a real ComfyUI from a graph's own call, then spread: the stock loader's result."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from parallel_backend.wire.secret import VARIABLE
+from scripts.comfyui import PACKS, REPO, ComfyUI
+from tests.support.copies.sized import sized_copy
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    TOKENS,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+)
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_tests import save_with_prompts
+from tests.support.graphs.flux import insert_after, node, queue_logged
+from tests.support.graphs.loras import save_lora, with_lora
+from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY
+
+pytestmark = thorough
+
+NAME = "causal_wan"
+LAYER = "diffusion_model.blocks.1.self_attn.q"
+PATIENCE = 3600.0
+"""Seconds to derive in, on a machine that other tests share."""
+
+FOUND = re.compile(r"Parallel: new model (\w+): found out how to split it \(\d+ s, once; (.*)\): queue again")
+FINDING = "New model: finding out how to split it, once"
+
+
+def own_cache(folder: Path) -> dict[str, str]:
+    """Of a ComfyUI that has derived nothing yet."""
+    return {"XDG_CACHE_HOME": str(folder / "cache"), "PARALLEL_DEADLINES": f"derive={PATIENCE}"}
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """Such a ComfyUI."""
+    folder = tmp_path_factory.mktemp("derived")
+    server = ComfyUI(
+        os.environ["COMFYUI_PATH"],
+        folder / "base",
+        env={VARIABLE: str(folder / "secret"), **own_cache(folder)},
+        packs={**PACKS, "other-pack": REPO / "tests" / "support" / "other_pack"},
+    )
+    save_families(server, NAME)
+    save_latent(server, NAME, 1, *TINY[NAME].latent)
+    save_latent(server, f"{NAME}-frame", 1, 16, 1, 8, 10)
+    save_latent(server, f"{NAME}-batch", 2, *TINY[NAME].latent)
+    models = server.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
+    save_lora(models / "loras" / f"{NAME}-lora.safetensors", (LAYER,), tensors)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+@pytest.fixture(scope="module")
+def derived(comfyui: ComfyUI) -> str:
+    """Queue a graph that can do without splitting, and wait until it is known how to; what was proved, in words."""
+    graph = graph_of(NAME, steps=2)
+    run, log = queue_logged(comfyui, spread(graph, cfg=2), timeout=PATIENCE)
+    stock = comfyui.queue(graph, timeout=PATIENCE).check()
+    assert relative_error(saved_latent(comfyui, run.check()), saved_latent(comfyui, stock)) <= TOLERANCE
+    assert not FOUND.search(log)
+    until = time.monotonic() + PATIENCE
+    while (found := FOUND.search(comfyui.log)) is None:
+        assert time.monotonic() < until, comfyui.log[-2000:]
+        assert "was not derived" not in comfyui.log, comfyui.log[-2000:]
+        time.sleep(1)
+    assert found[1] == "WAN21_CausalAR_T2V"
+    return found[2]
+
+
+SPLITS: Mapping[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "cfg 2, ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
+    "ring 2, sharded": {"devices": "cpu:2", "cfg": 1, "ring": 2, "weights": "sharded"},
+    "ulysses 2, streamed": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "streamed"},
+    "pipefusion 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
+    "automatic": {"devices": "cpu:2"},
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_was_derived_gives_the_stock_result(
+    split: str, derived: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """Whole while it was not known how to split it; then under plans that a class which runs whole has not."""
+    assert "ulysses 2 " in derived
+    graph = graph_of(NAME, steps=2)
+    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]), timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "euler in the workers on" in log
+    assert "deriving" not in log
+
+
+@pytest.mark.usefixtures("derived")
+def test_with_a_lora_and_a_batch(latent_of: LatentOf) -> None:
+    plain = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-batch.latent")}
+    graph = with_lora(plain, NAME, 0.8)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, ulysses=2, cfg=1)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("derived")
+def test_another_kind_of_call_is_derived_for_before_it_is_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """A single frame, where what is known was proved for several; a plan that spreads waits for that."""
+    graph = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-frame.latent")}
+    run, log = queue_logged(comfyui, spread(graph, ulysses=2, cfg=1), timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert FOUND.search(log)
+
+
+@pytest.mark.usefixtures("derived")
+def test_what_only_written_declarations_take_is_refused(comfyui: ComfyUI) -> None:
+    graph = graph_of(NAME, steps=2)
+    scales = {**dict.fromkeys(("scale_x", "scale_y", "scale_t"), 1.5)}
+    shifts = dict.fromkeys(("shift_x", "shift_y", "shift_t"), 0.0)
+    graph = insert_after(graph, "model", "ScaleROPE", "model", **scales, **shifts)
+    said = refused(comfyui, spread(graph, ulysses=2, cfg=1, strict=False))
+    assert said.startswith("WAN21_CausalAR_T2V cannot be run under this plan, because the option rope_options")
+
+
+def test_hunyuan_dit_from_file_to_picture(tmp_path: Path) -> None:
+    """Its calls are of two kinds, as a mask hides some of one side's text; Cancel ends the wait, the next prompt waits again."""
+    server = sized_copy(tmp_path)
+    server.env |= own_cache(tmp_path)
+    save_with_prompts(server, "hunyuan_dit")
+    save_latent(server, "hunyuan_dit", 1, *TINY["hunyuan_dit"].latent)
+    graph = graph_of("hunyuan_dit", steps=2)
+    for side in TOKENS:
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"hunyuan_dit-beside-{side}.safetensors")
+    ours = spread(graph, strict=False, ulysses=2, cfg=1)
+    with server:
+        cancelled = server.queue(
+            ours, on_text=lambda told: told.text == FINDING and server.interrupt(), timeout=PATIENCE
+        )
+        assert cancelled.status == "interrupted"
+        assert not FOUND.search(server.log)
+        run, stock = (server.queue(each, timeout=PATIENCE).check() for each in (ours, graph))
+        assert relative_error(saved_latent(server, run), saved_latent(server, stock)) <= TOLERANCE
+        assert FOUND.search(server.log)

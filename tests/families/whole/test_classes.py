@@ -1,0 +1,177 @@
+"""Classes that run whole, other than Stable Diffusion 1.5 and SDXL: the stock loader's result, or the reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_tests import save_with_prompts
+from tests.support.graphs.flux import Graph, controlled, insert_after, node
+from tests.support.graphs.quantised import distance, file_name
+from tests.support.graphs.whole import SPLITS
+from tests.support.latents import relative_error
+from tests.support.selection import pairwise, thorough
+from tests.support.tiny.comfyui import TINY
+from tests.support.tiny.controlnet import save_t2i_adapter
+from tests.support.tiny.formats import quantise
+from tests.support.tiny.models import draw
+from tests.support.tiny.quantised import save_quantised
+
+CLASSES = ("inpaint", "ip2p", "lotus", "sd20", "sdxl_refiner", "hunyuan3d")
+FRAMES = 5
+
+VIDEOS: Mapping[str, Mapping[str, torch.Tensor]] = {
+    "svd": {},
+    "sv3d_u": {},
+    "sv3d_p": {"elevation": torch.arange(5.0), "azimuth": 72 * torch.arange(5.0)},
+}
+"""Classes whose frames are the batch, and what their prompts hold beside the first of them."""
+
+PICTURED = {"unclip_l": 768, "unclip_h": 1024, "sdxl": 1280}
+"""Classes that unCLIPConditioning is made for, and how wide a picture's embedding is."""
+
+pytestmark = thorough
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    for name in (*CLASSES, *VIDEOS, *PICTURED, "x4", "hunyuan3d21"):
+        save_with_prompts(comfyui, name)
+        batch = FRAMES if name in VIDEOS else 2
+        tensors = {
+            "latent_tensor": draw(batch, *TINY[name].latent, seed=3),
+            "latent_format_version_0": torch.tensor([]),
+        }
+        save_file(tensors, comfyui.input_dir / f"{name}-batch.latent")
+    for name, tensors in VIDEOS.items():
+        first = {"concat_latent_image": draw(1, 4, 8, 12, seed=4), **tensors}
+        save_file(first, comfyui.input_dir / f"{name}-first.safetensors")
+    beside = {"concat_latent_image": draw(1, 4, 9, 14, seed=5), "concat_mask": torch.ones(1, 1, 9, 14).tril()}
+    save_file(beside, comfyui.input_dir / "whole-beside.safetensors")
+
+
+def batch_of(name: str, **settings: Any) -> Graph:
+    """The class's job for a batch of two."""
+    return graph_of(name, steps=2, **settings) | {"latent": node("LoadLatent", latent=f"{name}-batch.latent")}
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = batch_of(name)
+    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+
+
+@pairwise(name=tuple(VIDEOS), split=("cfg 2", "one worker"))
+def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Its frames attend to each other, so that a rank has all of them."""
+    graph = batch_of(name)
+    for side in ("positive", "negative"):
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-first.safetensors")
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    said = refused(comfyui, spread(graph, strict=False, **SPLITS["data 2"]))
+    assert said.startswith("data 2 is more than the batch of 1")
+
+
+@pairwise(name=tuple(PICTURED), split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
+def test_a_picture_in_the_place_of_a_text(name: str, split: str, noise: float, latent_of: LatentOf) -> None:
+    """unCLIP, with two pictures on one side, and so with noise that ComfyUI draws when it merges them."""
+    plain = batch_of(name) | {"shown": node("PackVision", width=PICTURED[name])}
+    shown = {"clip_vision_output": ["shown", 0], "strength": 0.8, "noise_augmentation": noise}
+    graph = insert_after(plain, "positive", "unCLIPConditioning", "conditioning", **shown)
+    graph = insert_after(graph, "positive", "unCLIPConditioning", "conditioning", **shown | {"strength": 0.4})
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["data 2, cfg 2", "cfg 2"])
+@pytest.mark.parametrize("name", ["inpaint", "ip2p"])
+def test_a_picture_beside_the_latent(name: str, split: str, latent_of: LatentOf) -> None:
+    """With a mask of the latent too, as InpaintModelConditioning has it; in the workers' loop."""
+    plain = batch_of(name)
+    graph = plain
+    for side in ("positive", "negative"):
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file="whole-beside.safetensors")
+    graph["mask"] = node("SolidMask", value=0.7, width=112, height=72)
+    graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["data 2, cfg 2", "one worker"])
+def test_an_upscaler(split: str, latent_of: LatentOf) -> None:
+    """Stable Diffusion's, which is given a small picture with noise on it."""
+    graph = graph_of("x4", steps=2) | {
+        "small": node("EmptyImage", width=24, height=16, batch_size=2, color=0x4080C0),
+        "larger": node(
+            "SD_4XUpscale_Conditioning",
+            images=["small", 0],
+            positive=["positive", 0],
+            negative=["negative", 0],
+            scale_ratio=4.0,
+            noise_augmentation=0.3,
+        ),
+    }
+    links = {"positive": ["larger", 0], "negative": ["larger", 1], "latent_image": ["larger", 2]}
+    graph["sampler"]["inputs"] |= links
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_class_that_swaps_the_halves_of_a_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = batch_of("hunyuan3d21")
+    assert "computes the rows of a batch together" in refused(comfyui, spread(graph, strict=False, **SPLITS["cfg 2"]))
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS["one worker"])), latent_of(graph)) <= TOLERANCE
+
+
+def test_stable_diffusion_at_its_width(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """All its blocks, in fp8 that is computed in fp32."""
+    save_with_prompts(comfyui, "wide_sd15")
+    graph = graph_of("wide_sd15", steps=2)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_t2i_adapter(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Which is added to what goes into the model's blocks, for both sides of a step."""
+    save_with_prompts(comfyui, "wide_sd15")
+    save_t2i_adapter(comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
+    plain = graph_of("wide_sd15", steps=1)
+    plain["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    plain |= {
+        "net": node("ControlNetLoader", control_net_name="t2i.safetensors"),
+        "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
+    }
+    graph = controlled(plain, strength=0.7)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8_convrot"])  # ComfyUI's own loader fails on a UNet in nvfp4
+def test_quantised_weights(form: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """SDXL's, in ComfyUI's formats: its bits on one rank, and no further from fp32 on two."""
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    save_quantised(folder / file_name("sdxl", form), load_file(folder / "sdxl.safetensors"), form)
+    plain, graph = batch_of("sdxl"), batch_of("sdxl")
+    graph["model"]["inputs"]["unet_name"] = file_name("sdxl", form)
+    assert relative_error(latent_of(graph), latent_of(plain)) > DIFFERENT
+    assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
+    distance(latent_of, graph, plain, SPLITS["cfg 2"], form)
+
+
+def test_weights_of_gguf(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Which ComfyUI does not read itself: as the same values in another file."""
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    tensors = load_file(folder / "sdxl.safetensors")
+    quantise(folder / "sdxl-q8.gguf", folder / "sdxl-of-q8.safetensors", Type.Q8_0, tensors)
+    graph, ours = batch_of("sdxl"), batch_of("sdxl")
+    graph["model"]["inputs"]["unet_name"] = "sdxl-of-q8.safetensors"
+    ours["model"]["inputs"]["unet_name"] = "sdxl-q8.gguf"
+    assert relative_error(latent_of(spread(ours, **SPLITS["cfg 2"])), latent_of(graph)) <= TOLERANCE

@@ -1,0 +1,201 @@
+"""Classes that run whole, small in a copy of ComfyUI that reads sizes from files: the stock loader's result under each split."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.copies.sized import sized_copy
+from tests.support.graphs.comfyui import DIFFERENT, TOKENS, TOLERANCE, LatentOf, graph_of, save_latent, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_tests import save_with_prompts
+from tests.support.graphs.flux import Graph, insert_after, node
+from tests.support.graphs.loras import save_lora, with_lora
+from tests.support.graphs.whole import SPLITS
+from tests.support.latents import latents, relative_error
+from tests.support.selection import pairwise, thorough
+from tests.support.tiny.comfyui import TINY
+from tests.support.tiny.models import draw
+from tests.support.tiny.whole import PIXEL_DIT
+
+pytestmark = thorough
+
+CLASSES = (
+    "cascade_c",
+    "cascade_b",
+    "hunyuan_dit",
+    "cosmos_t2v",
+    "cosmos_i2v_whole",
+    "z_image_pixel",
+    "pixel_dit",
+    "pid",
+    "hidream_o1",
+    "cogvideox_inpaint",
+    "causal_wan",
+    "triposplat",
+    "stable_audio3",
+)
+
+BESIDE: Mapping[str, Mapping[str, torch.Tensor]] = {
+    "pid": {"lq_latent": draw(1, 16, 2, 3, seed=5), "degrade_sigma": torch.tensor([0.3])},
+    "cascade_b": {"stable_cascade_prior": draw(1, 16, 3, 4, seed=6)},
+    "cogvideox_inpaint": {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=7)},
+}
+"""Of classes whose own nodes take a VAE or another model's latent: what these put on both prompts."""
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """The copy, with the models and what they are given."""
+    server = sized_copy(tmp_path_factory.mktemp("whole-sizes"))
+    for name in (*CLASSES, "ace15"):
+        save_with_prompts(server, name)
+        save_latent(server, f"{name}-batch", 3, *TINY[name].latent)
+        if name in BESIDE:
+            save_file(dict(BESIDE[name]), server.input_dir / f"{name}-given.safetensors")
+    save_latent(server, "triposplat-camera", 3, 1, 5)
+    save_audio_checkpoint(server)
+    save_as_published(server)
+    with server:
+        yield server
+
+
+def save_as_published(server: ComfyUI) -> None:
+    """Write the classes whose tensors ComfyUI splits as their files have them."""
+    folder = server.base_dir / "models" / "diffusion_models"
+    for name, joined in (
+        ("cascade_c", with_joined_heads),
+        ("cascade_b", with_joined_heads),
+        ("pixel_dit", with_joined_shifts),
+    ):
+        tensors = load_file(folder / f"{name}.safetensors")
+        save_file(joined(tensors), folder / f"{name}.safetensors", TINY[name].metadata)
+
+
+def with_joined_heads(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Stable Cascade's, whose queries, keys and values are one tensor."""
+    found = {}
+    for key, tensor in tensors.items():
+        if ".to_q." in key:
+            parts = [tensors[key.replace(".to_q.", f".to_{part}.")] for part in "qkv"]
+            found[key.replace(".to_q.", ".in_proj_")] = torch.cat(parts)
+        elif ".to_k." not in key and ".to_v." not in key:
+            found[key] = tensor
+    return found
+
+
+def with_joined_shifts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """PixelDiT's, whose shifts, scales and gates come in turn for each pixel."""
+    width, found = PIXEL_DIT["pixel_hidden_size"], {}
+    for key, tensor in tensors.items():
+        if "adaLN_modulation_msa." in key:
+            pair = (tensor, tensors[key.replace("_msa.", "_mlp.")])
+            rows = [each.view(-1, 3, width, *each.shape[1:]) for each in pair]
+            name = key.replace("adaLN_modulation_msa.", "adaLN_modulation.0.")
+            found[f"core.{name}"] = torch.cat(rows, 1).reshape(-1, *tensor.shape[1:])
+        elif "adaLN_modulation_mlp." not in key:
+            found[f"core.{key}"] = tensor
+    return found
+
+
+def save_audio_checkpoint(server: ComfyUI) -> None:
+    """Write Stable Audio 3 with what its class looks into beside the diffusion model."""
+    models = server.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "stable_audio3.safetensors")
+    full = {f"model.model.{name}": tensor for name, tensor in tensors.items()}
+    embedder = "conditioner.conditioners.seconds_total.embedder.embedding.1"
+    full |= {f"{embedder}.weight": draw(768, 256, seed=3) / 16, f"{embedder}.bias": torch.zeros(768)}
+    full["conditioner.conditioners.prompt.padding_embedding"] = draw(768, seed=4)
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(full, models / "checkpoints" / "stable_audio3.safetensors")
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def job(name: str) -> Graph:
+    """A class's own for a batch of three, by the stock loader."""
+    graph = graph_of(name, steps=2) | {"latent": node("LoadLatent", latent=f"{name}-batch.latent")}
+    for side, tokens in TOKENS.items():
+        if TINY[name].extra(tokens):
+            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-beside-{side}.safetensors")
+        if name in BESIDE:
+            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-given.safetensors")
+    if name == "triposplat":
+        graph["camera"] = node("LoadLatent", latent="triposplat-camera.latent")
+        graph = insert_after(graph, "latent", "LTXVConcatAVLatent", "video_latent", audio_latent=["camera", 0])
+        graph["apart"] = node("LTXVSeparateAVLatent", av_latent=["sampler", 0])
+        graph["save"]["inputs"]["samples"] = ["apart", 0]
+    if name == "stable_audio3":
+        graph["model"] = node("CheckpointLoaderSimple", ckpt_name="stable_audio3.safetensors")
+    return graph
+
+
+def ours(graph: Graph, **plan: Any) -> Graph:
+    """A job on workers, from the loader of its kind of file."""
+    inputs = graph["model"]["inputs"]
+    parallel = spread(graph, strict=False, **plan)
+    if "ckpt_name" in inputs:
+        parallel["model"] = node("LoadParallelCheckpoint", **inputs, plan=["plan", 0])
+    return parallel
+
+
+@pairwise(name=CLASSES, split=SPLITS)
+def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = job(name)
+    assert relative_error(latent_of(ours(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_song_whose_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """ACE-Step 1.5: ComfyUI's class gives the first of a call's rows the timbre of all, also where both sides make one call."""
+    graph = job("ace15")
+    for plan in ({"cfg": 2}, {"data": 2}):
+        assert "computes the rows of a batch together" in refused(comfyui, ours(graph, **plan))
+    sides = graph["sampler"]["inputs"]
+    for alike in (graph, graph | {"sampler": node("KSampler", **sides | {"negative": sides["positive"]})}):
+        assert relative_error(latent_of(ours(alike, devices="cpu:1")), latent_of(alike)) <= TOLERANCE
+
+
+def test_a_text_that_a_model_keeps_is_forgotten(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """HiDream-O1 keeps a text's keys for the text alone; with a LoRA on the model they are others."""
+    layer = "language_model.layers.0.self_attn.k_proj"
+    tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "hidream_o1.safetensors")
+    names = (f"diffusion_model.{layer}",)
+    save_lora(comfyui.base_dir / "models" / "loras" / "hidream_o1-lora.safetensors", names, tensors)
+    graph = job("hidream_o1")
+    stock = latent_of(graph)
+    changed = latent_of(ours(with_lora(graph, "hidream_o1", 0.8), cfg=2))
+    assert relative_error(stock, changed) > DIFFERENT
+    again = copy.deepcopy(graph)
+    again["save"]["inputs"]["filename_prefix"] = "again"
+    assert relative_error(latent_of(ours(again, cfg=2)), stock) <= TOLERANCE
+
+
+def test_frames_that_are_made_one_after_the_other(comfyui: ComfyUI) -> None:
+    """Causal Wan's own sampler calls its blocks, which only the workers have."""
+    graph = job("causal_wan")
+    sides = {side: graph["sampler"]["inputs"][side] for side in TOKENS}
+    graph |= {
+        "frames": node("SamplerARVideo", num_frame_per_block=1),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
+        "noise": node("RandomNoise", noise_seed=7),
+        "guider": node("CFGGuider", model=["model", 0], **sides, cfg=1.0),
+        "sampler": node(
+            "SamplerCustomAdvanced",
+            noise=["noise", 0],
+            guider=["guider", 0],
+            sampler=["frames", 0],
+            sigmas=["sigmas", 0],
+            latent_image=["latent", 0],
+        ),
+    }
+    comfyui.queue(graph).check()
+    assert "parallel MODEL" in refused(comfyui, ours(graph, devices="cpu:1"))

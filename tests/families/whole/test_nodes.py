@@ -1,0 +1,142 @@
+"""Stock nodes made for Stable Diffusion on a model that runs whole: the stock result, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_tests import save_with_prompts
+from tests.support.graphs.flux import Graph, insert_after_model, node, step_by_step
+from tests.support.graphs.guidance import NAG, SKIPPING
+from tests.support.graphs.whole import batched
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+
+SAME: Mapping[str, dict[str, Any]] = {
+    "RescaleCFG": {"multiplier": 0.7},
+    "ModelSamplingDiscrete": {"sampling": "v_prediction", "zsnr": False},
+    "ModelSamplingContinuousEDM": {"sampling": "eps", "sigma_max": 120.0, "sigma_min": 0.002},
+    "ModelSamplingStableCascade": {"shift": 2.0},
+    "CFGNorm": {"strength": 0.8},
+    "Mahiro": {},
+    "TCFG": {},
+    "EasyCache": {"reuse_threshold": 0.9, "start_percent": 0.0, "end_percent": 1.0, "verbose": False},
+}
+"""Nodes whose result is the stock one, in the workers' loop or one model call at a time."""
+
+REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "HyperTile": ({"tile_size": 64, "swap_size": 2, "max_depth": 0, "scale_depth": False}, "attn1_patch"),
+    "TomePatchModel": ({"ratio": 0.3}, "attn1_patch"),
+    "PatchModelAddDownscale": (
+        {
+            "block_number": 1,
+            "downscale_factor": 2.0,
+            "start_percent": 0.0,
+            "end_percent": 0.35,
+            "downscale_after_skip": True,
+            "downscale_method": "bicubic",
+            "upscale_method": "bicubic",
+        },
+        "input_block_patch",
+    ),
+    "SelfAttentionGuidance": ({"scale": 0.5, "blur_sigma": 2.0}, "replaced attention or blocks"),
+    "PackAttention": ({}, "replaced attention or blocks (attn2)"),  # as IPAdapter
+    "PerturbedAttentionGuidance": ({"scale": 3.0}, "replaced attention or blocks"),
+}
+"""Nodes whose functions change the model from within, and what of the refusal names them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_with_prompts(comfyui, "sd15")
+    save_with_prompts(comfyui, "sd15_scales")
+    save_with_prompts(comfyui, "hunyuan3d")
+
+
+def job(name: str = "sd15", **settings: Any) -> Graph:
+    """A batch of two."""
+    return batched(graph_of(name, steps=3, **settings), 2)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "RescaleCFG" else thorough) for kind in SAME])
+def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
+    graph = insert_after_model(job(), kind, **SAME[kind])
+    ours = spread(graph, "cpu:2", strict=False, cfg=2)
+    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+
+
+def with_free_u(plain: Graph, kind: str) -> Graph:
+    """With the node twice over."""
+    settings = {"b1": 1.1, "b2": 1.4, "s1": 0.9, "s2": 0.2}
+    graph = insert_after_model(plain, kind, **settings)
+    return insert_after_model(graph, "FreeU_V2", **settings | {"b2": 0.8})
+
+
+@pytest.mark.parametrize(("kind", "data"), [pytest.param("FreeU", 2, marks=thorough), ("FreeU_V2", 1)])
+def test_free_u(kind: str, data: int, latent_of: LatentOf) -> None:
+    plain = job("sd15_scales")
+    graph = with_free_u(plain, kind)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, f"cpu:{2 * data}", cfg=2, data=data)), latent_of(graph)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize("kind", ["FreeU", "FreeU_V2"])
+def test_free_u_one_model_call_at_a_time(kind: str, latent_of: LatentOf) -> None:
+    graph = step_by_step(with_free_u(job("sd15_scales"), kind))
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+def guided() -> tuple[Graph, Graph]:
+    """A job whose prompts are of one length, so that ComfyUI has both in one call, and with a guidance that compares them."""
+    plain = job()
+    plain["negative"] = node("ConditioningMultiply", conditioning=["positive", 0], multiplier=0.5)
+    return plain, insert_after_model(plain, "NAGuidance", **NAG)
+
+
+def test_a_guidance_that_compares_both_prompts(latent_of: LatentOf) -> None:
+    plain, graph = guided()
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_guidance_that_compares_both_prompts_is_not_split(comfyui: ComfyUI) -> None:
+    assert "NAGuidance compares both prompts" in refused(comfyui, spread(guided()[1], "cpu:2", strict=False, cfg=2))
+
+
+@pytest.mark.parametrize("split", ["cpu:1", pytest.param("cpu:2", marks=thorough)])
+def test_blocks_that_a_guidance_leaves_out(split: str, latent_of: LatentOf) -> None:
+    plain = graph_of("hunyuan3d", steps=2)
+    graph = insert_after_model(plain, "SkipLayerGuidanceDiT", **SKIPPING | {"single_layers": "0"})
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, split, strict=False)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_node_that_changes_the_model_from_within_is_refused(kind: str, comfyui: ComfyUI) -> None:
+    inputs, said = REFUSED[kind]
+    graph = insert_after_model(graph_of("sd15", steps=2), kind, **inputs)
+    assert said in refused(comfyui, spread(graph, "cpu:1", strict=False))
+
+
+@thorough
+@pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e5m2"])
+def test_weights_in_fp8(dtype: str, latent_of: LatentOf) -> None:
+    graph = job()
+    graph["model"]["inputs"]["weight_dtype"] = dtype
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize(
+    "sampler", ["euler_ancestral", "dpmpp_2m", "dpmpp_sde", "ddim", "uni_pc", "lcm", "dpm_adaptive"]
+)
+def test_samplers(sampler: str, latent_of: LatentOf) -> None:
+    graph = job(sampler_name=sampler, scheduler="karras")
+    ours = spread(graph, "cpu:4", strict=False, cfg=2, data=2)
+    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE

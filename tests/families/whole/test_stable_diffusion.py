@@ -1,0 +1,283 @@
+"""Models whose forward is not spread, through Load Parallel Diffusion Model: the stock loader's result under cfg and data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import requests
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.refusals.whole import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_tests import Layers, save_with_prompts
+from tests.support.graphs.flux import Graph, controlled, node, queue_logged
+from tests.support.graphs.loras import save_lora, with_lora
+from tests.support.graphs.whole import SIZE, SPLITS, batched
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import product, thorough
+from tests.support.tiny.controlnet import SDXL, save_of_unet
+from tests.support.tiny.models import draw
+from tests.vae.comfy_vaes import save_image_vae
+
+LAYERS: Layers = {
+    "sd15": ("input_blocks.1.1.transformer_blocks.0.attn1.to_q", "middle_block.1.transformer_blocks.0.ff.net.0.proj"),
+    "sdxl": ("input_blocks.3.1.transformer_blocks.1.attn2.to_v", "time_embed.2", "label_emb.0.0"),
+}
+
+
+CONTROL_BYTES = "297 kB"
+"""Of a step: what the tiny ControlNet gives on both sides, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32."""
+
+CONTROL = {
+    "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
+    "image": node("EmptyImage", **SIZE, batch_size=1, color=0x4080C0),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save(comfyui)
+    models = comfyui.base_dir / "models"
+    for name, layers in LAYERS.items():
+        save_with_prompts(comfyui, name)
+        tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
+        names = tuple(f"diffusion_model.{layer}" for layer in layers)
+        save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
+        save_lora(models / "loras" / f"{name}-other-lora.safetensors", names[:1], tensors)
+    full = {
+        f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()
+    }  # SDXL, as v-prediction checkpoints are
+    vae = save_image_vae(models / "vae" / "whole.safetensors", name="sd")
+    full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
+    save_of_unet(models / "controlnet" / "sd15.safetensors")
+    save_of_unet(models / "controlnet" / "sdxl.safetensors", SDXL)
+
+
+@product(name=("sd15", "sdxl"), split=SPLITS)
+def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = batched(graph_of(name, steps=2), 3)
+    assert relative_error(latent_of(spread(graph, **split)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("sdxl", "cfg 2"),
+        *(pytest.param(*case, marks=thorough) for case in (("sd15", "data 2, cfg 2"), ("sd15", "cfg 2"))),
+        pytest.param("sdxl", "data 2, cfg 2", marks=thorough),
+    ],
+)
+def test_loras(name: str, split: str, latent_of: LatentOf) -> None:
+    plain = batched(graph_of(name, steps=2), 2)
+    graph = with_lora(with_lora(plain, name, 0.8), f"{name}-other", -0.5)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+CONVOLUTION = "diffusion_model.input_blocks.1.0.in_layers.2"
+CONVOLUTIONS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "LoCon": {"lora_up.weight": (320, 4, 1, 1), "lora_down.weight": (4, 320, 3, 3)},
+    "LoHa": {"hada_w1_a": (320, 4), "hada_w1_b": (4, 2880), "hada_w2_a": (320, 4), "hada_w2_b": (4, 2880)},
+    "LoKr": {"lokr_w1": (8, 8), "lokr_w2": (40, 40, 3, 3)},
+    "difference": {"diff": (320, 320, 3, 3)},
+}
+"""Of each kind of adapter the tensors that change a convolution."""
+
+
+@thorough
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_adapters_of_a_convolution(kind: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    shapes = enumerate(CONVOLUTIONS[kind].items())
+    tensors = {f"{CONVOLUTION}.{name}": 0.5 * draw(*shape, seed=seed) for seed, (name, shape) in shapes}
+    save_file(tensors, comfyui.base_dir / "models" / "loras" / f"{kind}-lora.safetensors")
+    plain = batched(graph_of("sd15", steps=2), 1)
+    graph = with_lora(plain, kind, 0.8)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+def test_texts_of_other_lengths_and_ranges(latent_of: LatentOf) -> None:
+    """Combined, with a range each, in the loop: ComfyUI repeats the shorter text, the workers run it apart."""
+    graph = batched(graph_of("sd15", steps=3), 1)
+    graph["first"] = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.6)
+    graph["both"] = node("ConditioningCombine", conditioning_1=["first", 0], conditioning_2=["negative", 0])
+    graph["sampler"]["inputs"]["positive"] = ["both", 0]
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
+def test_an_area_and_a_mask(split: str, latent_of: LatentOf) -> None:
+    size = {"width": 96, "height": 72}  # an area has 64 pixels at least
+    graph = batched(graph_of("sd15", steps=2), 2, size)
+    graph |= {
+        "area": node("ConditioningSetArea", conditioning=["negative", 0], width=64, height=64, x=16, y=8, strength=0.7),
+        "mask": node("SolidMask", value=0.5, **size),
+        "masked": node(
+            "ConditioningSetMask", conditioning=["positive", 0], mask=["mask", 0], strength=0.9, set_cond_area="default"
+        ),
+        "both": node("ConditioningCombine", conditioning_1=["area", 0], conditioning_2=["masked", 0]),
+        "all": node("ConditioningCombine", conditioning_1=["both", 0], conditioning_2=["positive", 0]),
+    }
+    graph["sampler"]["inputs"]["positive"] = ["all", 0]
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+CONTROLLED = {("data 2", "heun"), ("data 2, cfg 2", "euler")}
+"""What the quick run takes; cfg 2 alone it has with two LoRAs, and with texts that make two calls."""
+
+
+@pytest.mark.parametrize(
+    ("split", "sampler"),
+    [
+        pytest.param(split, sampler, id=f"{name}-{sampler}", marks=() if (name, sampler) in CONTROLLED else thorough)
+        for name, split in SPLITS.items()
+        for sampler in ("euler", "heun")
+    ],
+)
+def test_a_controlnet(split: dict[str, Any], sampler: str, latent_of: LatentOf) -> None:
+    plain = batched(graph_of("sd15", steps=2, sampler_name=sampler), 2)
+    graph = controlled(plain | CONTROL, strength=0.7, end=0.8)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
+def test_sdxl_with_two_loras_and_a_controlnet(split: str, latent_of: LatentOf) -> None:
+    plain = batched(graph_of("sdxl", steps=2), 2)
+    plain = with_lora(with_lora(plain, "sdxl", 0.8), "sdxl-other", -0.5)
+    net = {"net": node("ControlNetLoader", control_net_name="sdxl.safetensors")}
+    graph = controlled(plain | CONTROL | net, strength=0.7)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> None:
+    """Of a picture, whose two calls go to two workers; on one side alone too, and two ControlNets behind one another."""
+    graph = controlled(batched(graph_of("sd15", steps=2), 1) | CONTROL, strength=0.7)
+    graph["again"] = CONTROL["net"]
+    graph = controlled(graph, strength=0.3, start=0.3, net="again")
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    graph["sampler"]["inputs"]["negative"] = ["negative", 0]
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+COSTS = re.compile(
+    r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process, \d+\.\d+ s a step; (\d.*B) a step went to the workers, "
+    r"(\d+\.\d+) s beside their work, where the plan saves (-?\d+\.\d+) s a step \(predicted\)"
+)
+
+
+def test_a_controlnet_runs_as_often_as_by_the_stock_loader(comfyui: ComfyUI) -> None:
+    """For texts of two lengths too, where each step is gone through twice; what it costs is in the log, and on the node where it
+    is more than the second worker saves."""
+    graph = batched(graph_of("sd15", steps=2), 1) | CONTROL
+    graph["counted"] = node("PackCountedControl", control_net=["net", 0])
+    graph = controlled(graph, strength=0.7, net="counted")
+    runs, logs = zip(
+        *(queue_logged(comfyui, each) for each in (graph, spread(graph, "cpu:2", strict=False, cfg=2))), strict=True
+    )
+    counts = [log.count("the network of a ControlNet runs") for log in logs]
+    assert counts == [4, 4]
+    [(ran, sent, beside, saved)] = COSTS.findall(logs[1])
+    assert (ran, sent) == ("4", CONTROL_BYTES)
+    told = [text.text for text in runs[1].texts if "To send the ControlNet's output" in text.text]
+    assert bool(told) == (float(beside) > float(saved))
+
+
+def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
+    """GLIGEN, whose network attends within the model's blocks."""
+    graph = with_tensors(comfyui, graph_of("sd15"), "whole-gligen", {"gligen": torch.ones(1)})
+    assert refused(comfyui, spread(graph, "cpu:1", strict=False)).startswith(
+        "GLIGEN cannot be used with a parallel MODEL"
+    )
+
+
+def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Its mark of v-prediction, which Load Diffusion Model does not look at, and its VAE."""
+    plain = batched(graph_of("sdxl", steps=2), 2)
+    graph = plain | {
+        "model": node("CheckpointLoaderSimple", ckpt_name="sdxl-v.safetensors"),
+        "pixels": node("VAEDecode", samples=["sampler", 0], vae=["model", 2]),
+        "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["model", 2]),
+        "saved": node("SaveLatent", samples=["encoded", 0], filename_prefix="decoded"),
+    }
+    ours = graph | {
+        "plan": node("ParallelPlan", devices="cpu:2", cfg=2),
+        "model": node("LoadParallelCheckpoint", ckpt_name="sdxl-v.safetensors", plan=["plan", 0]),
+        "sampler": node("ParallelSampler", **graph["sampler"]["inputs"]),
+    }
+    runs = [comfyui.queue(each).check() for each in (ours, graph)]
+    for name in ("save", "saved"):
+        found, stock = (saved_latent(comfyui, run, name) for run in runs)
+        assert relative_error(found, stock) <= TOLERANCE
+    assert relative_error(latent_of(plain), saved_latent(comfyui, runs[1])) > DIFFERENT
+
+
+def test_use_all_gpus_takes_its_loaders(comfyui: ComfyUI) -> None:
+    loaders = {"CheckpointLoaderSimple": "sdxl-v.safetensors", "UNETLoader": "sd15.safetensors"}
+    asked = [{"kind": kind, "file": file} for kind, file in loaders.items()]
+    assert requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json() == ["", ""]
+
+
+def test_a_checkpoint_of_a_model_that_is_spread(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """FLUX.2's diffusion model under its checkpoint's names, without a VAE."""
+    save_families(comfyui, "flux2")
+    models = comfyui.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "flux2.safetensors")
+    full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(full, models / "checkpoints" / "flux2-full.safetensors")
+    graph = graph_of("flux2", steps=2) | {"model": node("CheckpointLoaderSimple", ckpt_name="flux2-full.safetensors")}
+    ours = spread(graph, ulysses=2)
+    ours["model"] = node("LoadParallelCheckpoint", ckpt_name="flux2-full.safetensors", plan=["plan", 0])
+    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+
+
+def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
+    said = []
+    for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
+        graph = {
+            "model": node(loader, ckpt_name="sdxl-v.safetensors"),
+            "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
+            "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
+        }
+        error = comfyui.queue(graph).error
+        assert error is not None
+        said.append(error.exception_message)
+    assert said[0] == said[1]
+
+
+def test_a_checkpoint_without_a_vae_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
+    tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "sdxl.safetensors")
+    full = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
+    save_file(full, comfyui.base_dir / "models" / "checkpoints" / "sdxl-alone.safetensors")
+    said = []
+    for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
+        graph = {
+            "model": node(loader, ckpt_name="sdxl-alone.safetensors"),
+            "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
+            "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
+            "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
+        }
+        error = comfyui.queue(graph).error
+        assert error is not None
+        said.append(error.exception_message)
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(("plan", "said"), PLANS.values(), ids=PLANS)
+def test_a_plan_that_cannot_work_is_refused(plan: dict[str, Any], said: str, comfyui: ComfyUI) -> None:
+    assert refused(comfyui, spread(graph_of("sd15"), **plan)) == said
+
+
+@pytest.mark.parametrize("case", [no_negative, sound, other_text, swapped, other_control, zero123])
+def test_a_job_that_cannot_work_is_refused(case: Callable[[], tuple[Graph, str]], comfyui: ComfyUI) -> None:
+    graph, said = case()
+    assert said in refused(comfyui, graph)

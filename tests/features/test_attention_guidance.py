@@ -1,0 +1,74 @@
+"""Normalized attention guidance, which compares both prompts in every attention: one model call at a time, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.support.graphs.comfyui_inputs import graph_with
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, queue_logged, ways
+from tests.support.graphs.guidance import NAG
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+
+__all__ = ["graph_with"]
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
+    "ring 3, sharded": {"devices": "cpu:3", "ring": 3, "weights": "sharded"},
+    "ulysses 2 x ring 2": {"devices": "cpu:4", "ulysses": 2, "ring": 2},
+    "pp 2": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+    "chosen": {"devices": "cpu:2"},
+}
+
+
+def compared(graph: Graph, plan: dict[str, Any], latent_of: LatentOf) -> None:
+    guided = insert_after_model(graph, "NAGuidance", **NAG)
+    stock = latent_of(guided)
+    assert relative_error(latent_of(graph), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(guided, strict=False, **plan)), stock) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=thorough), 2])
+def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, batch: int) -> None:
+    """At cfg 1 too, where ComfyUI then computes the negative prompt all the same."""
+    compared(ksampler_graph("tiny-schnell", width=72, height=104, steps=2, batch=batch), PLANS[plan], latent_of)
+
+
+@thorough
+@pytest.mark.parametrize("plan", PLANS)
+def test_krea2_is_guided_as_on_the_stock_loader(
+    graph_with: Callable[[str], Graph], comfyui: ComfyUI, latent_of: LatentOf, plan: str
+) -> None:
+    """Whose blocks have text and picture in one stream. Both prompts are equally long, so that they are in one call."""
+    graph = graph_with("krea2")
+    graph["negative"] = {
+        "class_type": "ConditioningMultiply",
+        "inputs": {"conditioning": ["positive", 0], "multiplier": 0.5},
+    }
+    compared(graph, PLANS[plan], latent_of)
+
+
+def test_texts_of_two_lengths_are_computed_apart_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Which is then no guidance: ComfyUI's function leaves a call with one side as it is."""
+    graph = ksampler_graph("tiny-schnell", negative="cond-45", width=72, height=104, steps=2, cfg=2.0)
+    guided = insert_after_model(graph, "NAGuidance", **NAG)
+    assert relative_error(latent_of(graph), latent_of(guided)) <= TOLERANCE
+    run, log = queue_logged(comfyui, spread(guided, strict=False))
+    run.check()
+    assert ways(log) == ["NAGuidance"]
+    assert relative_error(latent_of(spread(guided, strict=False)), latent_of(guided)) <= TOLERANCE
+
+
+def test_a_plan_that_would_compute_the_prompts_apart_is_refused(comfyui: ComfyUI) -> None:
+    guided = insert_after_model(ksampler_graph("tiny-schnell", cfg=2.0), "NAGuidance", **NAG)
+    assert refused(comfyui, spread(guided, strict=False, cfg=2)) == (
+        "NAGuidance compares both prompts in every attention, so they cannot be computed apart, as cfg 2 and data 1 would: "
+        "choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
+    )

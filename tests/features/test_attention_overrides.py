@@ -1,0 +1,277 @@
+"""Nodes that put a function in attention's place: ComfyUI's own run in the workers, others are refused by name.
+
+The functions look at where tokens are. They stand in a copy of ComfyUI behind one of its own files, and in another pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.comfyuis import only_in_newer
+from tests.support.copies.sized import copied
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, ways
+from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.selection import thorough
+
+pytestmark = thorough
+"""It takes a ComfyUI of its own; what the workers do of this is in `models/test_overriding`."""
+
+OWN, OF_THE_SERVER = "comfy_extras/nodes_mahiro.py", "comfy_extras/nodes_model_advanced.py"
+"""Of comfy_extras' files one that workers can import, and one that imports `nodes`, which they have not."""
+
+OWN_NODE = '''
+
+
+def _masked(func, q, k, v, heads, allowed, kwargs):
+    if not kwargs.get("skip_reshape", False):
+        q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    at, to = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
+    mask = torch.stack([allowed(at, to, head) | (to == 0) for head in range(heads)])[None]
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out if kwargs.get("skip_output_reshape", False) else out.transpose(1, 2).flatten(2)
+
+
+class StandInAttention:
+    """Causal, block-sparse or windowed attention, with a window of its own for each head; or the mean of all heads."""
+
+    def patch(self, model, kind, heads):
+        widths = [2 + 3 * (head % 4) for head in range(heads)]
+
+        def override(func, q, k, v, heads, mask=None, **kwargs):
+            if kind == "mean of heads":
+                out = func(q, k, v, heads, mask=mask, **{**kwargs, "skip_output_reshape": True})
+                out = out.mean(1, keepdim=True).expand_as(out)
+                return out if kwargs.get("skip_output_reshape", False) else out.transpose(1, 2).flatten(2)
+            allowed = {
+                "causal": lambda at, to, head: to <= at,
+                "block-sparse": lambda at, to, head: (at // 3 - to // 3) % 3 == 0,
+                "windowed": lambda at, to, head: (at - to).abs() <= widths[head],
+            }[kind]
+            return _masked(func, q, k, v, heads, allowed, kwargs)
+
+        def by_sides(func, q, k, v, heads, mask=None, **kwargs):
+            sides = kwargs["transformer_options"].get("cond_or_uncond", [0])
+            return func(q, k, v, heads, mask=mask, **kwargs) * (1 + sides[0])
+
+        m = model.clone()
+        m.model_options["transformer_options"]["optimized_attention_override"] = by_sides if kind == "by sides" else override
+        return (m,)
+
+
+class StandInSparse:
+    """Options of a function and what it remembers, as BlockSparseAttention's of 0.36: only that is in the sequence of a run."""
+
+    def __init__(self, start, end, dense_blocks, counts):
+        self.start = start
+        self.end = end
+        self.dense_blocks = dense_blocks
+        self.counts = counts
+        self.installed = set()
+        self.reset()
+
+    def reset(self):
+        self.seen = 0
+
+    def dense(self, options):
+        self.seen += self.counts
+        sigma = float(options["sigmas"][0]) if "sigmas" in options else 0.5
+        return sigma > self.start or sigma < self.end or options.get("block_index") in self.dense_blocks
+
+
+def sparse_override(patch, previous):
+    def override(func, q, k, v, heads, mask=None, **kwargs):
+        if patch.dense(kwargs.get("transformer_options") or {}):
+            ours = func if previous is None else functools.partial(previous, func)
+            return ours(q, k, v, heads, mask=mask, **kwargs)
+        return _masked(func, q, k, v, heads, lambda at, to, head: (at // 3 - to // 3) % 3 == 0, kwargs)
+
+    return override
+
+
+def install_sparse(patch, options):
+    current = options.get("optimized_attention_override")
+    if current not in patch.installed:
+        options["optimized_attention_override"] = sparse_override(patch, current)
+        patch.installed.add(options["optimized_attention_override"])
+
+
+def with_sparse(model, start, callbacks, counts):
+    patch = StandInSparse(start=start, end=0.0, dense_blocks={1}, counts=counts)
+    m = model.clone()
+    install_sparse(patch, m.model_options["transformer_options"])
+    if callbacks:
+        again = lambda _, __, options: install_sparse(patch, options["transformer_options"])
+        m.add_callback_with_key("on_prepare_state", "sparse", again)
+        m.add_callback_with_key("on_cleanup", "sparse", lambda _: patch.reset())
+    return m
+
+
+import functools
+import torch
+'''
+
+NODE = '''
+
+
+class StandInAttentionNode:
+    """Puts it in its place, from either file."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "kind": ("STRING",), "heads": ("INT",), "file": ("STRING",)}}
+
+    def patch(self, model, kind, heads, file):
+        return importlib.import_module(f"comfy_extras.{file}").StandInAttention().patch(model, kind, heads)
+
+
+class StandInSparseNode:
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        asked = {"model": ("MODEL",), "start": ("FLOAT",), "callbacks": ("BOOLEAN",), "counts": ("INT",)}
+        return {"required": asked}
+
+    def patch(self, model, start, callbacks, counts):
+        file = importlib.import_module("comfy_extras.nodes_mahiro")
+        return (file.with_sparse(model, start, callbacks, counts),)
+
+
+import importlib
+NODE_CLASS_MAPPINGS["StandInAttentionNode"] = StandInAttentionNode
+NODE_CLASS_MAPPINGS["StandInSparseNode"] = StandInSparseNode
+'''
+
+KINDS = "causal", "block-sparse", "windowed"
+HEADS = {"flux2": 3, "wan": 3}
+SPLITS: dict[str, dict[str, Any]] = {
+    "one": {"devices": "cpu:1"},
+    "two": {"devices": "cpu:2", "ulysses": 2, "cfg": 1},
+    "three": {"devices": "cpu:3", "ulysses": 3, "cfg": 1},
+    "automatic": {"devices": "cpu:2", "cfg": 1},
+    "prompts": {"devices": "cpu:4", "cfg": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    server = copied(tmp_path_factory.mktemp("overrides"), {OWN: OWN_NODE, OF_THE_SERVER: OWN_NODE, "nodes.py": NODE})
+    save_families(server, *HEADS)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def changed(name: str, kind: str, file: str = OWN) -> Graph:
+    """Two steps of a model with a function in attention's place, of one of ComfyUI's files."""
+    given = {"kind": kind, "heads": HEADS[name], "file": Path(file).stem}
+    return insert_after_model(graph_of(name, steps=2), "StandInAttentionNode", **given)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", HEADS)
+def test_comfyuis_own_function_gives_the_same_latent(
+    name: str, kind: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = changed(name, kind)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(graph_of(name, steps=2)), stock) > DIFFERENT
+    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]))
+    error = relative_error(saved_latent(comfyui, run.check()), stock)
+    print(name, kind, split, f"{error:.1e}")
+    assert error <= TOLERANCE
+    assert ways(log) == ["loop"]
+    assert "StandInAttention.patch.<locals>.override" in log
+
+
+def sparse(name: str, start: float = 0.9, *, callbacks: bool = False, counts: int = 0) -> Graph:
+    """Two steps of a model whose attention is block-sparse below a sigma, and in other blocks than the second."""
+    chosen = {"start": start, "callbacks": callbacks, "counts": counts}
+    return insert_after_model(graph_of(name, steps=2), "StandInSparseNode", **chosen)
+
+
+@pytest.mark.parametrize("split", ["one", "two", "prompts"])
+@pytest.mark.parametrize(("callbacks", "way"), [(False, "loop"), (True, "the callback on_prepare_state")])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_function_that_holds_an_object_as_block_sparse_attentions_does(
+    name: str, callbacks: bool, way: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = sparse(name, callbacks=callbacks)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(graph_of(name, steps=2)), stock) > DIFFERENT
+    assert relative_error(latent_of(sparse(name, 2.0)), stock) > DIFFERENT, "sigmas count"
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS[split]))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert ways(log) == [way]
+
+
+def test_a_function_that_keeps_something_from_call_to_call_is_refused(comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(sparse("flux2", counts=1), **SPLITS["two"]))
+    assert "because it keeps something from call to call (StandInSparse.seen)" in said
+
+
+def test_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = insert_after_model(changed("flux2", "windowed"), "RescaleCFG", multiplier=0.7)
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS["two"]))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == ["the model option sampler_cfg_function"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "names"),
+    [
+        ({"devices": "cpu:2", "ring": 2}, "ring 2"),
+        ({"devices": "cpu:2", "pipefusion": 2}, "pipefusion 2"),
+        ({"devices": "cpu:2", "patches": 3}, "patches 3"),
+    ],
+)
+def test_ring_and_patches_are_refused_by_name(plan: dict[str, Any], names: str, comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(changed("flux2", "causal"), **plan))
+    assert "an attention override (" in said and "StandInAttention.patch" in said
+    assert f"which it cannot with {names}: set {names.split()[0]} to 0 or 1 in Parallel Plan" in said
+
+
+def test_a_function_that_looks_at_several_heads_is_refused(comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(changed("flux2", "mean of heads"), **SPLITS["two"]))
+    assert "because it gives something else for some of the heads than for all of them at once" in said
+
+
+def test_a_function_that_reads_what_workers_are_not_told_is_refused(comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(changed("flux2", "by sides"), **SPLITS["two"]))
+    assert "because it reads cond_or_uncond, which the workers are not told" in said
+
+
+def test_another_packs_function_is_refused_by_name(comfyui: ComfyUI) -> None:
+    graph = insert_after_model(graph_of("flux2", steps=2), "PackOverride")
+    said = refused(comfyui, spread(graph, **SPLITS["two"]))
+    assert "PackOverride.patch.<locals>.override) cannot be applied to a parallel MODEL" in said
+
+
+def test_a_function_whose_module_workers_cannot_import_is_refused_by_name(comfyui: ComfyUI) -> None:
+    said = refused(comfyui, spread(changed("flux2", "causal", OF_THE_SERVER), **SPLITS["two"]))
+    assert "StandInAttention.patch.<locals>.override) cannot be applied to a parallel MODEL" in said
+
+
+@pytest.mark.parametrize("split", ["one", "two"])
+def test_comfyuis_choice_of_attention(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    kind = "ModelAttentionBackend"
+    only_in_newer(kind, bool(comfyui.object_info(kind)))
+    graph = insert_after_model(graph_of("wan", steps=2), kind, attention="pytorch attention")
+    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == ["loop"]
+    assert "set_model_optimized_attention" in log

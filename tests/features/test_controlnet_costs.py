@@ -1,0 +1,77 @@
+"""What a ControlNet costs a run with a device for each side, and when the node says that it costs more than that gains."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.conditioning import Conditioning
+from parallel_backend.host.planning.events import Planned, Ran
+from parallel_backend.plan.choose import Choice, Ranked
+from tests.support.nodes_module import nodes_module
+from tests.support.plans import cpu_plan
+
+TWO, ONE = cpu_plan(cfg=2), cpu_plan()
+NOTHING: Any = None
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What is looked at of a rank's report."""
+
+    seconds: float
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return nodes_module("model.features.controlnet_costs", monkeypatch)
+
+
+def planned(one: float, two: float) -> Planned:
+    """Predictions of a step's seconds on one device and with one for each side."""
+    ranking = [Ranked(TWO, two, NOTHING), Ranked(ONE, one, NOTHING)]
+    return Planned(NOTHING, Choice(TWO, ranking, ranking[1], "", False), ())
+
+
+def test_what_the_second_device_saves_is_predicted(costs: ModuleType) -> None:
+    assert costs.saved_by_cfg(TWO, planned(1.0, 0.625)) == 0.375
+    assert costs.saved_by_cfg(TWO, planned(1.0, 1.25)) == -0.25
+    assert costs.saved_by_cfg(TWO, None) is None
+    assert costs.saved_by_cfg(ONE, planned(1.0, 0.625)) is None
+
+
+def test_a_request_costs_what_it_takes_beside_the_slowest_rank(costs: ModuleType) -> None:
+    """Without the first, in which weights are loaded."""
+    found = costs.ControlCosts(requests=[9.0, 1.0, 1.5])
+    reports: list[Any] = [
+        [Reported(0.1), Reported(0.2)],
+        [Reported(0.25), Reported(0.5)],
+        [Reported(0.5), Reported(0.25)],
+    ]
+    assert found.sending([Ran(TWO, each) for each in reports]) == 0.75
+    assert costs.ControlCosts(requests=[9.0]).sending([Ran(TWO, reports[0])]) == 0
+
+
+def test_bytes_are_those_of_controls(costs: ModuleType) -> None:
+    found = costs.ControlCosts()
+    tensors = {"x": torch.zeros(7), "control.output.0": torch.zeros(2, 5), "control.input.1": torch.zeros(3)}
+    with found.request([Conditioning(tensors), Conditioning({"control.middle.0": torch.zeros(4)})]):
+        time.sleep(0.01)
+    assert found.sent == 4 * (10 + 3 + 4)
+    assert found.requests[0] >= 0.01
+
+
+def test_the_node_says_where_they_cost_more_than_the_second_device_saves(costs: ModuleType) -> None:
+    found = costs.ControlCosts(sent=60_000_000)
+    assert found.warning(20, 0.5, 0.25) == (
+        "To send the ControlNet's output (3.00 MB a step) takes 0.50 s a step, and cfg 2 saves 0.25 s: choose one device in "
+        "Parallel Plan."
+    )
+    assert "cfg 2 saves 0.00 s" in found.warning(20, 0.5, -0.25)
+    assert found.warning(20, 0.25, 0.25) is None
+    assert found.warning(20, 0.5, None) is None

@@ -1,0 +1,127 @@
+"""ControlNet through the stock Apply ControlNet node: the same picture as on the stock loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.graphs.flux import (
+    Graph,
+    controlled,
+    insert_after,
+    ksampler_graph,
+    node,
+    parallel,
+    queue_logged,
+    ways,
+)
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import product
+from tests.support.tiny.controlnet import save_instantx, save_xlabs
+from tests.support.tiny.flux import save_conditioning
+from tests.support.tiny.pixart import TEXT_WIDTH as PIXART_TEXT
+from tests.support.tiny.pixart import save_pixart
+from tests.vae.comfy_vaes import save_image_vae
+
+TOLERANCE = 1e-5
+DIFFERENT = 1e-2
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses-2": {"ulysses": 2},
+    "ring-2": {"ring": 2},
+    "pp-2": {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
+    "cfg-2": {"cfg": 2},
+    "sharded-2": {"ulysses": 2, "weights": "sharded"},
+}
+
+T2I = node("ControlNetLoader", control_net_name="t2i.safetensors")
+
+LatentOf = Callable[[Graph], Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    folder = comfyui.base_dir / "models" / "controlnet"
+    save_xlabs(folder / "tiny-a.safetensors")
+    save_xlabs(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
+    save_instantx(folder / "instantx.safetensors")
+    save_image_vae(comfyui.base_dir / "models" / "vae" / "hint.safetensors")
+    reference = torch.randn(1, 16, 7, 5, generator=torch.Generator().manual_seed(1))
+    tensors = {"latent_tensor": reference, "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, comfyui.input_dir / "reference.latent")
+    noise = torch.randint(0, 256, (6, 10, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
+    Image.fromarray(noise).resize((80, 48), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint.png")
+
+
+def job(**settings: Any) -> Graph:
+    """A job of 15 image tokens, with the nodes that controlling it takes."""
+    return ksampler_graph("tiny-schnell", **{"width": 80, "height": 48, "steps": 3, "cfg": 2.0} | settings) | {
+        "net": node("ControlNetLoader", control_net_name="tiny-a.safetensors"),
+        "other net": node("ControlNetLoader", control_net_name="tiny-b.safetensors"),
+        "image": node("LoadImage", image="hint.png"),
+    }
+
+
+def controlled_by_latent(graph: Graph) -> Graph:
+    """With a ControlNet whose hint is the picture's latent, by the stock VAE."""
+    net = node("ControlNetLoader", control_net_name="instantx.safetensors")
+    graph = controlled(graph | {"net": net, "vae": node("VAELoader", vae_name="hint.safetensors")}, strength=0.6)
+    graph["control by net"]["inputs"]["vae"] = ["vae", 0]
+    return graph
+
+
+JOBS: dict[str, Graph] = {
+    "one": controlled(job(), strength=0.7),
+    "two-on-a-batch": controlled(controlled(job(batch=2), strength=0.5), strength=0.4, net="other net"),
+    "only-at-first-texts-of-37-and-45": controlled(job(negative="cond-45"), end=0.4),
+    "a-latent-hint": controlled_by_latent(job()),
+    "beside-a-reference": insert_after(
+        controlled(job() | {"reference": node("LoadLatent", latent="reference.latent")}),
+        "positive",
+        "ReferenceLatent",
+        "conditioning",
+        latent=["reference", 0],
+    ),
+}
+
+
+@product(plan=PLANS, graph=JOBS)
+def test_control_is_as_on_the_stock_loader(
+    comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any], graph: Graph
+) -> None:
+    uncontrolled = dict(graph, sampler=job()["sampler"] | {"inputs": graph["sampler"]["inputs"] | _plain(graph)})
+    assert relative_error(latent_of(graph), latent_of(uncontrolled)) > DIFFERENT
+    run, log = queue_logged(comfyui, parallel(graph, **plan))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == ["ControlNet"]
+
+
+def test_a_controlnet_for_a_family_that_takes_none_is_refused(comfyui: ComfyUI) -> None:
+    comfy_on_path()
+    from comfy.t2i_adapter.adapter import Adapter
+
+    torch.manual_seed(0)
+    adapter = Adapter(cin=192, channels=[8, 16, 32, 32], nums_rb=2, ksize=1, sk=True, use_conv=False)
+    save_file(adapter.state_dict(), comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
+    save_pixart(comfyui.base_dir / "models" / "diffusion_models" / "pixart-controlled.safetensors")
+    save_conditioning(comfyui.input_dir / "pixart.safetensors", 9, width=PIXART_TEXT)
+    graph = parallel(controlled(job(positive="pixart", negative="pixart") | {"net": T2I}))
+    graph["model"] = node("LoadParallelPixArt", unet_name="pixart-controlled.safetensors", weight_dtype="default")
+    graph["model"]["inputs"]["plan"] = ["plan", 0]
+    run = comfyui.queue(graph, timeout=300)
+    assert run.error is not None
+    assert run.error.exception_message == (
+        "the ControlNet changes input blocks, which this model does not have: use a ControlNet that was made for this model."
+    )
+
+
+def _plain(graph: Graph) -> dict[str, Any]:
+    return {side: graph["control by net"]["inputs"][side] for side in ("positive", "negative")}

@@ -1,0 +1,97 @@
+"""ControlNet of Qwen-Image and SD 3 through the stock Apply ControlNet node: the same picture as on the stock loader."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, spread
+from tests.support.graphs.comfyui_inputs import LATENTS
+from tests.support.graphs.flux import Graph, controlled, node, queue_logged, ways
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY, save_tiny, save_wide
+from tests.support.tiny.controlnet import save_qwen, save_sd3, save_wan_vae
+from tests.support.tiny.models import draw
+from tests.vae.comfy_vaes import save_image_vae
+
+DIFFERENT = 1e-2
+QWEN, SD3 = "wide_qwen", "sd3"
+"""Of Qwen-Image ComfyUI takes the real width for granted: this one has a single block."""
+
+SIZES = LATENTS | {QWEN: node("EmptySD3LatentImage", width=112, height=72, batch_size=1)}
+MASKS = {"positive": [1, 1, 0, 1, 1, 1, 0], "negative": [1, 1, 1, 1, 0, 0, 0]}
+"""Two of one length, so that ComfyUI makes one call of both sides, which the workers compute as two."""
+
+PLANS = {
+    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
+    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    models = comfyui.base_dir / "models"
+    save_sd3(models / "controlnet" / f"{SD3}-net.safetensors")
+    save_image_vae(models / "vae" / f"{SD3}-hint.safetensors")
+    save_wan_vae(models / "vae" / f"{QWEN}-hint.safetensors")
+    noise = torch.randint(0, 256, (9, 14, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
+    Image.fromarray(noise).resize((112, 72), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint-112.png")
+    save_tiny(models / "diffusion_models", SD3)
+    for side, mask in MASKS.items():
+        [(cond, options)] = TINY[SD3].prompt(len(mask), seed=sum(mask))
+        save_file({"cond": cond, **options}, comfyui.input_dir / f"controlled-{SD3}-{side}.safetensors")
+        masked = {"cond": draw(1, len(mask), 3584, seed=sum(mask)), "attention_mask": torch.tensor([mask])}
+        save_file(masked, comfyui.input_dir / f"controlled-{QWEN}-{side}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def wide(comfyui: ComfyUI) -> None:
+    """The large files."""
+    save_wide(comfyui.base_dir / "models" / "diffusion_models", QWEN)
+    save_qwen(comfyui.base_dir / "models" / "controlnet" / f"{QWEN}-net.safetensors")
+
+
+def graphs(name: str) -> tuple[Graph, Graph]:
+    """With a ControlNet, and without."""
+    graph = graph_of("wan") | {"latent": SIZES[name]}
+    graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
+    for side in MASKS:
+        graph[side]["inputs"]["conditioning"] = f"controlled-{name}-{side}.safetensors"
+    beside = {
+        "net": node("ControlNetLoader", control_net_name=f"{name}-net.safetensors"),
+        "vae": node("VAELoader", vae_name=f"{name}-hint.safetensors"),
+        "image": node("LoadImage", image="hint-112.png"),
+    }
+    with_net = controlled(graph | beside, strength=0.7)
+    with_net["control by net"]["inputs"]["vae"] = ["vae", 0]
+    return with_net, graph
+
+
+def check(comfyui: ComfyUI, latent_of: LatentOf, name: str, plan: str) -> None:
+    """The result under a plan is that of the stock loader, and the ControlNet matters."""
+    graph, plain = graphs(name)
+    expected = latent_of(graph)
+    assert relative_error(latent_of(plain), expected) > DIFFERENT
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **PLANS[plan]))
+    assert relative_error(saved_latent(comfyui, run.check()), expected) <= TOLERANCE
+    assert ways(log) == ["ControlNet"]
+
+
+@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
+def test_sd3_is_controlled_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
+    check(comfyui, latent_of, SD3, plan)
+
+
+@thorough
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("plan", ["ulysses 2", "cfg 2", "ulysses 2 x ring 2"])
+def test_qwen_image_with_masked_texts_is_controlled_as_on_the_stock_loader(
+    comfyui: ComfyUI, latent_of: LatentOf, plan: str
+) -> None:
+    check(comfyui, latent_of, QWEN, plan)

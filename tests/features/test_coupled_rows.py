@@ -1,0 +1,104 @@
+"""Batches whose rows change one another in ComfyUI's own forward are computed as ComfyUI has them, and not apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import TOKENS, TOLERANCE, LatentOf, graph_of, save_families, save_latent, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import UNKNOWN_WRAPPER, Graph, insert_after, node, step_by_step
+from tests.support.graphs.sound import assert_same, both, sound_graph
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY
+from tests.support.tiny.models import draw
+
+LOOP, CALLS = "loop", "one call at a time"
+CASES = [
+    pytest.param(plan, way, id=f"{way}-{plan}", marks=marks)
+    for plan, way, marks in (
+        ({}, LOOP, ()),
+        ({"ulysses": 2}, LOOP, thorough),
+        ({}, CALLS, thorough),
+        ({"ulysses": 2}, CALLS, thorough),
+    )
+]
+APART = {"data 2": {"data": 2}, "cfg 2": {"cfg": 2}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "ltxav", "hunyuan_i2v")
+    save_latent(comfyui, "two-videos", 2, 128, 3, 5, 4)
+    save_latent(comfyui, "two-sounds", 2, 8, 11, 16)
+    save_latent(comfyui, "hunyuan_i2v", 1, *TINY["hunyuan_i2v"].latent)
+    for side in TOKENS:  # of one length, so that ComfyUI runs both as one
+        [(cond, options)] = TINY["hunyuan_i2v"].prompt(7, seed=len(side))
+        save_file({"cond": cond, **options}, comfyui.input_dir / f"alike-{side}.safetensors")
+    frame = {
+        "guiding_frame_index": torch.tensor(0.0),
+        "concat_latent_image": draw(1, 16, 3, 8, 10, seed=22),
+        "concat_mask": torch.ones(1, 1, 3, 8, 10),
+    }
+    save_file(frame, comfyui.input_dir / "alike-frame.safetensors")
+
+
+def two_masks() -> Graph:
+    """LTX-2: two videos with sound, of whose sounds the one is made anew and the other in part."""
+    size = {"width": 16, "height": 11, "batch_size": 1}
+    latents = {kind: node("LoadLatent", latent=f"two-{kind}s.latent") for kind in ("video", "sound")}
+    graph = sound_graph("ltxav", steps=2) | latents
+    return insert_after(graph, "sound", "SetLatentNoiseMask", "samples", mask=["masks", 0]) | {
+        "anew": node("EmptyImage", **size, color=0xFFFFFF),
+        "in part": node("EmptyImage", **size, color=0x666666),
+        "images": node("ImageBatch", image1=["anew", 0], image2=["in part", 0]),
+        "masks": node("ImageToMask", image=["images", 0], channel="red"),
+    }
+
+
+def two_guidances() -> Graph:
+    """HunyuanVideo, from a first frame, with more guidance in the positive prompt than in the negative one."""
+    graph = graph_of("hunyuan_i2v", steps=2)
+    for side in TOKENS:
+        graph[side] = node("LoadConditioning", conditioning=f"alike-{side}.safetensors")
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file="alike-frame.safetensors")
+    return insert_after(graph, "positive", "FluxGuidance", "conditioning", guidance=60.0)
+
+
+@pytest.mark.parametrize(("plan", "way"), CASES)
+def test_masks_of_one_batch(comfyui: ComfyUI, plan: dict[str, int], way: str) -> None:
+    """LTX-2 takes the most noise of the batch for what passes between video and sound; left to itself no plan divides it."""
+    graph = two_masks() if way == LOOP else step_by_step(two_masks())
+    ours = spread(graph, "cpu:2", strict=way == LOOP, **plan)
+    assert_same(comfyui, ours, both(comfyui, graph)[:2], way if way == LOOP else UNKNOWN_WRAPPER)
+
+
+@pytest.mark.parametrize(("plan", "way"), CASES)
+def test_guidance_of_two_prompts(latent_of: LatentOf, plan: dict[str, int], way: str) -> None:
+    """HunyuanVideo adds one prompt's to the first frame of both, and the other's to the other frames of both."""
+    graph = two_guidances() if way == LOOP else step_by_step(two_guidances())
+    stock = latent_of(graph)
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=way == LOOP, **plan)), stock) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", APART)
+def test_a_plan_that_would_compute_the_rows_apart_is_refused(comfyui: ComfyUI, plan: str) -> None:
+    for graph, what, kind in ((two_masks(), "noise masks", "LTXAV"), (two_guidances(), "guidance", "HunyuanVideoI2V")):
+        degrees = {"cfg": 1, "data": 1} | APART[plan]
+        assert refused(comfyui, spread(graph, "cpu:2", **APART[plan])) == (
+            f"the {what} of this batch differ, and {kind} models compute such rows from one another, so they cannot be computed "
+            f"apart, as cfg {degrees['cfg']} and data {degrees['data']} would: choose cfg 1 and data 1 in Parallel Plan, and "
+            "ulysses, ring or pipefusion."
+        )
+
+
+@thorough
+def test_rows_that_are_alike_are_computed_apart(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = two_masks()
+    graph["in part"] = graph["anew"]
+    assert_same(comfyui, spread(graph, "cpu:2", data=2), both(comfyui, graph)[:2])
+    graph = graph_of("hunyuan_i2v", steps=2)
+    assert relative_error(latent_of(spread(graph, "cpu:2", cfg=2)), latent_of(graph)) <= TOLERANCE

@@ -1,0 +1,341 @@
+"""Every kind of node that takes part in sampling, on a parallel MODEL against the stock loader's: equal, or refused by name.
+
+ComfyUI itself tells which nodes there are, so a new one shows up here. The page lists those of one ComfyUI in full, and of newer
+ones those that were tried (`test_newer_nodes` has the ones that FLUX.1 does not read). What a still newer ComfyUI has is tried
+too, and told with what became of it; one whose inputs its description does not tell is told as not tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts.comfyui import ComfyUI, ComfyUIError, Run
+from tests.support.comfyuis import is_listed, tell_new
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.support.graphs.every_node import (
+    FILES,
+    SIZES,
+    base_graph,
+    family_graph,
+    graph_with,
+    inputs_of,
+    plays_a_part,
+    with_custom_sampler,
+)
+from tests.support.graphs.family_tests import save_with_prompts
+from tests.support.graphs.flux import Graph, node, parallel, queue_logged, ways
+from tests.support.graphs.loras import save_lora
+from tests.support.latents import relative_error, saved_latent
+from tests.support.node_outcomes import PAGE, REFUSALS, newer_nodes, refused
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY
+from tests.support.tiny.controlnet import SDXL, save_of_unet, save_wan_vae, save_xlabs
+from tests.support.tiny.lora import save_adapter
+from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
+
+OTHER_PACKS = "custom_nodes."
+"""Where the nodes come from that are not ComfyUI's."""
+
+INPUTS: dict[str, dict[str, Any]] = {
+    "HiDreamO1ReferenceImages": {"images.image_1": ["image", 0]},
+    "WanInfiniteTalkToVideo": {"mode": "single_speaker"},
+    "PerpNeg": {"empty_conditioning": ["other", 0]},  # of the positive, it divides by zero
+    "FlipSigmas": {"sigmas": ["falling", 0]},  # a last sigma of 1 divides by zero
+    "SplitSigmas": {"step": 1},
+    "SplitSigmasDenoise": {"denoise": 0.5},
+    # what does nothing to this model as it is set
+    "ConditioningMultiply": {"multiplier": 0.5},
+    "ConditioningSetAreaPercentage": {"width": 0.5, "height": 1.0, "x": 0.25, "y": 0.0, "strength": 0.7},
+    "ConditioningSetTimestepRange": {"start": 0.0, "end": 0.6},
+    "FluxGuidance": {"guidance": 1.7},
+    "ModelComputeDtype": {"dtype": "fp32"},
+    "ScaleROPE": {"scale_x": 1.5, "shift_y": 2.0},
+    "SkipLayerGuidanceDiT": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
+    "SkipLayerGuidanceDiTSimple": {"double_layers": "0", "single_layers": "0", "start_percent": 0.0},
+    "UNetCrossAttentionMultiply": {"q": 0.8, "k": 1.2, "v": 0.9, "out": 1.1},
+    "UNetSelfAttentionMultiply": {"q": 0.8, "k": 1.2, "v": 0.9, "out": 1.1},
+    "UNetTemporalAttentionMultiply": {"self_structural": 0.8, "cross_structural": 1.2},
+    "SkipLayerGuidanceSD3": {"layers": "0", "start_percent": 0.0},
+}
+"""What the description of a node does not tell, or where its defaults say little."""
+
+UNKNOWN = "write down in INPUTS how these nodes are used"
+
+PLAIN = ("KSampler", "SamplerCustomAdvanced")
+"""Graphs without the node that is tried."""
+
+ONE_SIDED = ("BasicGuider", "CFGOverride", "DualModelGuider", "NAGuidance")
+"""What leaves a picture's model calls without a second side, so that one GPU alone has work."""
+
+PARTS = 3
+"""Of the nodes, by their names in order: the quick run takes the first of each three."""
+
+ELSEWHERE = {"TorchCompileModel"}
+"""What test_comfy_quantised and test_graphs compare, because it takes as long as all others."""
+
+SOUND: Mapping[str, Any] = {"audio_encoder_output": ["sound", 0]}
+MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "HunyuanImageToVideo": ("hunyuan_i2v", {}),
+    "HunyuanVideo15ImageToVideo": ("hunyuan15", {"start_image": None}),  # whose VAE has one size only
+    "HunyuanVideo15SuperResolution": ("meanflow", {"start_image": None}),
+    "Kandinsky5ImageToVideo": ("kandinsky", {}),
+    "LTXVAddGuide": ("ltxv", {}),
+    "LTXVCropGuides": ("ltxv", {}),
+    "LTXVImgToVideo": ("ltxv", {}),
+    "Wan22FunControlToVideo": ("wan_i2v", {}),
+    "WanAnimateToVideo": ("animate", {"face_video": None}),  # whose encoder takes gigabytes
+    "WanCameraImageToVideo": ("camera", {}),
+    "WanDancerVideo": ("dancer", SOUND),
+    "WanFirstLastFrameToVideo": ("wan_i2v", {}),
+    "WanFunControlToVideo": ("fun_control", {}),
+    "WanFunInpaintToVideo": ("wan_i2v", {}),
+    "WanHuMoImageToVideo": ("humo", SOUND),
+    "WanImageToVideo": ("wan_i2v", {}),
+    "WanMoveTrackToVideo": ("wan_i2v", {}),
+    "WanPhantomSubjectToVideo": ("wan", {}),
+    "WanSCAILToVideo": ("scail", {}),
+    "WanSoundImageToVideo": ("s2v", SOUND),
+    "WanSoundImageToVideoExtend": ("s2v", SOUND),
+    "WanTrackToVideo": ("wan_i2v", {}),
+    "WanUni3CControlnetApply": ("wan", {"model_patch": ["uni3c", 0]}),
+    "WanVaceToVideo": ("vace", {}),
+}
+"""Nodes that say nothing on FLUX.1: the model that each is made for, and inputs as in INPUTS."""
+
+NOT_BESIDE_PLAIN = ("LTXVAddGuide", "LTXVCropGuides", "WanAnimateToVideo", "WanHuMoImageToVideo", "WanVaceToVideo")
+"""What makes the video longer, does nothing where there is nothing to crop, or gives HuMo sound of the video's length."""
+
+ENCODERS = {
+    "s2v": {"layers": 25, "width": 1024},
+    "humo": {"layers": 33, "width": 1280},
+    "dancer": {"layers": 1, "width": 8},
+}
+"""What the encoders of sound of these models give."""
+
+EMPTY = {
+    "hunyuan15": "EmptyHunyuanVideo15Latent",
+    "meanflow": "EmptyHunyuanVideo15Latent",
+    "ltxv": "EmptyLTXVLatentVideo",
+}
+
+LISTS = {
+    "in the loop": "In the workers' loop:",
+    "one call": "One forward per model call:",
+    "refused": "Refused:",
+    "not applicable": "Where ComfyUI's own fails",
+}
+"""How the page's lists of nodes begin."""
+
+
+ON_FLUX = "FLUX.1"
+
+
+def on_the_page() -> dict[str, set[str]]:
+    """The nodes that the page lists, by outcome."""
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    found = {}
+    for outcome, title in LISTS.items():
+        match = re.search(rf"\*\*{re.escape(title)}\*\*(?: \(.*?\):)? (.+?)\.(?= |$)", text)
+        assert match is not None, title
+        found[outcome] = set(match[1].split(", "))
+    return found
+
+
+def outcome(server: ComfyUI, plain: Run, stock: Run | None, own: Run) -> tuple[str, str]:
+    """How two runs of a graph compare, in a word or two, and the figures or the message.
+
+    Args:
+        plain: without the node, with the stock loader.
+        stock: with the stock loader; None if `own` is refused.
+        own: with Load Parallel FLUX.
+    """
+    if stock is None:
+        assert own.error is not None
+        return "refused", f"{own.error.node_type}: {own.error.exception_message}"
+    if stock.error is not None:
+        said = own.error.exception_message if own.error is not None else ""
+        alike = own.error is not None and (
+            said == stock.error.exception_message or own.error.exception_type in REFUSALS
+        )
+        message = f"{stock.error.node_type}: {stock.error.exception_message}"
+        return "not applicable" if alike else "different", message
+    if own.error is not None:
+        return "different", f"{own.error.node_type}: {own.error.exception_message}"
+    error = relative_error(saved_latent(server, own), saved_latent(server, stock))
+    changed, before = saved_latent(server, stock), saved_latent(server, plain)
+    effect = f"by {relative_error(changed, before):.0e}" if changed.shape == before.shape else "in its size"
+    figures = f"{error:.1e}; the node changes the picture {effect}"
+    return "equal" if error <= TOLERANCE else "different", figures
+
+
+def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) -> dict[str, Run]:
+    """The runs of many graphs, queued at once. Those that ComfyUI takes no graph with are put into `unknown`."""
+    prompts = {}
+    for name, graph in graphs.items():
+        try:
+            prompts[name] = server.submit(graph)
+        except ComfyUIError as error:
+            unknown[name] = str(error)
+    return {name: server.wait(prompt, timeout=600) for name, prompt in prompts.items()}
+
+
+def compared(
+    server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str], ours: Callable[[Graph], Graph], figures: Path
+) -> dict[str, str]:
+    """What becomes of each node: graphs with it on a parallel MODEL beside the stock loader's, none of which is different.
+
+    Args:
+        graphs: by the node that each is for; of "KSampler" and "SamplerCustomAdvanced" those without any.
+        unknown: gets those that ComfyUI takes no graph with.
+        ours: makes a graph one with a parallel MODEL.
+        figures: is written.
+    """
+    own = run_all(server, {name: ours(graph) for name, graph in graphs.items()}, unknown)
+    stock = run_all(server, {name: graphs[name] for name, run in own.items() if not refused(name, run)}, unknown)
+    found = []
+    for name in graphs.keys() - unknown.keys() - {*PLAIN}:
+        plain = stock["SamplerCustomAdvanced" if "guider" in graphs[name] else "KSampler"]
+        found.append((*outcome(server, plain, stock.get(name), own[name]), name))
+    lines = [f"{how:15} {name:40} {figure}" for how, figure, name in sorted(found)]
+    figures.write_text("\n".join(lines))
+    print(f"\n{figures}")
+    assert [line for line in lines if line.startswith("different")] == []
+    return {name: how for how, _, name in found}
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=thorough) for part in range(1, PARTS))])
+def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
+    models = comfyui.base_dir / "models"
+    save_xlabs(models / "controlnet" / FILES["control_net_name"], heads=2)
+    save_adapter(models / "loras" / FILES["lora_name"], "lora-bfl")
+    (models / "hypernetworks").mkdir(exist_ok=True)
+    torch.save({"activation_func": "linear"}, models / "hypernetworks" / FILES["hypernetwork_name"])
+    there = {
+        name: info
+        for name, info in sorted(comfyui.get("/object_info").items())
+        if plays_a_part(info)
+        and not info["python_module"].startswith(OTHER_PACKS)
+        and name not in {*ELSEWHERE, *MADE_FOR, *(set(newer_nodes()) - set(newer_nodes(ON_FLUX)))}
+    }
+    infos = dict(list(there.items())[part::PARTS])
+    unknown: dict[str, str] = {}
+    graphs = {"KSampler": base_graph(), "SamplerCustomAdvanced": with_custom_sampler(base_graph())}
+    for name, info in infos.items():
+        try:
+            graphs[name] = graph_with(name, info, INPUTS.get(name, {}))
+        except ValueError as reason:
+            unknown[name] = str(reason)
+    was = compared(comfyui, graphs, unknown, parallel, tmp_path / "nodes.txt")
+    assert not (is_listed() and unknown), UNKNOWN
+    page = on_the_page()
+    said = {name: how for how, names in page.items() for name in names} | newer_nodes(ON_FLUX)
+    said = {name: "equal" if how in ("in the loop", "one call") else how for name, how in said.items()}
+    assert {name: how for name, how in was.items() if name in said} == {
+        name: how for name, how in said.items() if name in was
+    }
+    if is_listed():
+        assert set(there) == set().union(*page.values()) - {*ELSEWHERE, *MADE_FOR}
+    tell_new("nodes", {f"{name} ({how})" for name, how in was.items() if name not in said})
+    tell_new(
+        "nodes that were not tried", {f"{name} ({why})" for name, why in unknown.items() if name not in newer_nodes()}
+    )
+
+
+@thorough
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_node_on_sdxl(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
+    """Which runs whole, under the plan that is chosen: the same latent, or refused by name, or ComfyUI's own fails."""
+    models = comfyui.base_dir / "models"
+    save_with_prompts(comfyui, "sdxl")
+    vae = save_image_vae(models / "vae" / "every-node-sd.safetensors", name="sd").name
+    save_of_unet(models / "controlnet" / "every-node-sdxl.safetensors", SDXL)
+    tensors = load_file(models / "diffusion_models" / "sdxl.safetensors")
+    layer = "diffusion_model.input_blocks.3.1.transformer_blocks.1.attn2.to_v"
+    save_lora(models / "loras" / "every-node-sdxl.safetensors", (layer,), tensors)
+    files = {"lora_name": "every-node-sdxl.safetensors", "control_net_name": "every-node-sdxl.safetensors"}
+    (models / "hypernetworks").mkdir(exist_ok=True)
+    torch.save({"activation_func": "linear"}, models / "hypernetworks" / FILES["hypernetwork_name"])
+    latent = node("EmptyLatentImage", **{key: SIZES[key] for key in ("width", "height", "batch_size")})
+    base = family_graph("sdxl", latent, vae, beside=False)
+    base["control"]["inputs"]["control_net_name"] = files["control_net_name"]
+    graphs, unknown = {"KSampler": base, "SamplerCustomAdvanced": with_custom_sampler(base)}, dict[str, str]()
+    there = {
+        name: info
+        for name, info in sorted(comfyui.get("/object_info").items())
+        if plays_a_part(info)
+        and not info["python_module"].startswith(OTHER_PACKS)
+        and name not in {*ELSEWHERE, *MADE_FOR, *newer_nodes()}
+    }
+    for name, info in list(there.items())[part::PARTS]:
+        own = {input_name: files[input_name] for input_name, *_ in inputs_of(info) if input_name in files}
+        try:
+            graphs[name] = graph_with(name, info, own | INPUTS.get(name, {}), base)
+        except ValueError as reason:
+            unknown[name] = str(reason)
+
+    def ours(graph: Graph) -> Graph:
+        alone = any(each["class_type"] in ONE_SIDED for each in graph.values())
+        return spread(graph, "cpu:1" if alone else "cpu:2", strict=False)
+
+    was = compared(comfyui, graphs, unknown, ours, tmp_path / "nodes.txt")
+    assert not (is_listed() and unknown), UNKNOWN
+    assert Counter(was.values())["equal"] > len(was) / 2
+
+
+def test_the_page_counts_its_lists() -> None:
+    """And each node is in one of them."""
+    page = on_the_page()
+    text = PAGE.read_text(encoding="utf-8")
+    counts = [int(count) for count in re.findall(r"^\|.+\| (\d+) \|$", text, re.MULTILINE)]
+    assert counts == [*map(len, page.values()), 0]
+    assert f"has {sum(counts)} kinds of node" in text
+    assert len(set().union(*page.values())) == sum(counts)
+
+
+@pytest.fixture(scope="module")
+def families(comfyui: ComfyUI) -> Mapping[str, Graph]:
+    """For each model that nodes are made for the graph that they are put into."""
+    vaes = comfyui.base_dir / "models" / "vae"
+    save_wan_vae(vaes / "every-node-wan.safetensors")
+    save_comfy_vae(vaes / "every-node-ltxv.safetensors", "ltx2")
+    graphs = {}
+    for name in dict.fromkeys(name for name, _ in MADE_FOR.values()):
+        save_with_prompts(comfyui, name)
+        size = {key: SIZES[key] for key in ("width", "height", "batch_size")}
+        latent = node(
+            EMPTY.get(name, "EmptyHunyuanLatentVideo"), **size, length=9 if name == "ltxv" else SIZES["length"]
+        )
+        vae = f"every-node-{'ltxv' if name == 'ltxv' else 'wan'}.safetensors"
+        graphs[name] = family_graph(name, latent, vae, bool(TINY[name].extra(1))) | {
+            "sound": node("PackSound", **ENCODERS.get(name, {})),
+            "uni3c": node("PackUni3C", width=384),
+        }
+    return graphs
+
+
+@thorough
+@pytest.mark.parametrize("kind", MADE_FOR)
+def test_a_node_on_the_model_that_it_is_made_for(
+    kind: str, comfyui: ComfyUI, families: Mapping[str, Graph], latent_of: LatentOf
+) -> None:
+    name, given = MADE_FOR[kind]
+    base = families[name]
+    graph = graph_with(kind, comfyui.object_info(kind), given, base)
+    run, log = queue_logged(comfyui, spread(graph, strict=False))
+    page = on_the_page()
+    if refused(kind, run):
+        assert kind in page["refused"]
+        return
+    stock = latent_of(graph)
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert kind in page["in the loop" if ways(log) == ["loop"] else "one call"]
+    if kind not in NOT_BESIDE_PLAIN:
+        assert relative_error(latent_of(base), stock) > DIFFERENT

@@ -1,0 +1,160 @@
+"""KSampler's whole list of samplers on FLUX.1 and Wan, by Parallel Sampler, which takes the workers' loop or refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.comfyuis import tell_new
+from tests.support.graphs.comfyui import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
+from tests.support.latents import relative_error, saved_latent
+from tests.support.sampler_names import LOCAL, NOT_LOCAL
+from tests.support.selection import pairwise, thorough
+
+QUICK = ("euler", "dpmpp_2m_sde", "uni_pc", "dpm_fast", "sa_solver_pece", "euler_ancestral_cfg_pp")
+"""Those of which one has what no other has: noise, a path, a sigma that is written, steps of its own, weights, both sides."""
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "ring": 1},
+    "cfg2": {"devices": "cpu:2", "cfg": 2, "ulysses": 1, "ring": 1},
+    "ring2-sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 1, "ring": 2, "weights": "sharded"},
+    "pipefusion2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": 99},
+}
+SCHEDULERS = ("simple", "beta", "karras", "normal")
+SIZE = {"width": 40, "height": 56}
+"""Of FLUX.1; a sampler does not hang on it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "wan")
+
+
+def job(model: str, plan: str, **settings: Any) -> tuple[Graph, Graph]:
+    """The stock graph, and the same on workers."""
+    if model == "wan":
+        graph = graph_of(model, **{"steps": 4, **settings})
+        return graph, spread(graph, **PLANS[plan])
+    names = {"sampler_name": "sampler"}
+    given = {names.get(name, name): value for name, value in settings.items()}
+    graph = ksampler_graph(FLUX1, **SIZE, **{"cfg": 2.0, **given})
+    return graph, parallel(graph, sampler=True, **PLANS[plan])
+
+
+def check(latent_of: LatentOf, stock: Graph, spread_out: Graph) -> None:
+    error = relative_error(latent_of(spread_out), latent_of(stock))
+    print(f"off by {error:.1e}")
+    assert error <= TOLERANCE
+
+
+@pairwise(sampler=QUICK, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+def test_samplers(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
+    check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
+
+
+@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call, whole and in patches
+@pairwise(
+    sampler=tuple(name for name in LOCAL if name not in QUICK),
+    scheduler=SCHEDULERS,
+    model=("flux1", "wan"),
+    plan=(*PLANS,),
+)
+def test_the_other_samplers(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
+    check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
+
+
+def test_no_sampler_is_missing(comfyui: ComfyUI) -> None:
+    for kind in ("KSampler", "ParallelSampler"):
+        (known, *more) = comfyui.object_info(kind)["input"]["required"]["sampler_name"]
+        listed = known if isinstance(known, list) else more[0]["options"]
+        names = {name for name in listed if not name.startswith("cogvideox")}
+        assert names >= {*LOCAL, *NOT_LOCAL}
+        tell_new("samplers", names - {*LOCAL, *NOT_LOCAL})
+
+
+BATCH = {"devices": "cpu:2", "data": 2, "cfg": 1, "ulysses": 1, "ring": 1}
+
+
+@pytest.mark.parametrize("sampler", ["sa_solver", pytest.param("euler_cfg_pp", marks=thorough)])
+def test_a_batch_over_data_ranks(latent_of: LatentOf, sampler: str) -> None:
+    """What is drawn, or read of the negative, is the whole batch's."""
+    graph = ksampler_graph(FLUX1, **SIZE, batch=3, cfg=2.0, sampler=sampler)
+    check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
+
+
+def test_a_mask_of_a_video(latent_of: LatentOf) -> None:
+    graph = masked(graph_of("wan", sampler_name="uni_pc", steps=4), 10, 9, 3)
+    assert relative_error(latent_of(graph_of("wan", sampler_name="uni_pc", steps=4)), latent_of(graph)) > TOLERANCE
+    check(latent_of, graph, spread(graph, **PLANS["ulysses2"]))
+
+
+def test_cfg_pp_uses_the_negative_at_cfg_1(latent_of: LatentOf) -> None:
+    stock, ours = job("flux1", "cfg2", sampler_name="dpmpp_2m_cfg_pp", cfg=1.0)
+    check(latent_of, stock, ours)
+
+
+@pytest.mark.parametrize("cache", ["EasyCache", "LazyCache"])
+def test_a_step_cache(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None:
+    """The same calls are skipped."""
+    settings = {"reuse_threshold": 0.5, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
+    stock = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
+    plain, graph = stock, insert_after_model(stock, cache, **settings)
+    assert relative_error(latent_of(graph), latent_of(plain)) > TOLERANCE
+    check(latent_of, graph, parallel(graph, sampler=True, **PLANS["cfg2"]))
+
+
+ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
+
+
+def test_what_looks_at_the_latent_goes_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
+    run, log = queue_logged(comfyui, parallel(graph, **PLANS["ulysses2"]))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == [ADAPTIVE]
+    assert "choose another sampler, such as euler or dpmpp_2m" in log
+
+
+def test_parallel_sampler_refuses_it(comfyui: ComfyUI) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
+    assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
+        f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
+        "slower (one model call at a time)."
+    )
+
+
+def test_cfg_pp_in_patches(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Its sides are sent to each patch's sampler, and with two workers for the sides from both."""
+    graph = ksampler_graph(FLUX1, **SIZE, steps=5, cfg=2.0, sampler="euler_cfg_pp")
+    stale = {"patches": 3, "warmup_steps": 1, "ulysses": 1, "ring": 1}
+    one = parallel(graph, sampler=True, devices="cpu", pipefusion=1, cfg=1, **stale)
+    four = parallel(graph, sampler=True, devices="cpu:4", pipefusion=2, cfg=2, **stale)
+    assert relative_error(latent_of(four), latent_of(one)) <= TOLERANCE
+    assert TOLERANCE < relative_error(latent_of(one), latent_of(graph)) < 1
+
+
+def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, seed=77, steps=5, cfg=2.0, sampler="seeds_3")
+    run = comfyui.queue(parallel(graph, sampler=True, **PLANS["cfg2"]), timeout=300).check()
+    assert [event.value for event in run.progress] == [1, 2, 3, 4, 5]
+    assert run.previews == 5
+
+
+def test_guidance_that_is_changed(latent_of: LatentOf) -> None:
+    """CFGNorm and CFGZeroStar, before what a CFG++ sampler reads, over data ranks that hold parts of the batch."""
+    plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
+    graph = insert_after_model(insert_after_model(plain, "CFGNorm", strength=0.9), "CFGZeroStar")
+    assert relative_error(latent_of(plain), latent_of(graph)) > 1e-2
+    check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
+
+
+def test_a_guidance_that_needs_the_whole_picture_is_one_call_at_a_time_with_pipefusion(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = insert_after_model(ksampler_graph(FLUX1, **SIZE, cfg=2.0), "CFGNorm", strength=1.0)
+    run, log = queue_logged(comfyui, parallel(graph, devices="cpu:2", pipefusion=2, cfg=1, warmup_steps=99))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert ways(log) == ["CFGNorm with PipeFusion"]

@@ -1,0 +1,190 @@
+"""LoRA and its kin through ComfyUI's stock nodes: the same picture as on the stock loader, and no trace afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.flux import (
+    Graph,
+    insert_after_model,
+    ksampler_graph,
+    parallel,
+    queue_logged,
+    step_by_step,
+    ways,
+)
+from tests.support.latents import relative_error, saved_latent
+from tests.support.leaving import check_that_one_copy_waits_and_comes_back
+from tests.support.selection import product, thorough
+from tests.support.server import NARROW
+from tests.support.tiny.formats import save_fp8, save_gguf, save_scaled
+from tests.support.tiny.lora import HIDDEN, SCHEMES, save_adapter
+from tests.support.tiny.models import draw
+
+TOLERANCE = 1e-5
+DIFFERENT = 1e-2
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses-2": {"ulysses": 2},
+    "sharded-2": {"ulysses": 2, "weights": "sharded"},
+    "pp-2": {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
+    "streamed-2": {"ulysses": 2, "weights": "streamed"},
+}
+
+LatentOf = Callable[[Graph], Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    folder = comfyui.base_dir / "models" / "loras"
+    for seed, scheme in enumerate(SCHEMES):
+        save_adapter(folder / f"{scheme}.safetensors", scheme, seed)
+    models = comfyui.base_dir / "models" / "diffusion_models"
+    save_fp8(models / "tiny-fp8.safetensors", torch.float8_e4m3fn, heads=2, seed=4)
+    save_scaled(models / "tiny-scaled.safetensors", "marks", heads=2, seed=4)
+    save_file(_expanded(load_file(models / "tiny-scaled.safetensors")), models / "tiny-scaled-expanded.safetensors")
+    save_gguf(models / "tiny-q4.gguf", models / "tiny-q4-expanded.safetensors", Type.Q4_K, heads=2, seed=4)
+
+
+def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Plain fp32 tensors with a scaled fp8 file's values."""
+    return {
+        name: tensor.float() * scaled.get(f"{name.removesuffix('.weight')}.weight_scale", torch.tensor(1.0))
+        for name, tensor in scaled.items()
+        if not name.endswith((".weight_scale", ".comfy_quant"))
+    }
+
+
+def job(*adapters: tuple[str, float], model: str = NARROW, **settings: Any) -> Graph:
+    """A small job with adapters stacked on the MODEL, the last one first in the graph."""
+    graph = ksampler_graph(model, **{"width": 40, "height": 56, "steps": 2, "cfg": 2.0} | settings)
+    for scheme, strength in adapters:
+        name = f"{scheme}.safetensors"
+        graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name=name, strength_model=strength)
+    return graph
+
+
+STACK = (("lora-kohya", 0.7), ("lora-peft", -0.3))
+STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES, next(iter(SCHEMES))])] + [
+    (("dora-columns-of-parts", -0.3), ("lokr", 0.7), ("dora-rows", 1.0))
+]
+"""Every kind at either strength; of the pairs every second one has each kind once."""
+
+
+@product(plan=PLANS, stack=STACKS[::2])
+def test_adapters_do_what_they_do_on_the_stock_loader(
+    latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
+) -> None:
+    check_adapters(latent_of, plan, stack)
+
+
+@thorough
+@product(plan=PLANS, stack=STACKS[1::2])
+def test_further_adapters_do_what_they_do_on_the_stock_loader(
+    latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
+) -> None:
+    check_adapters(latent_of, plan, stack)
+
+
+def check_adapters(latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]) -> None:
+    """The picture is the stock loader's, and each adapter matters."""
+    graph = job(*stack)
+    for taken in range(len(stack)):  # so each one matters
+        assert relative_error(latent_of(graph), latent_of(job(*stack[:taken], *stack[taken + 1 :]))) > DIFFERENT
+    assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
+
+
+FP8 = {
+    "stored": ("tiny-fp8", "default"),
+    "e4m3fn": (NARROW, "fp8_e4m3fn"),
+    "e5m2": (NARROW, "fp8_e5m2"),
+    "fast": (NARROW, "fp8_e4m3fn_fast"),
+}
+"""Files, and the `weight_dtype` with which their weights are plain fp8."""
+
+
+@product(plan=PLANS, held=FP8, scheme=["lora-peft", "dora-columns-of-parts", "oft", "diff"])
+def test_adapters_on_fp8_weights(latent_of: LatentOf, plan: dict[str, Any], held: tuple[str, str], scheme: str) -> None:
+    """At two strengths and without, one after the other: rounded to fp8 once more as the stock loader does it."""
+    model, dtype = held
+    before = None
+    for strength in (0.7, -0.3, None):
+        graph = job(*[(scheme, strength), ("lora-kohya", -0.3)] if strength else [], model=model)
+        graph["model"]["inputs"]["weight_dtype"] = dtype
+        stock = latent_of(graph)
+        assert before is None or relative_error(stock, before) > DIFFERENT
+        assert relative_error(latent_of(parallel(graph, **plan)), stock) <= TOLERANCE
+        before = stock
+
+
+@product(plan=PLANS, model=["tiny-scaled.safetensors", "tiny-q4.gguf"])
+def test_adapters_on_scaled_and_gguf_weights(latent_of: LatentOf, plan: dict[str, Any], model: str) -> None:
+    """Scaled weights are quantised anew as the stock loader does it; it takes no GGUF, whose values it has in fp32."""
+    stack = (("dora-columns", 0.7), ("lora-peft", -0.3))
+    stock = job(*stack, model="tiny-scaled" if "scaled" in model else "tiny-q4-expanded")
+    ours = parallel(stock, **plan)
+    ours["model"]["inputs"]["unet_name"] = model
+    assert relative_error(latent_of(ours), latent_of(stock)) <= TOLERANCE
+
+
+@thorough
+@pytest.mark.parametrize(
+    "model", [f"{NARROW}.safetensors", "tiny-q4.gguf", "tiny-fp8.safetensors", "tiny-scaled.safetensors"]
+)
+def test_weights_with_adapters_leave_the_devices_and_come_back(comfyui: ComfyUI, model: str) -> None:
+    graph = parallel(job(("dora-columns", 0.7), ("lora-peft", -0.3)), ulysses=2)
+    graph["model"]["inputs"]["unet_name"] = model
+    check_that_one_copy_waits_and_comes_back(comfyui, graph)
+
+
+@thorough
+@pytest.mark.parametrize("model", ["tiny-q4.gguf", "tiny-fp8.safetensors"])
+def test_adapters_in_compiled_blocks(comfyui: ComfyUI, latent_of: LatentOf, model: str) -> None:
+    """On weights that are expanded with adapters and with adapters in them, at two strengths."""
+    for strength in (0.7, -0.3):
+        stock = job(("lora-peft", strength), model="tiny-q4-expanded" if "q4" in model else "tiny-fp8")
+        ours = parallel(insert_after_model(stock, "TorchCompileModel", backend="cudagraphs"), **PLANS["ulysses-2"])
+        ours["model"]["inputs"]["unet_name"] = model
+        run, log = queue_logged(comfyui, ours)
+        assert relative_error(saved_latent(comfyui, run.check()), latent_of(stock)) <= TOLERANCE
+        assert "blocks compiled by cudagraphs" in log
+        assert "is not compiled" not in log
+
+
+def test_an_adapter_across_the_parts_of_a_fused_quantised_weight(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """OFT whose blocks have rows of q and of k."""
+    layer, rows = "lora_unet_double_blocks_0_img_attn_qkv", 96
+    blocks = 0.05 * draw(3 * HIDDEN // rows, rows, rows, seed=3)
+    tensors = {f"{layer}.oft_blocks": blocks, f"{layer}.alpha": torch.tensor(6.0)}
+    save_file(tensors, comfyui.base_dir / "models" / "loras" / "oft-across.safetensors")
+    stock = job(("oft-across", 1.0), model="tiny-fp8")
+    assert relative_error(latent_of(stock), latent_of(job(model="tiny-fp8"))) > DIFFERENT
+    assert relative_error(latent_of(parallel(stock, **PLANS["ulysses-2"])), latent_of(stock)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(step_by_step, marks=thorough, id="step by step"), pytest.param(dict, id="in the loop")]
+)
+def test_adapters_change_and_go_without_a_trace(comfyui: ComfyUI, way: Callable[[Graph], Graph]) -> None:
+    def latent(*adapters: tuple[str, float], **plan: Any) -> Tensor:
+        run, log = queue_logged(comfyui, parallel(way(job(*adapters)), **plan))
+        assert ways(log), "ComfyUI had the result already"
+        return saved_latent(comfyui, run.check())
+
+    for plan in PLANS.values():
+        before, with_two = latent(**plan), latent(*STACK, **plan)
+        assert not torch.equal(before, with_two)
+        weaker = latent(("lora-kohya", 0.2), STACK[1], **plan)
+        assert not torch.equal(weaker, with_two)
+        comfyui.free()
+        assert torch.equal(latent(*STACK, **plan), with_two)
+        assert torch.equal(latent(**plan), before)

@@ -1,0 +1,65 @@
+"""What stock nodes do to a MODEL they do to a video on workers: moved positions, blocks that are left out, guidance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after_model
+from tests.support.graphs.guidance import SKIPPING
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+
+NODES: dict[str, tuple[bool, dict[str, Any]]] = {
+    "ScaleROPE": (True, {f"{what}_{axis}": 1.5 for what in ("scale", "shift") for axis in "xyt"}),
+    "SkipLayerGuidanceDiT": (False, SKIPPING),
+    "CFGNorm": (True, {"strength": 0.9}),
+    "CFGZeroStar": (True, {}),
+    "Epsilon Scaling": (True, {"scaling_factor": 1.02}),
+    "RescaleCFG": (False, {"multiplier": 0.7}),
+    "APG": (False, {"eta": 0.5, "norm_threshold": 2.0, "momentum": 0.3}),
+    "TCFG": (False, {}),
+    "CFGOverride": (False, {"cfg": 1.0, "start_percent": 0.4, "end_percent": 1.0}),
+    "DifferentialDiffusion": (False, {"strength": 1.0}),
+}
+"""By kind: whether it runs in the workers' loop, and its inputs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "wan")
+
+
+QUICK = ("ScaleROPE", "SkipLayerGuidanceDiT")
+"""What is about the model; test_graphs has the others on FLUX.1."""
+
+
+def job(kind: str) -> Graph:
+    """The graph without the node: for Differential Diffusion with a mask that is half, which it takes for when to begin."""
+    graph = graph_of("wan")
+    if kind == "DifferentialDiffusion":
+        graph = masked(graph, 10, 9, 3)
+        graph["others"]["inputs"]["color"] = 0x808080
+    return graph
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK)) for kind in NODES])
+def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, latent_of: LatentOf) -> None:
+    in_the_loop, inputs = NODES[kind]
+    plain = job(kind)
+    graph = insert_after_model(plain, kind, **inputs)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(plain), stock) > DIFFERENT
+    assert relative_error(latent_of(spread(graph, strict=in_the_loop)), stock) <= TOLERANCE
+
+
+def test_a_stage_of_which_no_block_might_be_left_is_refused(comfyui: ComfyUI) -> None:
+    graph = insert_after_model(graph_of("wan"), "SkipLayerGuidanceDiT", **SKIPPING)
+    assert refused(comfyui, spread(graph, strict=False, **PLANS[1])) == (
+        "the guidance leaves out 1 of the model's blocks and a PipeFusion stage of the plan has 1: choose pipefusion 1 in "
+        "Parallel Plan, or leave out fewer."
+    )

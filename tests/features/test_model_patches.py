@@ -1,0 +1,80 @@
+"""Model patches that put a network beside the model's blocks: the same picture as on the stock loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after_model, node
+from tests.support.graphs.networks import CHANGED, anima_graphs, change
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import save_wide
+from tests.support.tiny.controlnet import save_wan_vae
+from tests.support.tiny.models import draw
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
+    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
+}
+
+
+@pytest.fixture(scope="module")
+def anima(comfyui: ComfyUI) -> tuple[Graph, Graph]:
+    return anima_graphs(comfyui)
+
+
+@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
+def test_lllite_changes_anima_as_on_the_stock_loader(
+    latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
+) -> None:
+    """With cfg 2 one model call at a time."""
+    patched, plain = anima
+    strict = plan != "cfg 2"
+    if not strict:
+        patched = insert_after_model(patched, "RescaleCFG", multiplier=0.7)
+    expected = latent_of(patched)
+    assert relative_error(latent_of(plain), expected) > DIFFERENT
+    assert relative_error(latent_of(spread(patched, strict=strict, **PLANS[plan])), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("changed", "said"), CHANGED)
+def test_what_a_network_does_not_take_is_refused(
+    comfyui: ComfyUI, anima: tuple[Graph, Graph], changed: Graph, said: str
+) -> None:
+    assert refused(comfyui, change(anima[0], changed)).startswith(said)
+
+
+QWEN = "wide_qwen"
+
+
+@thorough
+@pytest.mark.parametrize("plan", ["ulysses 2", "cfg 2"])
+def test_diffsynth_adds_to_qwen_image_as_on_the_stock_loader(
+    comfyui: ComfyUI, latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
+) -> None:
+    """On a latent that is not as large as the picture, which is encoded again for it."""
+    models = comfyui.base_dir / "models"
+    save_wide(models / "diffusion_models", QWEN)
+    save_wan_vae(models / "vae" / f"{QWEN}-hint.safetensors")
+    plain = anima[1] | {"latent": node("EmptySD3LatentImage", width=96, height=80, batch_size=1)}
+    plain["model"] = node("UNETLoader", unet_name=f"{QWEN}.safetensors", weight_dtype="default")
+    for tokens, side in ((7, "positive"), (4, "negative")):
+        save_file({"cond": draw(1, tokens, 3584, seed=tokens)}, comfyui.input_dir / f"{QWEN}-{side}.safetensors")
+        plain[side] = node("LoadConditioning", conditioning=f"{QWEN}-{side}.safetensors")
+    beside = {
+        "vae": node("VAELoader", vae_name=f"{QWEN}-hint.safetensors"),
+        "network": node("PackNetwork", blocks=1),
+    }
+    given = {"model_patch": ["network", 0], "vae": ["vae", 0], "image": ["image", 0], "strength": 0.7}
+    patched = insert_after_model(plain | beside, "QwenImageDiffsynthControlnet", **given)
+    expected = latent_of(patched)
+    assert relative_error(latent_of(plain), expected) > DIFFERENT
+    assert relative_error(latent_of(spread(patched, strict=plan != "cfg 2", **PLANS[plan])), expected) <= TOLERANCE

@@ -1,0 +1,115 @@
+"""What another pack does to a MODEL, a GUIDER or a SAMPLER changes a parallel MODEL's picture likewise, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.graphs.flux import Graph, node, parallel, queue_logged, ways
+from tests.support.graphs.other_packs import REFUSED, basic, changed, custom, guided
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import thorough
+
+WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
+
+
+def sampled(kind: str) -> Graph:
+    return custom(sampler=node("PackSampler", kind=kind))
+
+
+STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
+    **{
+        kind: (changed(kind), reason)
+        for kind, reason in {
+            "object patch apply_model": "the object patch apply_model",
+            "object patch process_timestep": "the object patch process_timestep",
+            "calculate_denoised of its own": "a model sampling with its own calculate_denoised",
+            "timestep of its own": "a model sampling with its own timestep",
+            "apply_model on the instance": "a model with its own apply_model",
+            "a class of its own": "the class PackModel in the model",
+            "an injection": "the injection pack",
+            "cfg_function": "the function cfg_function of another pack",
+            "forward on the instance": "a diffusion model with its own forward",
+            "a hook on the diffusion model": "a hook on the diffusion model",
+        }.items()
+    },
+    "one side": (guided("one side"), "a guider with one side only and a cfg of 2"),
+    "predict_noise on the instance": (
+        guided("predict_noise on the instance"),
+        "a guider with its own predict_noise",
+    ),
+    "a subclass": (guided("a subclass"), "the class StrongGuider in the guider"),
+    "sample on the instance": (sampled("sample on the instance"), "a sampler with its own sample"),
+    "a function that looks at the latent": (
+        sampled("a function that looks at the latent"),
+        "the sampler looking, which takes a norm of the latent",
+    ),
+    **{
+        kind: (sampled(kind), reason)
+        for kind, reason in {
+            "a function that reads the latent": "the sampler reading, which reads values of the latent",
+            "a function that draws noise": "the sampler noisy, which computes with a tensor that is not made of the latent",
+            "a function that raises": "the sampler raising, which raises TypeError on a latent without data",
+            "a function that notes something": "the sampler noting, which changes the guider or the model's options on its way",
+        }.items()
+    },
+}
+"""What ComfyUI's loop does, and the reason given."""
+
+
+NOT_QUICK = {f"a function that {what}" for what in ("reads the latent", "draws noise", "raises")}
+"""Their words are tested in tests/denoise/test_foreign_samplers.py."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        pytest.param(*case, id=name, marks=[thorough] if name in NOT_QUICK else [])
+        for name, case in STEP_BY_STEP.items()
+    ],
+)
+def test_what_changes_the_sampling_runs_in_comfyuis_loop_and_changes_it_alike(comfyui, latent_of, graph, reason):
+    run, log = queue_logged(comfyui, parallel(graph))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == [reason]
+
+
+def test_a_function_that_treats_every_element_for_itself_is_recorded(comfyui, latent_of):
+    graph = sampled("a function around ComfyUI's")
+    run, log = queue_logged(comfyui, parallel(graph))
+    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
+    assert error <= 1e-5
+    assert ways(log) == ["loop"]
+    assert relative_error(latent_of(custom()), latent_of(graph)) > 0.1
+
+
+def test_a_function_that_tells_nothing_is_recorded_and_takes_no_pipefusion(comfyui, latent_of):
+    graph = sampled("a function that tells nothing")
+    for plan, way in [
+        ({"devices": "cpu:2", "cfg": 2}, "loop"),
+        (
+            {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+            "the sampler silent, which tells no steps, with PipeFusion",
+        ),
+    ]:
+        run, log = queue_logged(comfyui, parallel(graph, **plan))
+        assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+        assert ways(log) == [way]
+
+
+@pytest.mark.parametrize("kind", ["object patch apply_model", "timestep of its own", "an injection"])
+def test_parallel_sampler_refuses_it(comfyui, kind):
+    graph, reason = STEP_BY_STEP[kind]
+    run = comfyui.queue(parallel(graph, sampler=True))
+    assert run.status == "error"
+    message = run.error.exception_message
+    assert message.startswith(f"Parallel Sampler does not support {reason}: choose ")
+    assert message.endswith(", or KSampler, which is slower (one model call at a time).")
+
+
+@pytest.mark.parametrize(("kind", "what"), REFUSED.items(), ids=REFUSED)
+def test_what_changes_the_model_from_within_is_refused_by_name(comfyui, latent_of, kind, what):
+    run = comfyui.queue(parallel(changed(kind)))
+    assert run.status == "error"
+    assert run.error.exception_message == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
+    run = comfyui.queue(parallel(basic())).check()  # the same MODEL, without it
+    assert relative_error(saved_latent(comfyui, run), latent_of(basic())) <= 1e-5

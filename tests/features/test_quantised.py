@@ -1,0 +1,120 @@
+"""Files quantised by ComfyUI's own quantisers: the workers multiply as ComfyUI does, with LoRA too."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, graph_of, save_families, spread
+from tests.support.graphs.flux import Graph, insert_after_model, queue_logged
+from tests.support.graphs.loras import LORA, save_lora, with_lora
+from tests.support.graphs.quantised import LatentOf, distance, file_name
+from tests.support.latents import relative_error, saved_latent
+from tests.support.leaving import check_that_one_copy_waits_and_comes_back
+from tests.support.selection import thorough
+from tests.support.tiny.quantised import FORMATS, save_quantised
+
+NAMES = ("flux2", "wan")
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
+    "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
+}
+
+FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
+"""The quick run has two, and of integers, which a CPU multiplies slowly, several ranks alone; `models/test_quantised` compares
+every layer with ComfyUI's."""
+
+SPREAD = [
+    pytest.param(form, plan, name, marks=() if quick else thorough)
+    for form, plan, name, quick in (
+        ("fp8", "ulysses", "wan", False),
+        ("fp8_e5m2", "stages", "flux2", False),
+        ("nvfp4", "sharded", "wan", True),
+        ("mxfp8", "stages", "flux2", False),
+        ("int8", "ulysses", "wan", False),
+        ("int8_rows", "sharded", "flux2", False),
+        ("int8_convrot", "sharded", "flux2", True),
+        ("int8_convrot", "stages", "wan", False),
+        ("w4a4", "ulysses", "flux2", False),
+    )
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, *NAMES)
+    folder = comfyui.base_dir / "models" / "diffusion_models"
+    for name in NAMES:
+        tensors = load_file(folder / f"{name}.safetensors")
+        for form in FORMATS:
+            save_quantised(folder / file_name(name, form), tensors, form)
+        save_lora(comfyui.base_dir / "models" / "loras" / f"{name}-lora.safetensors", LORA[name], tensors)
+
+
+def of_file(name: str, form: str) -> Graph:
+    """A small job with a file."""
+    graph = graph_of(name, steps=2)
+    graph["model"]["inputs"]["unet_name"] = file_name(name, form)
+    return graph
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
+    graph = of_file("flux2", form)
+    assert relative_error(latent_of(graph), latent_of(graph_of("flux2", steps=2))) > DIFFERENT
+    assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
+
+
+@thorough
+def test_a_weight_dtype_is_for_what_comfyui_has_in_it(latent_of: LatentOf) -> None:
+    graph = of_file("flux2", "nvfp4")
+    default = latent_of(graph)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    assert relative_error(latent_of(graph), default) > DIFFERENT
+    distance(latent_of, graph, graph, {"devices": "cpu:2"}, "nvfp4")
+
+
+@pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
+def test_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
+    distance(latent_of, of_file(name, form), graph_of(name, steps=2), PLANS[plan], form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
+    graph = with_lora(of_file("flux2", form), "flux2", 0.8)
+    assert relative_error(latent_of(graph), latent_of(of_file("flux2", form))) > DIFFERENT
+    assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
+
+
+@pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
+def test_lora_on_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
+    exact = with_lora(graph_of(name, steps=2), name, 0.8)
+    distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)
+
+
+@thorough
+@pytest.mark.parametrize("form", FORMATS)
+def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, form: str) -> None:
+    graph = spread(with_lora(of_file("flux2", form), "flux2", 0.8), **PLANS["ulysses"])
+    check_that_one_copy_waits_and_comes_back(comfyui, graph)
+
+
+@pytest.mark.parametrize(
+    "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
+)
+def test_compiled_blocks_with_lora(comfyui: ComfyUI, latent_of: LatentOf, form: str) -> None:
+    """Quantised layers are ComfyUI's own in compiled blocks too; what the node on the MODEL asks for comes first."""
+    graph = with_lora(of_file("flux2", form), "flux2", 0.8)
+    compiled = insert_after_model(spread(graph, "cpu:1", compile="on"), "TorchCompileModel", backend="cudagraphs")
+    run, log = queue_logged(comfyui, compiled)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "blocks compiled by cudagraphs" in log
+    assert "is not compiled" not in log
+    assert re.search(r"Parallel: blocks compiled in \d+\.\d s;", log)

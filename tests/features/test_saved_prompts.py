@@ -1,0 +1,178 @@
+"""Save Conditioning and Load Conditioning: what is saved comes back bit for bit, and nothing is lost in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI, Run
+from tests.refusals.of_flux import assert_one_sentence
+from tests.support.graphs.flux import node
+from tests.support.graphs.prompts import WHOLE, round_trip
+
+
+def write(comfyui: ComfyUI, tensors: dict[str, Tensor], name: str = "whole") -> None:
+    save_file(tensors, comfyui.input_dir / f"{name}.safetensors")
+
+
+def saved(comfyui: ComfyUI, run: Run) -> Path:
+    (file,) = comfyui.files(run.check(), "save")
+    return file
+
+
+def error(run: Run) -> str:
+    assert run.status == "error"
+    assert run.error is not None
+    assert_one_sentence(run.error.exception_message)
+    return run.error.exception_message
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+@pytest.mark.parametrize("names", [("cond",), ("cond", "pooled_output"), tuple(WHOLE)], ids=", ".join)
+def test_what_is_saved_comes_back_bit_for_bit(comfyui, names, dtype):
+    tensors = {name: WHOLE[name].to(dtype) if WHOLE[name].is_floating_point() else WHOLE[name] for name in names}
+    write(comfyui, tensors)
+    file = saved(comfyui, comfyui.queue(round_trip("round-trip")))
+    assert file.parent == comfyui.input_dir
+    assert_same(load_file(file), tensors)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 2.7, 3.5])
+def test_guidance_is_kept_and_used_again(comfyui, guidance):
+    write(comfyui, WHOLE)
+    with_guidance = node("FluxGuidance", conditioning=["load", 0], guidance=guidance)
+    first = saved(comfyui, comfyui.queue(round_trip("guidance", with_guidance)))
+    assert load_file(first)["guidance"] == torch.tensor([guidance])
+    graph = round_trip("guidance")
+    graph["load"]["inputs"]["conditioning"] = first.name
+    assert_same(load_file(saved(comfyui, comfyui.queue(graph))), load_file(first))
+
+
+def test_a_saved_file_can_be_picked_at_once_and_again_after_it_was_replaced(comfyui):
+    graph = round_trip("again")
+    for value in (1.0, 2.0):
+        write(comfyui, {"cond": torch.full((1, 3, 64), value)})
+        assert load_file(saved(comfyui, comfyui.queue(graph)))["cond"].unique() == value
+
+
+@pytest.mark.parametrize(
+    ("prefix", "folder"),
+    [("mine", "."), ("prompts/mine", "prompts"), ("prompts/folder/", "prompts"), ("", "."), ("prompt 9_1_", ".")],
+)
+def test_nothing_is_overwritten_and_folders_are_made(comfyui, prefix, folder):
+    files = []
+    for value in (1.0, 2.0, 3.0):
+        write(comfyui, {"cond": torch.full((1, 3, 64), value)})
+        files.append(saved(comfyui, comfyui.queue(round_trip(prefix))))
+    assert {file.parent for file in files} == {comfyui.input_dir / folder}
+    assert [load_file(file)["cond"].unique().item() for file in files] == [1.0, 2.0, 3.0]
+
+
+def test_files_in_folders_are_offered(comfyui):
+    write(comfyui, WHOLE)
+    file = saved(comfyui, comfyui.queue(round_trip("deep/er/one")))
+    options = json.dumps(comfyui.object_info("LoadConditioning"))
+    assert f"deep/er/{file.name}" in options
+    graph = round_trip("from-folder")
+    graph["load"]["inputs"]["conditioning"] = f"deep/er/{file.name}"
+    assert_same(load_file(saved(comfyui, comfyui.queue(graph))), WHOLE)
+
+
+def test_combined_prompts_are_refused(comfyui):
+    write(comfyui, WHOLE)
+    both = node("ConditioningCombine", conditioning_1=["load", 0], conditioning_2=["load", 0])
+    assert error(comfyui.queue(round_trip("combined", both))) == (
+        "Save Conditioning writes one prompt and was given 2 combined ones: save each before combining them."
+    )
+    assert not list(comfyui.input_dir.glob("*combined*"))
+
+
+@pytest.mark.parametrize(
+    ("between", "names"),
+    [
+        (node("ConditioningSetTimestepRange", start=0.0, end=0.5), "end_percent, start_percent"),
+        (node("ConditioningSetAreaStrength", strength=0.5), "strength"),
+        (
+            node("ConditioningSetArea", width=64, height=64, x=0, y=0, strength=1.0),
+            "area, set_area_to_bounds, strength",
+        ),
+    ],
+    ids=["a timestep range", "a strength", "an area"],
+)
+def test_what_the_file_has_no_place_for_is_refused_by_name(comfyui, between, names):
+    write(comfyui, WHOLE)
+    between["inputs"]["conditioning"] = ["load", 0]
+    assert error(comfyui.queue(round_trip("lossy", between))) == (
+        f"Save Conditioning keeps the text, pooled_output, attention_mask, guidance; this prompt also has {names}: "
+        "save it before the nodes that add those."
+    )
+    assert not list(comfyui.input_dir.glob("*lossy*"))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "why"),
+    [("a-file/below", "Not a directory"), ("a" * 300, "File name too long")],
+    ids=["a file in the way", "too long a name"],
+)
+def test_a_write_that_fails_leaves_no_file(comfyui, prefix, why):
+    write(comfyui, WHOLE)
+    (comfyui.input_dir / "a-file").write_text("in the way")
+    before = sorted(comfyui.input_dir.rglob("*"))
+    message = error(comfyui.queue(round_trip(prefix)))
+    assert message.startswith(f"{prefix} could not be written to ComfyUI's input folder (")
+    assert why in message
+    assert message.endswith(": make room there or choose another name.")
+    assert sorted(comfyui.input_dir.rglob("*")) == before
+
+
+def test_a_prefix_that_leaves_the_input_folder_is_refused(comfyui):
+    write(comfyui, WHOLE)
+    run = comfyui.queue(round_trip("../outside/prompt"))
+    assert run.status == "error"
+    assert not (comfyui.base_dir / "outside").exists()
+
+
+FILE = save(WHOLE)
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "damaged.safetensors (0 bytes) is neither a safetensors nor a GGUF file: download it again, "),
+    "cut": (
+        FILE[:-1],
+        f"damaged.safetensors is truncated: it should have {len(FILE)} bytes and has {len(FILE) - 1}; "
+        "download it again.",
+    ),
+    "no header": (b"\x08" + bytes(7) + b"no json!", "damaged.safetensors has a damaged header ("),
+    "a checkpoint": (
+        save({"img_in.weight": torch.zeros(2)}),
+        "damaged.safetensors has no tensor named cond: pick a file that Save Conditioning wrote.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_refused_in_one_sentence(comfyui, content, expected):
+    (comfyui.input_dir / "damaged.safetensors").write_bytes(content)
+    graph = round_trip("damaged")
+    graph["load"]["inputs"]["conditioning"] = "damaged.safetensors"
+    assert error(comfyui.queue(graph)).startswith(expected)
+
+
+def test_a_missing_file_is_rejected_before_anything_runs(comfyui):
+    graph = round_trip("missing")
+    graph["load"]["inputs"]["conditioning"] = "missing.safetensors"
+    run = comfyui.queue(graph)
+    assert run.status == "rejected"
+    assert "missing.safetensors is not in ComfyUI's input folder" in run.error.exception_message

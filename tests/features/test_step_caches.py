@@ -1,0 +1,90 @@
+"""EasyCache and LazyCache in the workers' loop: the model calls that ComfyUI skips with its own loader, and its picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import product
+from tests.support.server import NARROW
+
+STEPS = 10
+SKIPPED = re.compile(rf"(EasyCache|LazyCache) - skipped (\d+)/{STEPS} steps")
+
+ALL = {"verbose": False, "start_percent": 0.0, "end_percent": 1.0}
+PART = ALL | {"start_percent": 0.15, "end_percent": 0.6}
+
+
+def cached(name: str, threshold: float, settings: dict[str, Any] = ALL, **graph: Any) -> Graph:
+    """A job of many small steps with a cache node."""
+    whole = ksampler_graph(NARROW, width=64, height=64, **{"steps": STEPS, "cfg": 2.0} | graph)
+    return insert_after_model(whole, name, reuse_threshold=threshold, **settings)
+
+
+@pytest.fixture(scope="module")
+def stock(comfyui: ComfyUI) -> Callable[[Graph], tuple[Tensor, list[tuple[str, str]]]]:
+    """The latent of a graph with ComfyUI's own loader, and what its log says was skipped."""
+    done: dict[str, tuple[Tensor, list[tuple[str, str]]]] = {}
+
+    def run(graph: Graph) -> tuple[Tensor, list[tuple[str, str]]]:
+        if repr(graph) not in done:
+            ran, log = queue_logged(comfyui, graph)
+            done[repr(graph)] = saved_latent(comfyui, ran.check()), SKIPPED.findall(log)
+        return done[repr(graph)]
+
+    return run
+
+
+CASES: dict[str, Graph] = {
+    "EasyCache": cached("EasyCache", 0.2),
+    "LazyCache": cached("LazyCache", 0.2),
+    "EasyCache, texts of two lengths": cached("EasyCache", 0.2, negative="cond-45"),
+    "EasyCache, two calls a step, in a part of the run": cached("EasyCache", 0.3, PART, sampler="heun"),
+    "LazyCache in a part of the run": cached("LazyCache", 0.3, PART),
+}
+
+
+@product(graph=CASES, plan={"cfg 2": {"cfg": 2}, "ulysses 2": {"cfg": 1, "ulysses": 2}})
+def test_a_cache_skips_what_comfyui_skips(comfyui, stock, graph, plan):
+    check(comfyui, stock, graph, plan)
+
+
+@pytest.mark.parametrize("kind", ["EasyCache", "LazyCache"])
+def test_a_batch_that_is_cut_is_judged_as_a_whole(comfyui, stock, kind):
+    check(comfyui, stock, cached(kind, 0.3, batch=3, seed=11), {"data": 2, "cfg": 1})
+
+
+def check(comfyui: ComfyUI, stock: Any, graph: Graph, plan: dict[str, int]) -> None:
+    """A plan skips what ComfyUI does, and gives its picture."""
+    latent, expected = stock(graph)
+    run, log = queue_logged(comfyui, parallel(graph, **plan))
+    error = relative_error(saved_latent(comfyui, run.check()), latent)
+    print(f"skipped {SKIPPED.findall(log)}, off by {error:.1e}")
+    assert ways(log) == ["loop"]
+    assert "Cache (approximate)" in log
+    assert SKIPPED.findall(log) == expected
+    assert 0 < int(expected[0][1]) < STEPS, "nothing would be shown"
+    assert error <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings", "reason"),
+    [
+        ({"pipefusion": 2}, ALL, "EasyCache with PipeFusion"),
+        ({"cfg": 2}, ALL | {"verbose": True}, "EasyCache with verbose, which logs every call"),
+    ],
+    ids=["PipeFusion", "verbose"],
+)
+def test_what_the_loop_does_not_cache_runs_in_comfyui(comfyui, stock, plan, settings, reason):
+    latent, expected = stock(cached("EasyCache", 0.2))
+    run, log = queue_logged(comfyui, parallel(cached("EasyCache", 0.2, settings), **plan))
+    assert ways(log) == [reason]
+    assert SKIPPED.findall(log) == expected
+    assert relative_error(saved_latent(comfyui, run.check()), latent) <= 1e-5

@@ -1,0 +1,244 @@
+"""Load Parallel VAE in a real ComfyUI: the same pixels and latents as Load VAE, with ComfyUI's own nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parallel_backend.worker.process.environment import FAULT_FILE
+from scripts.comfyui import ComfyUI, Graph
+from tests.support.graphs.flux import node, queue_logged
+from tests.support.graphs.vae import FILES, decode, encode, parallel, pixels, saved
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import thorough
+from tests.support.tiny.vae import REAL, save_cogvideox_vae
+from tests.vae.comfy_vaes import OF_A_FILE, save_comfy_vae, save_image_vae
+
+Stock = Callable[[Graph], Tensor]
+
+TOLERANCE = 1e-5
+LATENTS = {
+    "video-1": (1, 16, 1, 5, 3),
+    "video-8": (1, 16, 2, 2, 3),
+    "video-9": (1, 16, 3, 3, 2),
+    "tall-video": (1, 16, 1, 10, 3),
+    "image": (2, 16, 5, 7),
+    "wide": (1, 16, 9, 15),
+    "wan-video": (1, 16, 3, 5, 3),
+    "flux2-image": (1, 128, 5, 3),
+    "sd-image": (1, 4, 5, 7),
+}
+TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
+
+
+@pytest.fixture(scope="module")
+def server(comfyui: ComfyUI) -> ComfyUI:
+    """With a CogVideoX and a FLUX VAE of the sizes that ComfyUI takes them to have, and random latents."""
+    folder = comfyui.base_dir / "models" / "vae"
+    save_cogvideox_vae(folder / "video.safetensors", torch.float16, widths=REAL, layers=3)
+    save_image_vae(folder / "flux.safetensors", torch.float16)
+    save_comfy_vae(folder / "wan.safetensors", "wan")
+    for name, shape in LATENTS.items():
+        latent = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
+        tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+        save_file(tensors, comfyui.input_dir / f"{name}.latent")
+    return comfyui
+
+
+@pytest.fixture(scope="module")
+def stock(server: ComfyUI) -> Stock:
+    """What ComfyUI's own nodes decode; the same graph is run only once."""
+    done: dict[str, Tensor] = {}
+
+    def decoded(graph: Graph) -> Tensor:
+        key = repr(graph)
+        if key not in done:
+            done[key] = pixels(server, graph)
+        return done[key]
+
+    return decoded
+
+
+@pytest.mark.parametrize("latent", [pytest.param("video-1", marks=thorough), "video-9"])
+def test_video_decode_and_encode(server: ComfyUI, stock: Stock, latent: str) -> None:
+    graph = decode("video", latent)
+    assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
+    graph = encode("video", latent)
+    ours, theirs = (saved_latent(server, server.queue(g, timeout=500).check()) for g in (parallel(graph), graph))
+    assert relative_error(ours, theirs) <= TOLERANCE
+
+
+def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: ComfyUI, stock: Stock) -> None:
+    graph = decode("video", "video-9")
+    default = parallel(graph)
+    del default["vae"]["inputs"]["frame_batches"]
+    default["pixels"]["class_type"] = "CogVideoParallelDecode"
+    original = pixels(server, parallel(graph, frame_batches="original"))
+    assert relative_error(pixels(server, default), original) == 0.0
+    assert relative_error(original, stock(graph)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("vae", "latent", "workers"),
+    [
+        ("wan", "wan-video", 1),
+        ("wan", "wan-video", 3),
+        pytest.param("wan", "wan-video", 4, marks=thorough),
+        pytest.param("sd", "sd-image", 4, marks=thorough),
+        pytest.param("flux2", "flux2-image", 2, marks=thorough),
+    ],
+)
+def test_comfyuis_own_code_over_rows(server: ComfyUI, stock: Stock, vae: str, latent: str, workers: int) -> None:
+    """Others, which ComfyUI takes to be too large, are in test_comfy_sized."""
+    file = server.base_dir / "models" / "vae" / f"{vae}.safetensors"
+    if vae == "flux2":  # of 340 MB
+        save_comfy_vae(file, vae, **OF_A_FILE)
+    if vae == "sd":
+        save_image_vae(file, torch.float16, vae)
+    graph = decode(vae, latent)
+    assert relative_error(pixels(server, parallel(graph, workers)), stock(graph)) <= TOLERANCE
+    graph = encode(vae, latent)
+    ours, theirs = (
+        saved_latent(server, server.queue(g, timeout=500).check()) for g in (parallel(graph, workers), graph)
+    )
+    assert relative_error(ours, theirs) <= TOLERANCE
+
+
+def noisy_round(copies: int) -> Graph:
+    """A clip encoded and decoded. ImageAddNoise seeds torch's generator, which the decoder draws from; with another number
+    of copies ComfyUI does so anew.
+    """
+    graph = {
+        "vae": node("VAELoader", vae_name="ltx095.safetensors"),
+        "copy 0": node("EmptyImage", width=64, height=96, batch_size=17, color=0x808080),
+        "noise": node("ImageAddNoise", image=[f"copy {copies}", 0], seed=5, strength=0.5),
+        "latent": node("VAEEncode", pixels=["noise", 0], vae=["vae", 0]),
+        "pixels": node("VAEDecode", samples=["latent", 0], vae=["vae", 0]),
+        "save": saved(["pixels", 0]),
+    }
+    return graph | {
+        f"copy {number + 1}": node("RepeatImageBatch", image=[f"copy {number}", 0], amount=1)
+        for number in range(copies)
+    }
+
+
+def test_noise_that_a_decoder_draws_is_comfyuis(server: ComfyUI) -> None:
+    save_comfy_vae(server.base_dir / "models" / "vae" / "ltx095.safetensors", "ltx095")
+    expected = pixels(server, noisy_round(0))
+    assert relative_error(pixels(server, parallel(noisy_round(1))), expected) <= TOLERANCE
+    not_seeded_again = parallel(noisy_round(1), frame_batches="original")
+    assert relative_error(pixels(server, not_seeded_again), expected) > TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=thorough), 3])
+def test_image_decode_and_encode(server: ComfyUI, stock: Stock, workers: int) -> None:
+    graph = decode("flux", "image")
+    assert relative_error(pixels(server, parallel(graph, workers)), stock(graph)) <= TOLERANCE
+    graph = encode("flux", "image")
+    ours, theirs = (
+        saved_latent(server, server.queue(g, timeout=500).check()) for g in (parallel(graph, workers), graph)
+    )
+    assert relative_error(ours, theirs) <= TOLERANCE
+
+
+def test_comfyuis_tiled_decode(server: ComfyUI, stock: Stock) -> None:
+    graph = decode("flux", "wide", "VAEDecodeTiled", **TILES)
+    assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
+
+
+@thorough
+def test_approximate_tiles_of_a_video(server: ComfyUI, stock: Stock) -> None:
+    graph = decode("video", "tall-video", "VAEDecodeTiled", **TILES)
+    expected = stock(graph)
+    assert relative_error(pixels(server, parallel(graph)), expected) <= TOLERANCE
+    ours = parallel(decode("video", "tall-video", "CogVideoParallelDecode", approximate_tiles=64))
+    assert relative_error(pixels(server, ours), expected) <= TOLERANCE
+    assert relative_error(expected, stock(decode("video", "tall-video"))) > 0.01
+
+
+def test_one_tile_is_exact_for_an_even_number_of_latent_frames_too(server: ComfyUI, stock: Stock) -> None:
+    tiled = parallel(decode("video", "video-8", "CogVideoParallelDecode", approximate_tiles=64))
+    assert len(pixels(server, tiled)) == 8
+    assert relative_error(pixels(server, tiled), stock(decode("video", "video-8"))) <= TOLERANCE
+
+
+def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
+    graph = parallel(decode("video", "video-9", "CogVideoParallelDecode"))
+    graph["video"] = node("CreateVideo", images=["pixels", 0], fps=8.0)
+    graph["save"] = node("SaveVideo", video=["video", 0], filename_prefix="video", format="mp4", codec="h264")
+    run = server.queue(graph, timeout=500).check()
+    (file,) = server.files(run, "save")
+    with av.open(str(file)) as container:
+        assert len([frame.width for frame in container.decode(video=0)]) == 9
+    counted = [p.value for p in run.progress if p.node == "pixels"]
+    assert counted in ([4, 8, 9], [4, 9])  # ComfyUI leaves out what follows within a tenth of a second
+
+
+def test_cancel_between_pieces(server: ComfyUI, stock: Stock) -> None:
+    latent = torch.randn(1, 16, 9, 4, 4, generator=torch.Generator().manual_seed(1))
+    save_file({"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, server.input_dir / "long.latent")
+    graph = parallel(decode("video", "long"), frame_batches="original")
+    run = server.wait(server.submit(graph), on_progress=lambda progress: server.interrupt(), timeout=500)
+    assert run.status == "interrupted"
+    graph = decode("flux", "image")
+    assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
+
+
+@thorough
+def test_out_of_memory(server: ComfyUI) -> None:
+    """VAE Decode goes on in tiles, of which these latents need one; CogVideoX Parallel Decode ends."""
+    fault = Path(server.env[FAULT_FILE])
+    for name, vae in (("image", "flux"), ("video-8", "video")):
+        expected = pixels(
+            server, decode(vae, name)
+        )  # anew, so that ComfyUI forgets what a test before had of the workers
+        fault.write_text("rank=1,phase=decoding,kind=oom")
+        before = len(server.log)
+        assert relative_error(pixels(server, parallel(decode(vae, name))), expected) <= TOLERANCE
+        assert "retrying with tiled VAE decoding" in server.log[before:] and not fault.exists()
+    fault.write_text("rank=1,phase=decoding,kind=oom")
+    run = server.queue(parallel(decode("video", "video-8", "CogVideoParallelDecode"), frame_batches="original"))
+    assert run.error is not None
+    assert "Worker 1 of 2 (cpu) ran out of memory while decoding" in run.error.exception_message
+
+
+def refused(server: ComfyUI, graph: Graph) -> str:
+    run, log = queue_logged(server, graph)
+    assert run.status == "error"
+    assert run.error is not None
+    message = run.error.exception_message.strip()
+    assert message.endswith(".") and ". " not in message and "\n" not in message
+    assert "starting" not in log
+    return message
+
+
+def test_refusals(server: ComfyUI) -> None:
+    assert "an image VAE" in refused(server, parallel(decode("flux", "video-9", "CogVideoParallelDecode")))
+    assert "a CogVideoX VAE takes" in refused(server, parallel(decode("video", "image")))
+    stock = decode("video", "video-9", "CogVideoParallelDecode")
+    assert "Load Parallel VAE" in refused(server, stock)
+    saving = parallel(decode("video", "video-9"))
+    saving["save"] = node("VAESave", vae=["vae", 0], filename_prefix="vae")
+    assert "the weights live in the workers" in refused(server, saving)
+
+
+def test_a_latent_too_long_for_the_ram(server: ComfyUI) -> None:
+    of_a_frame = 3 * 2048 * 2048 * 4
+    frames = psutil.virtual_memory().total // of_a_frame // 4 * 4 + 5
+    graph = parallel(decode("video", "video-9"))
+    graph["latent"] = node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)
+    needed = f"{frames * of_a_frame / 1e9:.1f} GB of RAM"
+    assert f"{frames} decoded pictures of 2048 x 2048 take {needed}" in refused(server, graph)
+
+
+def test_files_of_other_kinds(server: ComfyUI) -> None:
+    for name, (tensors, said) in FILES.items():
+        save_file(tensors, server.base_dir / "models" / "vae" / f"{name}.safetensors")
+        assert said in refused(server, parallel(decode(name, "image"))), name

@@ -1,0 +1,94 @@
+"""A ComfyUI of which a model's class was changed by hand: refused with the figure, or proved, and then its own picture."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.copies.changed import copied, plain, said
+from tests.support.graphs.comfyui import PLANS, TOLERANCE, spread
+from tests.support.graphs.flux import insert_after_model, queue_logged, step_by_step, ways
+from tests.support.graphs.guidance import SKIPPING
+from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import thorough
+
+pytestmark = thorough
+"""Each takes a ComfyUI of its own; what is found wrong, and what is kept and said, is in `tests/proof`."""
+
+FILE = "comfy/ldm/wan/model.py"
+EDITS = {
+    "a block": (
+        "        # cross-attention & ffn\n",
+        "        x = x - 0.1 * x.mean(dim=1, keepdim=True)\n        # cross-attention & ffn\n",
+    ),
+    "its attention call": (
+        "            self.v(x).view(b, s, n * d),\n",
+        "            (self.v(x) - 0.1 * self.v(x).mean(dim=1, keepdim=True)).view(b, s, n * d),\n",
+    ),
+    "its head": (
+        "self.norm(x), 1 + repeat_e(e[1], x))))",
+        "self.norm(x - 0.1 * x.mean(dim=1, keepdim=True)), 1 + repeat_e(e[1], x))))",
+    ),
+}
+PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
+"""For a child of low priority beside other tests."""
+
+CHECKING = re.compile(r"Checking WAN21_T2V on ComfyUI \S+, once")
+EQUAL = "No tested ComfyUI has WAN21_T2V like this one"
+
+
+def verdicts(folder: Path) -> list[Path]:
+    return [*(folder / "cache").rglob("verdict-*.json")]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_changed_class_is_refused_with_the_figure(edit: str, tmp_path: Path) -> None:
+    """Before a worker has read a weight; ComfyUI's own loader goes on."""
+    with copied(tmp_path, FILE, *EDITS[edit], **PATIENT) as server:
+        server.queue(plain(), timeout=600).check()
+        for strict in (True, False):
+            run, log = queue_logged(server, spread(plain(), **PLANS[0], strict=strict), timeout=600)
+            assert run.error is not None
+            figure = r", which is \d\.\de-0[1-4] off under (ulysses|ring|pipefusion) .+, where 1e-05 is allowed: use "
+            assert re.search(figure, run.error.exception_message), run.error.exception_message
+            assert "the workers loaded" not in log
+        print(edit, run.error.exception_message)
+        assert said(server, spread(plain(), **PLANS[1])).startswith("WAN21_T2V of ComfyUI ")
+        if edit == "a block":  # what is changed makes no difference to a forward that is ComfyUI's own
+            assert_whole_on_one(server)
+
+
+def assert_whole_on_one(server: ComfyUI) -> None:
+    """One worker runs the class as it is, and says so: in the loop, one model call at a time, and without some of its blocks."""
+    skipping = insert_after_model(plain(), "SkipLayerGuidanceDiT", **SKIPPING)
+    for graph, strict in ((plain(), True), (step_by_step(plain()), False), (skipping, False)):
+        stock = saved_latent(server, server.queue(graph, timeout=600).check())
+        run, log = queue_logged(server, spread(graph, "cpu:1", strict=strict), timeout=600)
+        assert relative_error(saved_latent(server, run.check()), stock) <= TOLERANCE
+        assert (ways(log) == ["loop"]) == strict
+        assert any("WAN21_T2V runs whole on one device: ComfyUI " in text.text for text in run.texts)
+
+
+def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_path: Path) -> None:
+    before, after = EDITS["a block"][0], "        x = x * 1.0  # as before\n        # cross-attention & ffn\n"
+    with copied(tmp_path, FILE, before, after, **PATIENT) as server:
+        told = []
+        for steps in (3, 4):
+            stock = saved_latent(server, server.queue(plain(steps), timeout=600).check())
+            run, log = queue_logged(server, spread(plain(steps), **PLANS[0]), timeout=600)
+            assert relative_error(saved_latent(server, run.check()), stock) <= TOLERANCE
+            assert ways(log) == ["loop"]
+            told.append(any(EQUAL in text.text for text in run.texts))
+        assert told == [True, False]
+        assert len(verdicts(tmp_path)) == 1
+
+
+def test_of_a_tested_comfyui_nothing_runs(tmp_path: Path) -> None:
+    with copied(tmp_path, "README.md", "ComfyUI", "ComfyUI", **PATIENT) as server:
+        run, log = queue_logged(server, spread(plain(), **PLANS[0]), timeout=600)
+        run.check()
+        assert not any(CHECKING.search(text.text) or EQUAL in text.text for text in run.texts)
+        assert EQUAL not in log and verdicts(tmp_path) == []

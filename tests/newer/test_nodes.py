@@ -1,0 +1,193 @@
+"""Nodes that only newer ComfyUIs have, each on a model that reads what it sets: equal to ComfyUI's, or refused by name.
+
+Which of them, the page says. Of videos with sound both latents are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI, Run
+from tests.support.comfyuis import only_in_newer
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+)
+from tests.support.graphs.flux import Graph, insert_after_model, node, queue_logged, ways
+from tests.support.graphs.sound import shown, sound_graph
+from tests.support.latents import relative_error, saved_latent
+from tests.support.node_outcomes import REFUSALS, newer_nodes, refused
+from tests.support.tiny.comfyui import save_unread
+from tests.support.tiny.controlnet import save_wan_vae
+
+SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": {"cfg": 1, "ulysses": 2}, "cfg 2": {"cfg": 2}}
+WAN_ANIMATE_2 = "WanAnimate2ToVideo"
+CACHE = "WanAnimate2Cache"
+TRELLIS_2 = ("Trellis2ShapeStage", "Trellis2TextureStage", "Trellis2UpsampleStage")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "minimax", "ltxav")
+    save_latent(comfyui, "ltxav-sound", 1, 8, 11, 16)
+    if comfyui.object_info(WAN_ANIMATE_2):
+        save_families(comfyui, "wan_animate2")
+        save_wan_vae(comfyui.base_dir / "models" / "vae" / "animate2.safetensors")
+
+
+def on_the_model(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
+    """A node between LTX-2 and its sampler."""
+    return lambda graph: insert_after_model(graph, kind, start_percent=0.0, end_percent=1.0, **inputs)
+
+
+def by_a_guider(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
+    """The same job by SamplerCustomAdvanced, with a guider."""
+
+    def changed(graph: Graph) -> Graph:
+        given = graph["sampler"]["inputs"]
+        links = {name: given[name] for name in ("model", "positive", "negative")}
+        return graph | {
+            "noise": node("RandomNoise", noise_seed=given["seed"]),
+            "guider": node(kind, **links, **inputs),
+            "select": node("KSamplerSelect", sampler_name=given["sampler_name"]),
+            "sigmas": node("BasicScheduler", model=["model", 0], scheduler=given["scheduler"], steps=2, denoise=1.0),
+            "sampler": node(
+                "SamplerCustomAdvanced",
+                **{name: [name, 0] for name in ("noise", "guider", "sigmas")},
+                sampler=["select", 0],
+                latent_image=given["latent_image"],
+            ),
+        }
+
+    return changed
+
+
+def with_a_guide(graph: Graph) -> Graph:
+    """A picture at a frame in MiniMax-H3's video."""
+    parts = {name: each for name, each in shown("last frame", steps=2).items() if name in ("encoders", "picture")}
+    links = {"positive": ["positive", 0], "latent": ["latent", 0], "vae": ["encoders", 1], "image": ["picture", 0]}
+    sampler = node("KSampler", **graph["sampler"]["inputs"] | {"positive": ["guided", 0]})
+    return graph | parts | {"guided": node("MiniMaxH3AddGuide", **links, frame_idx=5), "sampler": sampler}
+
+
+TRIED: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
+    "LTXVSpatioTemporalGuidance": ("ltxav", on_the_model("LTXVSpatioTemporalGuidance", scale=1.5, blocks="1")),
+    "LTXVModalityGuidance": ("ltxav", on_the_model("LTXVModalityGuidance", modality_scale=3.0)),
+    "LTXVDualCFGGuider": ("ltxav", by_a_guider("LTXVDualCFGGuider", video_cfg=3.0, audio_cfg=2.0)),
+    "MiniMaxH3AddGuide": ("minimax", with_a_guide),
+}
+"""Each with its model, and what puts it into that model's graph."""
+
+
+def both(server: ComfyUI, run: Run) -> tuple[Tensor, Tensor]:
+    run.check()
+    return saved_latent(server, run), saved_latent(server, run, "save sound")
+
+
+@pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("kind", TRIED)
+def test_a_newer_node_on_a_model_that_reads_it(kind: str, plan: dict[str, Any], comfyui: ComfyUI) -> None:
+    only_in_newer(kind, bool(comfyui.object_info(kind)))
+    name, put = TRIED[kind]
+    plain = sound_graph(name, steps=2)
+    graph = put(plain)
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **plan))
+    outcome = newer_nodes()[kind]
+    if refused(kind, run):
+        assert outcome == "refused"
+        return
+    stock, without = both(comfyui, comfyui.queue(graph)), both(comfyui, comfyui.queue(plain))
+    assert max(map(relative_error, without, stock)) > DIFFERENT
+    assert max(map(relative_error, both(comfyui, run), stock)) <= TOLERANCE
+    assert outcome == ("in the loop" if ways(log) == ["loop"] else "one call")
+
+
+def animated(**settings: Any) -> Graph:
+    """A character that Wan Animate 2 moves as a video does."""
+    size = {"width": 80, "height": 64}
+    graph = graph_of("wan_animate2", steps=2) | {
+        "vae": node("VAELoader", vae_name="animate2.safetensors"),
+        "character": node("EmptyImage", **size, batch_size=1, color=0xC04020),
+        "pose": node("EmptyImage", **size, batch_size=9, color=0x2040C0),
+        "animate": node(
+            WAN_ANIMATE_2,
+            **{name: [name, 0] for name in ("positive", "negative", "vae")},
+            **size,
+            length=9,
+            batch_size=1,
+            reference_image=["character", 0],
+            pose_video=["pose", 0],
+            video_frame_offset=0,
+            **{
+                "pose_strength": 1.0,
+                "pose_start_percent": 0.0,
+                "pose_end_percent": 1.0,
+                "reference_image_strength": 1.0,
+            }
+            | settings,
+        ),
+    }
+    for output, name in enumerate(("positive", "negative", "latent_image")):
+        graph["sampler"]["inputs"][name] = ["animate", output]
+    return graph
+
+
+@pytest.mark.parametrize("split", [{"cfg": 2}, {"devices": "cpu:1"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"pose_strength": 0.5, "pose_end_percent": 0.6, "reference_image_strength": 2.0}]
+)
+def test_wan_animate_2_runs_whole(
+    settings: dict[str, Any], split: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    only_in_newer(WAN_ANIMATE_2, bool(comfyui.object_info(WAN_ANIMATE_2)))
+    graph = animated(**settings)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(animated(pose_strength=2.0)), stock) > DIFFERENT
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **split))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert ways(log) == ["loop"]
+    assert newer_nodes()[WAN_ANIMATE_2] == "in the loop"
+
+
+def test_a_cache_that_the_model_fills_is_refused(comfyui: ComfyUI) -> None:
+    only_in_newer(CACHE, bool(comfyui.object_info(CACHE)))
+    graph = insert_after_model(animated(), CACHE, device="cpu", dtype="default")
+    assert refused(CACHE, comfyui.queue(spread(graph, cfg=2)))
+    assert newer_nodes()[CACHE] == "refused"
+
+
+@pytest.mark.parametrize("kind", TRELLIS_2)
+def test_a_stage_of_a_model_that_looks_at_both_prompts(kind: str, comfyui: ComfyUI) -> None:
+    """The nodes put voxels into the prompts of TRELLIS.2, whose file no parallel loader takes."""
+    only_in_newer(kind, bool(comfyui.object_info(kind)))
+    path = save_unread(comfyui.base_dir / "models" / "diffusion_models", "trellis2")
+    graph = spread(graph_of("ltxav"))
+    graph["model"]["inputs"]["unet_name"] = path.name
+    run = comfyui.queue(graph | {"latent": node("EmptyTrellis2LatentStructure", batch_size=1)})
+    assert run.error is not None
+    assert run.error.node_type == "LoadParallelDiffusionModel"
+    assert run.error.exception_message == (
+        f"{path.name} is a Trellis2 model, which looks at both prompts of a call together, so they cannot be computed apart: "
+        "use Load Diffusion Model."
+    )
+    assert newer_nodes()[kind] == "refused"
+
+
+def test_a_shift_that_minimax_h3_may_not_take(comfyui: ComfyUI) -> None:
+    """From ComfyUI 0.32 on its own model fails with this node; then so does a parallel one."""
+    graph = insert_after_model(sound_graph("minimax", steps=2), "ModelSamplingSD3", shift=9.0)
+    own, stock = comfyui.queue(spread(graph, strict=False)), comfyui.queue(graph)
+    if stock.error is None:
+        assert max(map(relative_error, both(comfyui, own), both(comfyui, stock))) <= TOLERANCE
+    else:
+        assert own.error is not None
+        assert own.error.exception_type in REFUSALS or own.error.exception_message == stock.error.exception_message

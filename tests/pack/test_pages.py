@@ -1,0 +1,77 @@
+"""Commands on pages that no machine here can run: they are read, and their options held against those that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+DOCS = Path(__file__).parents[2] / "docs"
+WORKER = (DOCS.parent / "parallel_backend/worker/process/environment.py").read_text(encoding="utf-8")
+NOT_RUN = "**Not run**"
+DOCKERFILE = {"FROM", "RUN", "ENV", "COPY", "WORKDIR", "EXPOSE", "CMD"}
+
+
+def text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.+?)^```$", text(page), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["wsl2.md", "docker.md", "kubernetes.md"])
+def test_a_page_of_what_was_not_run_says_so(page: str) -> None:
+    assert text(page).split("\n\n")[1].startswith(NOT_RUN)
+
+
+@pytest.mark.parametrize("page", ["docker.md", "kubernetes.md", "several-machines.md", "measured/README.md"])
+def test_shell_commands_are_well_formed(page: str) -> None:
+    found = blocks(page, "bash")
+    assert found
+    for block in found:
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+def options_of_workers(command: str) -> set[str]:
+    """What stands behind the worker's module."""
+    behind = command.partition("-m parallel_backend.worker")[2]
+    return set(re.findall(r"(?<=\s)--[\w-]+", behind))
+
+
+def test_workers_are_started_with_options_that_they_have() -> None:
+    commands = [
+        *(block for block in blocks("several-machines.md", "bash") if "parallel_backend.worker" in block),
+        *blocks("kubernetes.md", "yaml"),
+    ]
+    found = [options_of_workers(command.replace("\\\n", " ")) for command in commands]
+    assert len(found) == 4 and all("--listen" in each for each in found)
+    known = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', WORKER))
+    assert set().union(*found) <= known
+
+
+def test_the_manifest_starts_as_many_ranks_as_it_has_gpus() -> None:
+    service, pods = yaml.safe_load_all(blocks("kubernetes.md", "yaml")[0])
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    (command,) = container["args"]
+    assert f"--nnodes {pods['spec']['replicas']} " in command
+    assert f"--nproc-per-node {container['resources']['limits']['nvidia.com/gpu']} " in command
+    assert pods["spec"]["serviceName"] == service["metadata"]["name"]
+    assert f"{pods['metadata']['name']}-0.{service['metadata']['name']} " in command
+    subprocess.run(["bash", "-n"], input=command, text=True, check=True)
+    mounted = {each["name"] for each in container["volumeMounts"]}
+    assert mounted == {each["name"] for each in pods["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_the_dockerfile_has_instructions_and_the_run_the_flags_that_the_table_explains() -> None:
+    (dockerfile,) = blocks("docker.md", "dockerfile")
+    lines = dockerfile.splitlines()
+    assert lines[0].startswith("FROM ") and lines[-1].startswith("CMD [")
+    assert {line.split()[0] for line in lines} <= DOCKERFILE
+    run = shlex.split(blocks("docker.md", "bash")[0].partition("docker run")[2])
+    explained = set(re.findall(r"^\| `(-[\w-]+)", text("docker.md"), re.MULTILINE))
+    assert {each.partition("=")[0] for each in run if each.startswith("-")} - {"--rm", "-v"} == explained

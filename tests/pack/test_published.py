@@ -1,0 +1,163 @@
+"""What is published: the registry's metadata, what it leaves out, and the words of every node in every language."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from parallel_backend.host.runs.journal import KINDS
+from parallel_backend.worker.process.status import CONNECTING
+from tests.refusals.not_by_a_graph import NOT_BY_A_GRAPH
+from tests.refusals.places import called, places
+from tests.refusals.shown import SHOWN
+
+REPO = Path(__file__).parents[2]
+HELP = sorted((REPO / "web" / "docs").glob("*.md"))
+CHINESE = re.compile("[\u4e00-\u9fff]")
+
+
+def tracked(*options: str) -> set[str]:
+    listed = subprocess.run(["git", "ls-files", "-z", *options], cwd=REPO, capture_output=True, text=True, check=True)
+    return set(listed.stdout.split("\0")) - {""}
+
+
+def test_the_registry_gets_the_pack_and_no_tests() -> None:
+    left_out = tracked("-i", "-c", "--exclude-from=.comfyignore")
+    shipped = tracked() - left_out
+    needed = ("nodes/", "parallel_backend/", "web/", "workflows/", "locales/", "docs/")
+    assert {path.split("/")[0] for path in left_out} >= {"tests", "benchmarks", ".github"}
+    assert not [path for path in left_out if path.startswith(needed)]
+    assert {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md"} <= shipped
+    assert {path for path in shipped if path.startswith("scripts/")} == {
+        "scripts/sprites_api.json",
+        "scripts/sprites_parallel_api.json",
+    }
+
+
+def test_the_registry_knows_what_it_is() -> None:
+    text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    (name,) = re.findall(r'^name = "(.+)"$', text, re.MULTILINE)
+    assert "comfyui" not in name and re.fullmatch(r"[a-z]([-_.]?[a-z0-9])*", name) and len(name) < 100
+    for field in (
+        *("description", "requires-python", "Repository", "Documentation", '"Bug Tracker"'),
+        *("Icon", "Banner", "PublisherId", "DisplayName", "requires-comfyui"),
+    ):
+        assert re.search(rf'^{field} = ".+"$', text, re.MULTILINE), field
+    assert 'license = { file = "LICENSE" }' in text
+    for kind in ("Operating System :: POSIX :: Linux", "Environment :: GPU :: NVIDIA CUDA"):
+        assert f'"{kind}"' in text
+    for picture, most in (("icon", (400, 400)), ("banner", (2100, 900))):
+        assert f'/raw/main/docs/{picture}.png"' in text
+        with Image.open(REPO / "docs" / f"{picture}.png") as image:
+            assert image.width * most[1] == image.height * most[0] and image.width <= most[0]
+    assert re.search(r'^version = "\d+\.\d+\.\d+"$', text, re.MULTILINE)
+    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
+    dependencies = re.search(r"^dependencies = (\[.+\])$", text, re.MULTILINE)
+    assert dependencies is not None
+    listed = {line.split("#")[0].strip() for line in requirements.splitlines()} - {""}
+    assert set(json.loads(dependencies[1])) == listed
+
+
+def test_the_address_is_filled_in_once(tmp_path: Path) -> None:
+    """By a script, which is wherever it is needed; run again, it changes it."""
+    files = ["pyproject.toml", "README.md", "scripts/address.sh"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(REPO / file, tmp_path / file)
+    (before,) = re.findall(r'^Repository = "(.+)"$', (REPO / "pyproject.toml").read_text(), re.MULTILINE)
+    counts = [(REPO / file).read_text().count(before) for file in files]
+    assert counts[:2] == [5, 1]
+    for address in ("https://example.org/owner/name", "https://example.org/other/name.of-it"):
+        subprocess.run(["bash", "scripts/address.sh", address], cwd=tmp_path, check=True)
+        assert [(tmp_path / file).read_text().count(f"{address}") for file in files] == counts
+    refused = subprocess.run(["bash", "scripts/address.sh", "owner/name"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 1 and "write https://HOST/OWNER/NAME" in refused.stderr
+
+
+@pytest.mark.parametrize("page", HELP, ids=lambda page: page.stem)
+def test_help_is_complete_in_chinese(page: Path) -> None:
+    """Each input and output of the English page, and its words in the language."""
+    chinese = (page.with_suffix("") / "zh.md").read_text(encoding="utf-8")
+    listed = re.compile(r"^ *- `(\w+)`", re.MULTILINE)
+    assert listed.findall(chinese) == listed.findall(page.read_text(encoding="utf-8"))
+    assert all(CHINESE.search(line) for line in chinese.splitlines() if line.strip() and not line.startswith("  - "))
+    headings = re.compile(r"^#+ .+$", re.MULTILINE)
+    assert len(headings.findall(chinese)) == len(headings.findall(page.read_text(encoding="utf-8")))
+
+
+def words(language: str, file: str) -> Any:
+    return json.loads((REPO / "locales" / language / file).read_text(encoding="utf-8"))
+
+
+def shape(words: Any) -> Any:
+    """The keys, in their order; which of a page's texts use which values is tested in tests/web."""
+    return [(key, shape(value)) for key, value in words.items()] if isinstance(words, dict) else None
+
+
+@pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json", "settings.json"])
+def test_every_language_has_the_same_words(file: str) -> None:
+    languages = [folder.name for folder in (REPO / "locales").iterdir()]
+    assert {"en", "zh"} <= set(languages)
+    for language in languages:
+        assert shape(words(language, file)) == shape(words("en", file)), language
+
+
+def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (REPO / "parallel_backend").rglob("*.py"))
+    phases = set(re.findall(r"""status\.enter\("([^"]+)\"""", code)) | {CONNECTING}
+    assert len(phases) > 10
+    assert phases | set(KINDS.values()) <= words("en", "main.json")["parallel"]["names"].keys()
+
+
+def test_chinese_words_are_chinese() -> None:
+    nodes = words("zh", "nodeDefs.json")
+    assert set(nodes) == {page.stem for page in HELP}
+    for name, node in nodes.items():
+        texts = [
+            node["description"],
+            *(slot["tooltip"] for slot in (node["inputs"] | node.get("outputs", {})).values()),
+        ]
+        assert all(CHINESE.search(text) for text in texts), name
+
+
+BLUEPRINTS = sorted((REPO / "subgraphs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
+def test_a_blueprint_is_the_graph_of_a_template(path: Path) -> None:
+    """The same nodes and links under a name of its own, and one node outside that stands for them."""
+    blueprint = json.loads(path.read_text(encoding="utf-8"))
+    (graph,), (node,) = blueprint["definitions"]["subgraphs"], blueprint["nodes"]
+    assert (node["type"], node["title"], graph["name"]) == (graph["id"], path.stem, path.stem)
+    templates = [json.loads(each.read_text(encoding="utf-8")) for each in (REPO / "workflows").glob("*.json")]
+    graphs = {each["id"]: each for page in templates for each in page.get("definitions", {}).get("subgraphs", ())}
+    assert all(graph[part] == graphs[graph["id"]][part] for part in ("nodes", "links", "inputs", "outputs"))
+
+
+def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it() -> None:
+    """The lists themselves are held against this in host/test_frontend."""
+    lists = (*SHOWN.values(), *NOT_BY_A_GRAPH.values())
+    named = [(file, text, called(file, text)) for each in lists for file, texts in each.items() for text in texts]
+    assert {(file, text): found for file, text, found in named if len(found) != 1} == {}
+    told = Counter(place for _, _, (place,) in named)
+    assert [place for place in places() if told[place] != 1] == [], (
+        "write them into refusals_shown.py or refusals_not_shown.py"
+    )
+    assert len(told) > 200
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), REPO / "tests" / "README.md"]), ids=str
+)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    """Files of the repository, without the place in them."""
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (page.parent / target).exists()]

@@ -1,0 +1,171 @@
+"""What runs the tests: against which ComfyUI, torch and Python, by which workflows, and what is written of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import tested
+from tests.conftest import README
+from tests.support.selection import thorough
+
+REPO = Path(__file__).parents[2]
+NO_NETWORK = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_FIND_LINKS": "",
+    "PIP_RETRIES": "0",
+}
+"""An index that nobody answers at."""
+
+
+def script(name: str, *arguments: str, **environment: str) -> tuple[int, list[str]]:
+    """Run a script; what it ended with, and its lines."""
+    ran = subprocess.run(
+        ["bash", f"scripts/{name}", *arguments],
+        cwd=REPO,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    return ran.returncode, ran.stdout.splitlines()
+
+
+def comfyui(folder: Path) -> Path:
+    """What looks like a ComfyUI."""
+    (folder / "comfy").mkdir(parents=True)
+    (folder / "main.py").touch()
+    (folder / "requirements.txt").write_text("torch\n")
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [(), ("no such folder",), ("tests",), ("tests", "--all")])
+def test_a_folder_without_comfyui_is_refused_in_one_sentence(arguments: tuple[str, ...]) -> None:
+    code, lines = script("test.sh", "--comfyui", *arguments)
+    named = arguments[0] if arguments else "(no folder)"
+    wanted = "which has main.py, requirements.txt and a comfy folder: name the folder of one."
+    assert (code, lines) == (1, [f"test.sh: --comfyui {named} is no ComfyUI, {wanted}"])
+
+
+def test_a_part_of_a_run_is_not_recorded() -> None:
+    code, lines = script("test.sh", "--record", "tests/comm")
+    assert (code, lines) == (1, ["test.sh: --record is for the quick run and for --all: leave out tests/comm."])
+
+
+@thorough
+def test_without_a_network_a_run_says_what_it_lacks(tmp_path: Path) -> None:
+    other = comfyui(tmp_path / "ComfyUI")
+    code, lines = script(
+        "test.sh", "--comfyui", str(other), COMFYUI_PARALLEL_CACHE=str(tmp_path / "cache"), **NO_NETWORK
+    )
+    assert code == 1
+    assert re.match(
+        rf"test\.sh: the environment with torch==\S+ for {re.escape(str(other))} could not be installed", lines[-1]
+    )
+
+
+@thorough
+def test_without_a_network_a_newer_torch_is_left_out_and_said(tmp_path: Path) -> None:
+    given = {"COMFYUI_PATH": str(comfyui(tmp_path / "ComfyUI")), "COMFYUI_PARALLEL_CACHE": str(tmp_path / "cache")}
+    code, lines = script("newer_torch.sh", "2.99.1", **given, **NO_NETWORK)
+    assert code == 0
+    assert lines[-2].startswith("newer_torch.sh: the environment with torch==2.99.1 for ")
+    assert lines[-1] == "== Left out, because it could not be installed: torch 2.99.1."
+
+
+@pytest.mark.parametrize("arguments", [(), ("1.2",), ("v1.2.3",), ("1.2.3", "--push")])
+def test_a_release_is_refused_without_a_version(arguments: tuple[str, ...]) -> None:
+    code, lines = script("release.sh", *arguments)
+    assert code == 1
+    assert lines == ["release.sh: write release.sh MAJOR.MINOR.PATCH, with --tag behind it to commit and tag."]
+
+
+def test_the_range_of_pythons_is_the_same_everywhere() -> None:
+    classifiers = re.findall(r"Python :: (3\.\d+)", (REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    assert classifiers == ["3.10", "3.11", "3.12", "3.13"]
+    stated = f"{classifiers[0]} to {classifiers[-1]}"
+    for file in ("README.md", "CONTRIBUTING.md", "scripts/setup.sh"):
+        found = set(re.findall(r"Python,?(?: from)? (3\.\d+ to 3\.\d+)", (REPO / file).read_text(encoding="utf-8")))
+        assert found == {stated}, file
+    ends = [tuple(map(int, version.split("."))) for version in (classifiers[0], classifiers[-1])]
+    assert f"{ends[0]} <= sys.version_info[:2] <= {ends[1]}" in (REPO / "scripts" / "setup.sh").read_text()
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    """A workflow; YAML reads its `on` as true."""
+    found: dict[Any, Any] = yaml.safe_load((REPO / ".github" / "workflows" / name).read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "called"),
+    [
+        ("quick.yml", {"push"}, "scripts/test.sh"),
+        ("newest.yml", {"schedule", "workflow_dispatch"}, "scripts/newest.sh"),
+    ],
+)
+def test_a_workflow_calls_a_script_and_nothing_else(name: str, when: set[str], called: str) -> None:
+    found = workflow(name)
+    assert set(found[True]) == when
+    (job,) = found["jobs"].values()
+    checkout, *steps = job["steps"]
+    assert checkout["uses"].startswith("actions/checkout@")
+    assert [step["run"] for step in steps] == [f"bash {called}"]
+    assert (REPO / called).exists()
+
+
+def test_each_workflow_is_known() -> None:
+    assert {path.name for path in (REPO / ".github" / "workflows").iterdir()} == {"quick.yml", "newest.yml"}
+    assert workflow("newest.yml")["permissions"]["issues"] == "write"
+
+
+def row(
+    comfyui: str = "0.30.0", torch: str = "2.11.0", result: str = "1 passed", day: str = "2026-11-24"
+) -> tested.Row:
+    return tested.Row(comfyui, torch, "3.11", "the quick run", result, day)
+
+
+PAGE = f"before\n{tested.BEGIN}{tested.END}after\n"
+
+
+def test_a_run_takes_the_place_of_an_older_one_of_the_same() -> None:
+    page = PAGE
+    for each in (
+        row(comfyui="0.33.0", day="1"),
+        row(torch="2.9.0"),
+        row(),
+        row(comfyui="0.33.0", day="2", result="all"),
+    ):
+        page = tested.written(page, each)
+    assert page.startswith("before\n") and page.endswith("after\n")
+    assert tested.rows_of(page) == [row(torch="2.9.0"), row(), row(comfyui="0.33.0", day="2", result="all")]
+
+
+def test_a_page_without_a_place_for_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no place for the table"):
+        tested.written("no table", row())
+
+
+def test_a_row_says_what_the_tests_came_to(tmp_path: Path) -> None:
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.41.2"\n')
+    counts = {"passed": 3, "failed": 1, "error": 0, "skipped": 2}
+    found = tested.row(tmp_path, "the quick run", counts, "2026-11-24")
+    assert (found.comfyui, found.run, found.result) == ("0.41.2", "the quick run", "3 passed, 1 failed, 2 skipped")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one", "--date", "2026-01-01"]):
+        subprocess.run([*git, *command], check=True, env=os.environ | {"GIT_COMMITTER_DATE": "2026-02-03T12:00:00Z"})
+    assert tested.comfyui_name(tmp_path) == "0.41.2, commit of 2026-02-03"
+
+
+def test_the_readmes_table_is_one() -> None:
+    for each in tested.rows_of(README.read_text(encoding="utf-8")):
+        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", each.day) and re.search(r"\d+ passed", each.result)

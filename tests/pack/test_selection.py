@@ -1,0 +1,39 @@
+"""How cases are chosen."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.selection import pairwise, product
+
+
+@pytest.mark.parametrize("lengths", [(27, 4, 2, 3), (2, 3, 3), (1, 4)], ids=str)
+def test_each_two_values_meet(lengths: tuple[int, ...]) -> None:
+    values = {f"p{number}": range(length) for number, length in enumerate(lengths)}
+    whole, some = ({case.values for case in mark(**values).args[1]} for mark in (product, pairwise))
+    assert len(whole) >= len(some) and some <= whole
+    for one, other in itertools.combinations(range(len(lengths)), 2):
+        assert len({(case[one], case[other]) for case in some}) == lengths[one] * lengths[other]
+    assert len(some) == max(one * other for one, other in itertools.combinations(lengths, 2)), "no more than it takes"
+
+
+def test_the_quick_run_takes_the_same_of_both() -> None:
+    values = {"sampler": ("a", "b", "c"), "scheduler": {"one": 1, "two": 2}, "plan": (1, 2)}
+    quick = [{case.id for case in mark(**values).args[1] if not case.marks} for mark in (product, pairwise)]
+    assert quick[0] == quick[1] == {"a-one-1", "b-two-2", "c-one-1"}
+
+
+def test_the_table_of_what_proves_what_names_every_module() -> None:
+    tests = Path(__file__).parents[1]
+    named: set[str] = set()
+    for line in (tests / "README.md").read_text().splitlines():
+        if row := re.match(r"\| (`[^`]+`(, `[^`]+`)*) \|", line):
+            first, *others = re.findall("`([^`]+)`", row[1])
+            folder = first.rpartition("/")[0]
+            named |= {first, *others} | {f"{folder}/{other}" for other in others if folder}
+    modules = [path.relative_to(tests).with_suffix("") for path in tests.rglob("test_*.py")]
+    assert not [str(module) for module in modules if named.isdisjoint({str(module), str(module.parent)})]

@@ -1,0 +1,104 @@
+"""Every sentence that the page tells in ComfyUI's language has its place in locales/, word for word as the code says it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from parallel_backend.doctor import examine
+from parallel_backend.host.runs.outcome import Outcome, amount, in_words
+from parallel_backend.host.workers.causes import REMEDIES
+from parallel_backend.plan.choose import best
+from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.known_machines import profile
+from tests.doctor.machines import DERIVED, FAULTS, GOOD
+from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
+from tests.support.sentences import known
+
+ALONE = "One device alone would be faster for this job: choose devices 0 in Parallel Plan."
+NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
+SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"warnings": [ALONE, SLOW]},
+        {"gain_is": "measured", "seconds_a_step": 0.0},
+        {"gain": None, "gain_is": "", "sent": 0, "starting": 36.7},
+        {"compiling": 74.2, "warnings": [NOT_COMPILED]},
+    ],
+)
+def test_what_a_run_came_to(change: dict[str, object]) -> None:
+    usual = Outcome(plan(cfg=2).describe(), "", 3.5, 20, 0.12, {"cpu": 1 << 30}, 0.2, 1 << 20, 0.6, "predicted", [])
+    for line in in_words(msgspec.structs.replace(usual, **change)).splitlines():
+        assert known(line, "lines"), line
+
+
+def test_bytes_are_said_as_the_tab_says_them() -> None:
+    """The same as tests/web/panel.test.js has of web/panel/units.js."""
+    said = [amount(count) for count in (0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9)]
+    assert said == ["0 B", "999 B", "1.23 kB", "100 kB", "5.00 MB", "6.13 GB", "23.8 GB", "1.00 TB"]
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {},
+        {"cfg": 2, "weights": "streamed"},
+        {"ulysses": 2, "weights": "sharded", "exchange": "fp8"},
+        {"pipefusion": 2},
+    ],
+)
+def test_a_plan(degrees: dict[str, int | str]) -> None:
+    text = plan(**degrees).describe()
+    assert known(text, "lines"), text
+
+
+def test_a_plan_whose_heads_are_exchanged_in_chunks() -> None:
+    text = msgspec.structs.replace(plan(ulysses=2), head_chunks=3).describe()
+    assert known(text, "lines"), text
+
+
+def test_a_plan_whose_batch_is_cut_by_speed() -> None:
+    text = msgspec.structs.replace(plan(cfg=2), batch_shares=(100, 33)).describe()
+    assert known(text, "lines"), text
+
+
+@pytest.mark.parametrize(
+    ("card", "job", "limit"),
+    [
+        ("h100", JOB, 80e9),
+        ("h100", JOB, 20e9),
+        ("4090", dataclasses.replace(JOB, image_tokens=64), 80e9),
+        ("4090", Job(image_tokens=4096, text_tokens=512), 80e9),
+    ],
+)
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("approximate", [False, True])
+def test_why_a_plan_was_chosen(card: str, job: Job, limit: float, devices: int, approximate: bool) -> None:
+    wish = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
+    why = best(wish, FLUX, job, with_memory(profile(card), limit), approximate).why
+    assert known(why, "sentences"), why
+
+
+def test_the_doctors_lines_and_their_remedies() -> None:
+    machines = [GOOD, *(dataclasses.replace(GOOD, **change) for change, *_ in FAULTS)]
+    machines += [dataclasses.replace(GOOD, allocator="cudaMallocAsync"), dataclasses.replace(GOOD, open_files=-1)]
+    machines.append(dataclasses.replace(GOOD, under_windows=True))
+    machines.append(dataclasses.replace(GOOD, derived=(DERIVED,)))
+    told = {finding for machine in machines for finding in examine(machine)}
+    texts = {finding.text for finding in told} | {finding.remedy for finding in told} | set(REMEDIES.values())
+    as_they_are = {
+        "",
+        GOOD.nccl,
+        GOOD.versions["flash-attn"],
+        *(change.get("measured", [GOOD.measured[0]])[0].error for change, *_ in FAULTS),
+    }
+    without_dots = (
+        text.replace("  .", "") for text in texts - as_they_are
+    )  # of the table of P2P, which end no sentence
+    unknown = sorted(text for text in without_dots if not known(text, "lines", "sentences"))
+    assert unknown == []

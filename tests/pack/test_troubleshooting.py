@@ -1,0 +1,93 @@
+"""The troubleshooting page: what it quotes is what the code says."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.refusals.of_flux import PLANS
+from tests.support.nodes_module import nodes_module
+
+REPO = Path(__file__).parents[2]
+PAGE = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+QUOTES = [re.sub(r"\s+", " ", quote) for quote in re.findall(r'"([^"]{12,})"', PAGE)]
+BREAK = re.compile(r"[^A-Za-z' _-]+|\b[A-Z_]{3,}\b")
+"""Values, punctuation and names such as SIGKILL; what is between them are the message's own words."""
+
+FEWEST = 4
+"""Words that tell; fewer may be a value's."""
+
+
+def runs(text: str) -> list[str]:
+    """A text's words without a break."""
+    return [" ".join(part.split()).strip(" '") for part in BREAK.split(text)]
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    """Everything that the code may say."""
+    texts: list[str] = []
+    for folder in ("parallel_backend", "nodes"):
+        for path in sorted((REPO / folder).rglob("*.py")):
+            for found in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(found, ast.JoinedStr):
+                    texts.append("".join(v.value if isinstance(v, ast.Constant) else "…" for v in found.values))
+                elif isinstance(found, ast.Constant) and isinstance(found.value, str):
+                    texts.append(found.value)
+    return "|".join(run for text in texts for run in runs(text))
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_a_quoted_message_is_in_the_code(said: str, quote: str) -> None:
+    assert [run for run in runs(quote) if len(run.split()) >= FEWEST and run not in said] == []
+
+
+def test_words_that_nothing_says_would_be_found(said: str) -> None:
+    assert "the ring has lost its ulysses" not in said
+    assert sum(any(len(run.split()) >= FEWEST for run in runs(quote)) for quote in QUOTES) > len(QUOTES) / 2
+
+
+def test_each_message_and_title_of_the_page_is_found_at_its_own_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = nodes_module("troubleshooting", monkeypatch)
+    lost = {}
+    for entry in page.entries():
+        for quote in re.findall(r"\*\*(.+?)\*\*", entry.text, re.DOTALL):
+            said = " ".join(quote.split()).strip('"').replace("…", "17")
+            telling = sum(map(len, page.words_of(said))) >= page.LEAST or not re.search('["…]', quote)
+            if telling and page.entry_of(said) != entry.id:
+                lost[said] = page.entry_of(said)
+    assert lost == {}
+    assert page.entry_of("Another pack's node failed: list index out of range") == ""
+
+
+TITLES = ("error.", "outcome.slow")
+"""The keys of the page's texts that are titles of messages and marks."""
+
+
+def test_the_titles_that_users_see_are_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = nodes_module("troubleshooting", monkeypatch)
+    texts = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["texts"]
+    titles = [text for key, text in texts.items() if key.startswith(TITLES)]
+    assert len(titles) >= 6
+    assert [title for title in (*titles, "no GPU is visible", "Windows", "WSL") if not page.entry_of(title)] == []
+
+
+def test_the_page_has_every_entry_as_html_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = nodes_module("troubleshooting", monkeypatch)
+    made = page.as_html()
+    assert re.findall(r'<li id="(entry-\d+)">', made) == [entry.id for entry in page.entries()]
+    text = html.unescape(re.sub(r"<[^>]+>", "", made))
+    for entry in page.entries():
+        plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", re.sub(r"[*`]", "", entry.text))
+        assert " ".join(plain.split()) in " ".join(text.split())
+
+
+def test_every_sentence_that_the_browser_shows_of_plans_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ComfyUI's server says them, with their numbers."""
+    page = nodes_module("troubleshooting", monkeypatch)
+    assert [sentence for _, sentence in PLANS.values() if not page.entry_of(sentence)] == []

@@ -1,0 +1,186 @@
+"""The supported torch and diffusers: stated once, the same in every list, and said in one sentence where it is another."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+from packaging.requirements import Requirement
+
+from parallel_backend.errors import Refused
+from parallel_backend.host.workers import versions
+from parallel_backend.identity import code_digest
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.comfyui.content import files
+from parallel_backend.models.diffusers import installed
+from parallel_backend.vae import AUTOENCODERS
+from parallel_backend.wire.messages import Facts
+
+REPO = Path(__file__).parents[2]
+FACTS = Facts("machine-a", "cuda:0", "2.11.0", "0.42.1", code_digest())
+
+
+def requirements() -> dict[str, str]:
+    """diffusers' requirement in pyproject.toml and in requirements.txt."""
+    project = re.search(r'"(diffusers[^"]*)"', (REPO / "pyproject.toml").read_text())
+    listed = re.search(r"^diffusers.*$", (REPO / "requirements.txt").read_text(), re.MULTILINE)
+    assert project and listed
+    return {"pyproject.toml": project[1], "requirements.txt": listed[0]}
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt"])
+def test_the_range_is_the_same_everywhere(file: str) -> None:
+    allowed = Requirement(requirements()[file]).specifier
+    (major, minor), (newest_major, newest_minor) = installed.OLDEST, installed.NEWEST
+    assert {str(each) for each in allowed} == {f">={major}.{minor}", f"<{newest_major}.{newest_minor + 1}"}
+
+
+def test_the_readme_states_the_range() -> None:
+    text = (REPO / "README.md").read_text()
+    assert f"diffusers {installed.SUPPORTED} for CogVideoX and PixArt" in text
+    assert f"torch {versions.dotted(versions.OLDEST_TORCH)} or newer" in text
+
+
+@pytest.mark.parametrize("found", ["2.6.0+cu126", "2.11.0", "2.12.0.dev20260101", "3.0.0"])
+def test_a_torch_that_has_what_the_workers_import_is_taken(found: str) -> None:
+    versions.check_torch(found)
+
+
+@pytest.mark.parametrize("found", ["2.4.1", "2.5.1+cu124"])
+def test_an_older_torch_is_refused_in_one_sentence(found: str) -> None:
+    message = f"torch {found} is installed and the workers need 2.6 or newer: update ComfyUI's torch."
+    with pytest.raises(Refused, match=f"^{re.escape(message)}$"):
+        versions.check_torch(found)
+
+
+def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
+    """So that ComfyUI comes up and the sentence can be said."""
+    code = (
+        "import sys, parallel_backend.host, parallel_backend.doctor; sys.exit('torch.distributed.fsdp' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO).returncode == 0
+
+
+@pytest.mark.parametrize("found", ["0.35.0", "0.35.2", "0.42.1", "0.42.0.dev0"])
+def test_versions_in_the_range_are_taken(see: Callable[[str], None], found: str) -> None:
+    see(found)
+    installed.check_diffusers()
+
+
+@pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0", ""])
+def test_another_version_or_none_is_refused_in_one_sentence(see: Callable[[str], None], found: str) -> None:
+    see(found)
+    message = (
+        f"{installed.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
+    )
+    with pytest.raises(Refused, match=f"^{re.escape(message)}"):
+        installed.check_diffusers()
+
+
+@pytest.fixture
+def see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Has this process see another diffusers among what is installed, or nothing else at all."""
+
+    def installed_is(found: str) -> None:
+        if found:
+            metadata = tmp_path / f"diffusers-{found}.dist-info" / "METADATA"
+            metadata.parent.mkdir()
+            metadata.write_text(f"Metadata-Version: 2.1\nName: diffusers\nVersion: {found}\n")
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    return installed_is
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "named"),
+    [
+        ("torch", "2.10.0", "torch 2.10.0"),
+        ("code", "1234", "the pack's code 1234"),
+    ],
+)
+def test_a_rank_that_differs_is_named_with_its_host(what: str, value: str, named: str) -> None:
+    other = msgspec.structs.replace(FACTS, host="machine-b", **{what: value})
+    with pytest.raises(Refused, match=f"^worker 2 on machine-b has {named} and worker 0 on machine-a "):
+        versions.check_members([FACTS, FACTS, other])
+
+
+def test_ranks_that_load_no_model_of_diffusers_may_have_any() -> None:
+    versions.check_members([FACTS, *(msgspec.structs.replace(FACTS, diffusers=found) for found in ("", "0.43.0"))])
+
+
+def test_a_rank_with_another_diffusers_is_named_where_a_model_needs_it() -> None:
+    other = msgspec.structs.replace(FACTS, host="machine-b", diffusers="0.35.0")
+    named = (
+        r"^worker 2 on machine-b has diffusers 0\.35\.0 and worker 0 on machine-a 0\.42\.1: install the same version"
+    )
+    with pytest.raises(Refused, match=named):
+        versions.check_members_diffusers([FACTS, FACTS, other])
+
+
+@pytest.mark.parametrize("found", ["0.34.0", ""])
+def test_ranks_that_agree_on_a_version_out_of_range_are_refused_where_a_model_needs_it(found: str) -> None:
+    old = msgspec.structs.replace(FACTS, diffusers=found)
+    said = re.escape(f"{installed.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r")
+    with pytest.raises(Refused, match=f"^{said}"):
+        versions.check_members_diffusers([old, old])
+
+
+def test_the_families_of_diffusers_are_those_that_the_sentence_names() -> None:
+    kinds = {name for name, family in {**FAMILIES, **AUTOENCODERS}.items() if installed.of_diffusers(family.imports)}
+    assert kinds == {"cogvideox", "cogvideox vae", "pixart"}
+    assert "CogVideoX and PixArt" in installed.NEEDED
+
+
+def test_workers_with_other_code_than_comfyui_are_refused() -> None:
+    old = msgspec.structs.replace(FACTS, code="1234")
+    with pytest.raises(
+        Refused, match=r"^the workers on machine-a run another version of this pack \(1234\) than ComfyUI"
+    ):
+        versions.check_members([old, old])
+
+
+@pytest.fixture
+def comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a ComfyUI of one file, which this process has imported."""
+    file = tmp_path / "comfy" / "sampling.py"
+    file.parent.mkdir()
+    file.write_text("def step():\n    return 1\n")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.46.0"\n')
+    for name, path in (("comfyui_version", tmp_path / "comfyui_version.py"), ("comfy.sampling", file)):
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
+        monkeypatch.setitem(sys.modules, name, module)
+    return tmp_path
+
+
+def told_of(folder: Path) -> Facts:
+    files.own_files.cache_clear()
+    return msgspec.structs.replace(FACTS, comfyui="0.46.0", comfyui_files=files.own_files(str(folder)))
+
+
+def test_ranks_with_comfyuis_own_files_are_taken(comfyui: Path) -> None:
+    versions.check_members([told_of(comfyui), told_of(comfyui)])
+
+
+def test_another_checkout_of_the_same_version_is_named_by_its_file(comfyui: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (there / "comfy").mkdir(parents=True)
+    (there / "comfy" / "sampling.py").write_text("def step():\n    return 2\n")
+    other = msgspec.structs.replace(told_of(there), host="machine-b")
+    said = r"^worker 1 on machine-b has another comfy/sampling\.py than this ComfyUI, though both are 0\.46\.0: install"
+    with pytest.raises(Refused, match=said):
+        versions.check_members([told_of(comfyui), other])
+
+
+def test_a_comfyui_that_was_updated_while_it_runs_is_refused(comfyui: Path) -> None:
+    (comfyui / "comfy" / "sampling.py").write_text("def step():\n    return 2\n")
+    said = r"^ComfyUI's files have changed since it was started \(comfy/sampling\.py\): restart ComfyUI"
+    with pytest.raises(Refused, match=said):
+        versions.check_members([told_of(comfyui)])

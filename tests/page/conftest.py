@@ -1,0 +1,19 @@
+"""What ComfyUI tells of this pack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.page.browser import PACK
+
+Info = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def info(comfyui: ComfyUI) -> Info:
+    """What ComfyUI tells of the pack's nodes."""
+    every: Info = comfyui.get("/object_info")
+    return {name: node for name, node in every.items() if node["python_module"] == f"custom_nodes.{PACK}"}

@@ -1,0 +1,585 @@
+"""The pack in ComfyUI's own page, in a real browser: templates, Run, node search, tooltips and node help."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
+
+from parallel_backend.worker.process.environment import FAULT_FILE
+from scripts.comfyui import REPO, ComfyUI
+from tests.page.conftest import Info
+from tests.refusals import lists
+from tests.refusals.of_flux import small
+from tests.refusals.shown import reached_by
+from tests.support.graphs.flux import Graph, parallel
+from tests.support.page.browser import PACK, POLLING, READY, SET, dismiss, open_graph, press
+from tests.support.page.contents import BADGES, SHOWN, SPRITES, TEMPLATES, template
+from tests.support.selection import thorough
+
+NODES = (
+    "ParallelPlan",
+    "LoadParallelDiffusionModel",
+    "LoadParallelCheckpoint",
+    "LoadParallelFlux",
+    "LoadParallelCogVideoX",
+    "LoadParallelPixArt",
+    "LoadParallelVAE",
+    "ParallelSampler",
+    "CogVideoParallelDecode",
+    "LoadConditioning",
+    "SaveConditioning",
+)
+LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadParallelVAE"}
+OPTIONAL = 7
+"""The shape in which the page draws an input that may stay unconnected."""
+
+
+def template_cards(page: Page) -> Locator:
+    """Open the template browser at this pack; its cards."""
+    press(page.get_by_role("button", name="Templates"))
+    dialog = page.get_by_role("dialog")
+    press(dialog.get_by_text(PACK, exact=True))
+    return dialog.get_by_test_id("template-workflows-content").locator("[data-testid^=template-workflow-]")
+
+
+def open_template(page: Page, name: str) -> None:
+    """Open one of the pack's templates from the template browser."""
+    active = "app.extensionManager.workflow.activeWorkflow"
+    before = page.evaluate(f"{active}.path")
+    press(template_cards(page).and_(page.get_by_test_id(f"template-workflow-{name}")))
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    # opened once more, it gets a number
+    page.wait_for_function(f"{active}?.path !== {before!r} && {active}?.filename.startsWith({name!r})", polling=POLLING)
+
+
+DESCRIBED = """card => {
+    const place = card.querySelector("p") ?? card.querySelector("h3").parentElement;
+    return getComputedStyle(place, "::after").content;
+}"""
+"""What a card says below its title, which newer pages leave out."""
+
+
+def test_template_browser_lists_the_templates(page: Page) -> None:
+    words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
+    cards = template_cards(page)
+    for name in TEMPLATES:
+        card = cards.and_(page.get_by_test_id(f"template-workflow-{name}"))
+        card.scroll_into_view_if_needed()  # pictures are loaded when they come into sight
+        expect(card.get_by_role("heading")).to_have_text(name)
+        assert card.evaluate(DESCRIBED) == json.dumps(words[name])
+        expect(card.locator('img:not([src*="default-template"])')).to_be_visible()  # our thumbnail, not the stand-in
+    assert [card.get_attribute("data-testid") for card in cards.all()] == [
+        f"template-workflow-{name}" for name in words
+    ]
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name != SPRITES)) for name in TEMPLATES])
+def test_template_opens_from_the_browser(page: Page, name: str) -> None:
+    """Each card is the browser's own, of which `test_template_browser_lists_the_templates` has all."""
+    open_template(page, name)
+    assert_whole(page, name)
+
+
+def assert_whole(page: Page, name: str) -> None:
+    """The open graph is a template of the pack: all of its nodes are known, and their inputs are connected."""
+    nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
+    assert nodes.keys() & LOADERS
+    assert all(nodes.values()), nodes
+    expect(page.get_by_text("Missing node")).to_have_count(0)
+    if name == SPRITES:  # its files are here; FLUX.1 dev's are not
+        expect(page.get_by_test_id("error-overlay")).to_have_count(0)
+    unconnected = page.evaluate(
+        f"{EVERY}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
+        ".map(i => `${n.type} ${i.name}`))"
+    )
+    assert unconnected == []
+
+
+EVERY = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
+"""All nodes of a graph, those inside of others too."""
+
+BOXES = """() => {
+    const {scale} = app.canvas.ds;
+    return app.canvas.graph.nodes.map(node => {
+        const element = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${node.id}"]`);
+        if (!element) return [node.type, ...node.boundingRect];
+        const {left, top, width, height} = element.getBoundingClientRect();
+        return [node.type, left / scale, top / scale, width / scale, height / scale];
+    });
+}"""
+"""Each node's kind, left, top, width and height in the graph's units, title and all, as drawn."""
+
+SETTLED = """boxes => {
+    const now = JSON.stringify(eval(boxes)());
+    const drawn = !LiteGraph.vueNodesMode
+        || document.querySelectorAll("[data-node-id]").length >= app.canvas.graph.nodes.length;
+    const settled = drawn && window.before === now;
+    window.before = now;
+    return settled;
+}"""
+
+
+@pytest.fixture(params=[pytest.param(False, id="old canvas", marks=thorough), pytest.param(True, id="Nodes 2.0")])
+def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The page with one of the two ways in which ComfyUI draws nodes; the old canvas afterwards."""
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", request.param])
+    page.wait_for_function("wanted => !!LiteGraph.vueNodesMode === wanted", arg=request.param)
+    yield
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+
+
+@pytest.fixture(params=["en", pytest.param("zh", marks=thorough)])
+def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The page in one of the pack's languages; in English afterwards."""
+    if request.param == "en":
+        yield "en"
+        return
+    for language in (request.param, "en"):
+        page.evaluate(SET, ["Comfy.Locale", language])
+        page.reload()  # nodes are given their words when the page opens
+        page.wait_for_function(READY, polling=POLLING)
+        if language != "en":
+            yield language
+
+
+@pytest.mark.usefixtures("renderer")
+def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page, language: str) -> None:
+    """And they are whole. At 1600 x 1000: no text is left out for the zoom, as where letters of 14 pixels have less than 8."""
+    wrong = {}
+    for name in TEMPLATES:
+        open_graph(page, name)
+        page.wait_for_function(
+            "count => app.canvas.graph.nodes.length === count", arg=len(template(name)["nodes"]), polling=POLLING
+        )
+        page.wait_for_function(SETTLED, arg=BOXES, polling=POLLING)
+        scale, boxes = page.evaluate("app.canvas.ds.scale"), page.evaluate(BOXES)
+        if 14 * scale < 8:
+            wrong[f"{name}: letters"] = 14 * scale
+        for one, other in itertools.combinations(boxes, 2):
+            if overlap(one, other):
+                wrong[f"{name}: {one[0]} and {other[0]}"] = overlap(one, other)
+        assert_whole(page, name)
+    assert wrong == {}
+    loader = page.evaluate("LiteGraph.createNode('LoadParallelFlux').title")
+    words = json.loads((REPO / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert loader == words["LoadParallelFlux"]["display_name"], "the page is in this language"
+
+
+def overlap(one: list[Any], other: list[Any]) -> float:
+    """The smaller side, in the graph's units, of what two boxes share; rounding is none."""
+    width, height = (min(one[i] + one[i + 2], other[i] + other[i + 2]) - max(one[i], other[i]) for i in (1, 2))
+    return max(0.0, round(min(width, height)))
+
+
+@thorough
+def test_missing_node_would_be_seen(page: Page) -> None:
+    """What the test above looks for is what this ComfyUI shows."""
+    page.evaluate(
+        """async url => {
+            const graph = await (await fetch(url)).json();
+            graph.nodes.find(n => n.type === "ParallelPlan").type = "NoSuchNode";
+            await app.loadGraphData(graph, true, true, "broken");
+        }""",
+        f"/api/workflow_templates/{PACK}/{SPRITES}.json",
+    )
+    expect(page.get_by_text("Missing node").first).to_be_visible()
+
+
+def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:
+    open_template(page, SPRITES)
+    page.evaluate(
+        """() => {
+            window.seen = {titles: [], ended: null};
+            new MutationObserver(() => seen.titles.push(document.title))
+                .observe(document.querySelector("title"), {childList: true});
+            for (const kind of ["execution_success", "execution_error", "execution_interrupted"])
+                app.api.addEventListener(kind, event => seen.ended = [kind, event.detail]);
+        }"""
+    )
+    with page.expect_response("**/prompt") as queued:
+        page.get_by_test_id("queue-button").click()
+    prompt_id = queued.value.json()["prompt_id"]
+    page.wait_for_function("seen.ended", timeout=240_000, polling=POLLING)
+    kind, detail = page.evaluate("seen.ended")
+    assert (kind, detail["prompt_id"]) == ("execution_success", prompt_id), detail
+
+    titles = "\n".join(page.evaluate("seen.titles"))  # the browser tab shows the graph's and the node's progress
+    assert re.search(r"\[\d+%\]\[[1-9]\d?%\] ParallelSampler", titles), titles
+    page.wait_for_function("app.graph.nodes.find(n => n.type === 'SaveImage').imgs?.length", polling=POLLING)
+
+    history = comfyui.history(prompt_id)
+    assert history["status"]["status_str"] == "success"
+    sampler = page.evaluate(
+        """() => {
+            const node = app.graph.nodes.find(n => n.type === "ParallelSampler");
+            const texts = node.widgets.map(w => w.value).filter(value => /s a step on/.test(value));
+            return {id: node.id, texts, badges: node.badges.map(b => typeof b === "function" ? b() : b).map(b => b.text)};
+        }"""
+    )
+    outcome = history["prompt"][3]["parallel"][str(sampler["id"])]
+    (text,) = sampler["texts"]  # it stays on the node
+    assert outcome["plan"] in text
+    assert ("⚠ could be faster" in sampler["badges"]) == bool(outcome["warnings"])
+    assert outcome["gain_is"] == "predicted"
+    said = rf"^2 workers: about {outcome['gain']:.1f}x, "  # before the next run, of the same inputs
+    page.wait_for_function(SHOWN, arg=[BADGES, said], polling=POLLING)
+    (saved,) = [image for output in history["outputs"].values() for image in output.get("images", ())]
+    with Image.open(comfyui.output_dir / saved["subfolder"] / saved["filename"]) as file:
+        picture = file.convert("RGB")
+    assert picture.size == (128, 128)
+    centre, corner = picture.getpixel((64, 64)), picture.getpixel((4, 4))
+    assert centre[0] > 150 and max(centre[1:]) < 100, centre  # a red circle …
+    assert min(corner) > 200, corner  # … on white
+
+
+FIRST_TEXT = """async () => {
+    const node = app.graph.nodes.find(n => n.type === "ParallelSampler");
+    node.widgets.find(w => w.name === "seed").value += 1;
+    const told = new Promise(done => {
+        const hear = ({detail}) => {
+            if (detail.nodeId !== String(node.id)) return;
+            app.api.removeEventListener("progress_text", hear);
+            done([detail.text, performance.now()]);
+        };
+        app.api.addEventListener("progress_text", hear);
+    });
+    const ended = new Promise(done => app.api.addEventListener("execution_success", done, {once: true}));
+    const pressed = performance.now();
+    document.querySelector("[data-testid=queue-button]").click();
+    const [text, at] = await told;
+    await ended;
+    return [text, at - pressed];
+}"""
+"""Presses Run: the first text on the sampler, and the milliseconds until it came."""
+
+HALF_A_SECOND = 500
+
+
+@thorough
+@pytest.mark.parametrize("workers", ["stopped", "running"])
+def test_the_first_text_of_a_run_is_there_within_half_a_second(page: Page, workers: str) -> None:
+    """Of ten runs one has to keep the promise, which is for a machine that does nothing else."""
+    open_graph(page, SPRITES)
+    seen = []
+    while min(seen, default=math.inf) >= HALF_A_SECOND and len(seen) < 10:
+        if workers == "stopped":
+            assert page.evaluate("app.api.fetchApi('/parallel/stop', {method: 'POST'}).then(answer => answer.ok)")
+        text, took = page.evaluate(FIRST_TEXT)
+        assert text == "Preparing"
+        seen.append(took)
+    assert min(seen) < HALF_A_SECOND, seen
+
+
+def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyUI) -> None:
+    name = "sprites-flux-schnell.safetensors"
+    gone = [
+        comfyui.base_dir / "models" / "diffusion_models" / name,
+        comfyui.input_dir / "white-cross-on-red.safetensors",
+    ]
+    for file in gone:
+        file.unlink()
+    kept = comfyui.input_dir / "red-circle-on-white.safetensors"
+    before = kept.stat()
+    page.evaluate("app.refreshComboInNodes()")
+    open_graph(page, SPRITES)
+    chosen = f"app.graph.nodes.flatMap(n => n.widgets ?? []).find(w => w.value === {name!r}).options.values"
+    assert name not in page.evaluate(chosen)
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("ComfyUI-Parallel (23 MB)")
+    press(dialog.get_by_role("button", name="Confirm"))
+    expect(page.locator(".p-toast-detail", has_text="Press Run.")).to_be_visible()
+    assert name in page.evaluate(chosen)
+    expect(page.get_by_test_id("error-overlay")).to_have_count(0)  # nothing is missing any more
+    for file in gone:
+        assert file.read_bytes() == (REPO / "workflows" / "sprites" / file.name).read_bytes()
+    assert kept.stat() == before
+    dismiss(page)
+
+
+def test_api_graph_is_the_demos() -> None:
+    """The README's graph for the HTTP API is the stock one with the loader and the sampler swapped."""
+    stock, swapped = (
+        json.loads((REPO / "scripts" / f"{name}.json").read_text()) for name in ("sprites_api", "sprites_parallel_api")
+    )
+    assert swapped == parallel(stock, "auto", sampler=True)
+
+
+def open_search(page: Page) -> Locator:
+    """Open the node search; its results."""
+    page.evaluate("app.extensionManager.command.execute('Workspace.SearchBox.Toggle')")
+    expect(page.get_by_placeholder("Add a node...")).to_be_visible()
+    return page.get_by_test_id("result-item")
+
+
+def close_search(page: Page) -> None:
+    page.keyboard.press("Escape")
+    expect(page.get_by_placeholder("Add a node...")).to_have_count(0)
+
+
+def test_blueprints_are_offered(comfyui: ComfyUI) -> None:
+    entries = comfyui.get("/global_subgraphs").values()
+    ours = {entry["name"] for entry in entries if entry["info"]["node_pack"] == f"custom_nodes.{PACK}"}
+    assert ours == {path.stem for path in (REPO / "subgraphs").glob("*.json")}
+
+
+def test_blueprints_open_whole(page: Page, comfyui: ComfyUI) -> None:
+    for name in (path.stem for path in (REPO / "subgraphs").glob("*.json")):
+        (key,) = [key for key, entry in comfyui.get("/global_subgraphs").items() if entry["name"] == name]
+        graph = json.loads(comfyui.get(f"/global_subgraphs/{key}")["data"])
+        page.evaluate("async ([graph, name]) => app.loadGraphData(graph, true, true, name)", [graph, name])
+        nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
+        assert nodes.keys() & LOADERS, name
+        assert all(nodes.values()), (name, nodes)
+
+
+def test_pack_has_these_nodes(info: Info) -> None:
+    assert sorted(info) == sorted(NODES)
+    assert {node["category"] for node in info.values()} == {"Parallel"}
+
+
+def test_category_lists_the_nodes(page: Page, info: Info) -> None:
+    results = open_search(page)
+    press(page.get_by_test_id("category-Parallel"))
+    for node in info.values():
+        expect(results.filter(has_text=node["display_name"]).first).to_be_visible()
+    expect(results).to_have_count(len(NODES))
+    close_search(page)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_node_is_found_by_its_names(page: Page, info: Info, name: str) -> None:
+    display_name, aliases = info[name]["display_name"], info[name]["search_aliases"]
+    assert aliases
+    results = open_search(page)
+    for words in (display_name, *aliases):
+        page.get_by_placeholder("Add a node...").fill(words)
+        expect(results.filter(has=page.get_by_text(display_name, exact=True)).first).to_be_visible()
+    close_search(page)
+
+
+SEARCHES = (
+    "raylight",
+    "xdit",
+    "fsdp",
+    "two gpus",
+    "several gpus",
+    "multi gpu",
+    "distributed",
+    "parallel flux",
+    "parallel wan",
+    "use all gpus",
+)
+
+
+def test_who_has_several_gpus_finds_the_loader_among_the_first_five(page: Page, info: Info) -> None:
+    """And it is the first for the pack's own word, but not for what ComfyUI's own loader is meant by."""
+    ours = info["LoadParallelDiffusionModel"]["display_name"]
+    results, found = open_search(page), {}
+    for words in (*SEARCHES, "parallel", "diffusion model"):
+        page.get_by_placeholder("Add a node...").fill(words)
+        expect(results.filter(has=page.get_by_text(ours, exact=True))).to_be_visible()
+        found[words] = [text.splitlines()[0] for text in results.all_inner_texts()]
+    close_search(page)
+    assert [words for words in SEARCHES if ours not in found[words][:5]] == []
+    assert found["parallel"][0] == ours
+    assert found["diffusion model"].index("Load Diffusion Model") < found["diffusion model"].index(ours)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_everything_has_a_tooltip(info: Info, name: str) -> None:
+    node = info[name]
+    inputs = node["input"].get("required", {}) | node["input"].get("optional", {})
+    assert [key for key, (_, *options) in inputs.items() if not (options and options[0].get("tooltip"))] == []
+    assert len(node["output_tooltips"]) == len(node["output"])
+    assert all(node["output_tooltips"])
+    assert node["description"]
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_everything_has_chinese_words(info: Info, name: str) -> None:
+    node, chinese = (
+        info[name],
+        json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))[name],
+    )
+    inputs = [*node["input"].get("required", {}), *node["input"].get("optional", {})]
+    assert list(chinese["inputs"]) == inputs
+    assert list(chinese.get("outputs", {})) == [str(index) for index in range(len(node["output"]))]
+    slots = [*chinese["inputs"].values(), *chinese.get("outputs", {}).values()]
+    assert all(each["name"] and each["tooltip"] for each in slots)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_node_help(page: Page, info: Info, name: str) -> None:
+    page.evaluate(
+        """name => {
+            const node = app.graph.nodes.find(n => n.type === name) ?? app.graph.add(LiteGraph.createNode(name));
+            app.canvas.deselectAll();
+            app.canvas.selectNode(node);
+        }""",
+        name,
+    )
+    if page.get_by_test_id("panel-tab-info").count() == 0:
+        press(page.get_by_test_id("info-button"))
+    text = page.locator(".node-help-content")
+    expect(text.get_by_role("heading", level=1)).to_have_text(info[name]["display_name"])
+    node = info[name]
+    for slot in (*node["input"].get("required", {}), *node["input"].get("optional", {}), *node["output_name"]):
+        expect(text.get_by_role("listitem").locator("code").get_by_text(slot, exact=True).first).to_be_visible()
+
+
+# -- what a run tells
+
+
+THOROUGH_LISTS = (
+    "plans",
+    "in the middle",
+    "loras",
+    "files",
+    "whole",
+    "families",
+    "vaes",
+    "stored",
+    "of diffusers",
+    "videos and pictures",
+    "sound",
+    "computed",
+    "sizes",
+    "networks",
+    "other packs",
+    "what travels",
+    "places and machines",
+)
+"""Their sentences come from where those of the others come from."""
+
+ONE_BY_ONE = ("places and machines", "what travels")
+"""Lists that change files between their graphs; the page is given those of the others all at once."""
+
+
+@pytest.fixture
+def screen(page: Page) -> Page:
+    """The page without messages, whatever a test before left there."""
+    dismiss(page)
+    return page
+
+
+def queue(page: Page, graphs: list[Graph]) -> list[dict[str, str]]:
+    """Queue graphs from the page and wait until each has failed; what the page was told of each."""
+    page.evaluate(
+        """async graphs => {
+            window.errors = [];
+            window.heard ??= app.api.addEventListener("execution_error", ({detail}) => errors.push(detail)) ?? true;
+            for (const output of graphs) await app.api.queuePrompt(0, {output, workflow: {}});
+        }""",
+        graphs,
+    )
+    page.wait_for_function("count => errors.length === count", arg=len(graphs), timeout=600_000, polling=POLLING)
+    told: list[dict[str, str]] = page.evaluate("errors")
+    return told
+
+
+def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
+    """The sentence of each error is on the screen, in order."""
+    shown = page.locator(".p-toast-detail")
+    expect(shown).to_have_text([re.compile(re.escape(error["exception_message"].strip())) for error in errors])
+    dismiss(page)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in lists.LISTS]
+)
+def test_every_refusal_reaches_the_screen_as_its_sentence(screen: Page, comfyui: ComfyUI, name: str) -> None:
+    cases, errors = lists.LISTS[name](comfyui), []
+    for batch in ([case] for case in cases) if name in ONE_BY_ONE else [list(cases)]:
+        told = queue(screen, [graph for graph, _ in batch])
+        for (_, sentence), error in zip(batch, told, strict=True):
+            assert re.match(sentence, error["exception_message"], re.DOTALL), (sentence, error)
+        errors += told
+    kinds = {error["exception_type"] for error in errors}
+    late = name in ("in the middle", "computed")
+    assert kinds <= {"Refused", "PlanRefused", *(("NotFinite", "WorkerFailed") if late else ())}
+    assert ("NotFinite" in kinds) == late
+    assert_shown(screen, errors)
+    said = [(error["exception_message"], "".join(error["traceback"])) for error in errors]
+    silent = [place for place in reached_by(name) if not any(place.said(*each) for each in said)]
+    assert silent == [], "refusals_shown.py says that this list has them"
+
+
+FAILURES = {
+    "kill": ("WorkerFailed", "Worker 1 of 2 (cpu) was killed by SIGKILL while sampling, step 1. "),
+    "raise": ("WorkerFailed", "Worker 1 of 2 (cpu) failed while sampling, step 1: "),
+    "oom": ("WorkerOutOfMemory", "Worker 1 of 2 (cpu) ran out of memory while sampling, step 1: "),
+}
+
+
+@pytest.mark.parametrize("kind", ["kill", pytest.param("raise", marks=thorough), "oom"])
+def test_a_workers_failure_reaches_the_screen_as_its_sentence(screen: Page, comfyui: ComfyUI, kind: str) -> None:
+    fault, (name, begins) = Path(comfyui.env[FAULT_FILE]), FAILURES[kind]
+    fault.write_text(f"rank=1,phase=sampling,step=1,kind={kind}")
+    (error,) = queue(screen, [parallel(small())])
+    assert not fault.exists(), "it has struck"
+    assert error["exception_type"] == name
+    assert error["exception_message"].startswith(begins)
+    assert_shown(screen, [error])
+
+
+MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(
+    n => [n.type, (n.widgets ?? []).filter(w => w.label?.startsWith("⚠")).map(w => w.name)])"""
+
+
+def test_a_refused_plan_is_marked_at_its_fields_until_the_next_run(page: Page) -> None:
+    page.evaluate(
+        "async url => app.loadGraphData(await (await fetch(url)).json(), true, true, 'refused')",
+        f"/api/workflow_templates/{PACK}/{SPRITES}.json",
+    )
+    set_fields = """fields => app.graph.nodes.find(n => n.type === "ParallelPlan").widgets.forEach(
+        w => w.value = fields[w.name] ?? w.value)"""
+    for values, named in (
+        ({"devices": "cpu:2", "ulysses": 3}, ["ulysses", "ring"]),
+        ({"ulysses": 0, "weights": "sharded", "pipefusion": 2}, ["pipefusion", "weights"]),
+    ):
+        page.evaluate(set_fields, values)
+        page.get_by_test_id("queue-button").click()  # with which the message before goes
+        expect(page.locator(".p-toast-detail")).to_have_text([re.compile(named[0])])
+        page.wait_for_function(f"({MARKED})().flatMap(([, fields]) => fields).includes('{named[0]}')", polling=POLLING)
+        ((kind, marked),) = page.evaluate(MARKED)
+        assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # and not the loader, which failed
+        plan = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
+        assert page.evaluate(f"[{plan}.showAdvanced, {plan}.serialize().showAdvanced]") == [True, None], "unsaved"
+    dismiss(page)
+
+
+def test_marks_and_texts_are_drawn_in_nodes_2(page: Page) -> None:
+    """Of the test before: the marks are still there, in the other renderer too."""
+    page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
+    expect(page.get_by_text("⚠ pipefusion").first).to_be_visible()
+    page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
+
+
+def test_a_slow_run_is_marked_in_nodes_2_and_what_is_saved_is_not(page: Page) -> None:
+    """ComfyUI tells of a run as it does after one; the node's own title stays."""
+    open_graph(page, SPRITES)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    tell = """warnings => {
+        const {id} = app.graph.nodes.find(n => n.type === "ParallelSampler");
+        const detail = {prompt_id: "", node: String(id), outcome: {warnings}};
+        app.api.dispatchEvent(new CustomEvent("parallel.ran", {detail}));
+        return id;
+    }"""
+    number = page.evaluate(tell, ["Slower path."])
+    drawn = page.locator(f'[data-node-id="{number}"]')
+    expect(drawn).to_contain_text("⚠ could be faster")
+    assert "⚠" not in json.dumps(page.evaluate("app.graph.serialize().nodes.map(n => n.title ?? '')"))
+    page.evaluate(tell, [])
+    expect(drawn).not_to_contain_text("⚠")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])

@@ -1,0 +1,55 @@
+"""The templates' notes can be read in the page, as it draws them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.page.browser import SET, open_graph
+from tests.support.page.contents import TEMPLATES, template
+from tests.support.page.contrasts import CONTRASTS, LEGIBLE
+from tests.support.selection import thorough
+
+NOTES = ".comfy-markdown-content"
+"""What Nodes 2.0 shows a note's text in. On the old canvas what is behind it is painted, where styles do not tell of it."""
+
+
+BROWN = "#5f4f30"
+"""The page's own yellow, #653, a little darker: on that links have a contrast of 4.49. In a light theme the page adds half to a
+colour's lightness, so that black would be grey."""
+
+
+def notes_of(name: str) -> list[dict[str, Any]]:
+    """The notes that one sees when a template opens."""
+    return [each for each in template(name)["nodes"] if each["type"] == "MarkdownNote"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_note_is_brown_and_has_no_code_within_a_line(name: str) -> None:
+    """Which Nodes 2.0 draws blue, whatever the theme."""
+    for note in notes_of(name):
+        assert (note["color"], note["bgcolor"]) == ("#432", BROWN)
+        (text,) = note["widgets_values"]
+        assert "`" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@thorough
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_note_can_be_read_in_nodes_2(page: Page, theme: str) -> None:
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    page.evaluate(SET, ["Comfy.ColorPalette", theme])
+    hidden = {}
+    for name in TEMPLATES:
+        open_graph(page, name)
+        notes = page.locator(NOTES)
+        expect(notes).to_have_count(len(notes_of(name)))
+        for note in notes.all():
+            found = note.evaluate(CONTRASTS)
+            assert found
+            hidden |= {(name, what): round(contrast, 1) for what, contrast in found if contrast < LEGIBLE}
+    page.evaluate(SET, ["Comfy.ColorPalette", "dark"])
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    assert hidden == {}

@@ -1,0 +1,146 @@
+"""The sidebar tab in ComfyUI's own page, in a real browser, at the size of a small screen."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from parallel_backend.models.comfyui.small.kinds import KINDS
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.flux import ksampler_graph, parallel
+from tests.support.page.contrasts import CONTRASTS, LEGIBLE, VISIBLE
+from tests.support.selection import thorough
+
+WORKERS = 4
+SMALL = {"width": 1280, "height": 720}
+
+
+@pytest.fixture(scope="module")
+def panel(page: Page) -> Locator:
+    """The opened tab."""
+    page.set_viewport_size(SMALL)
+    page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+    return page.locator(".pp-panel")
+
+
+def section(panel: Locator, name: str) -> Locator:
+    return panel.locator(f".pp-on-{name}")
+
+
+def press(panel: Locator, name: str) -> None:
+    """Press a button of the panel, once it can be; it may be drawn anew at any time."""
+    thing = panel.get_by_role("button", name=name, exact=True)
+    expect(thing).to_be_enabled()
+    thing.dispatch_event("click")
+
+
+def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: ComfyUI) -> None:
+    graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=30, seed=161), f"cpu:{WORKERS}")
+    prompt = comfyui.submit(graph)
+    workers = section(panel, "workers")
+    sampling = workers.locator(".pp-worker", has_text=re.compile(r"sampling, step \d"))
+    expect(sampling).to_have_count(WORKERS, timeout=180_000)  # once they have started
+    for name in ("Free memory", "Stop workers", "Check this machine", "Prove models"):
+        expect(panel.get_by_role("button", name=name, exact=True)).to_be_disabled()
+    comfyui.wait(prompt).check()
+    run = section(panel, "last-run")
+    expect(run).to_contain_text(f"{WORKERS} workers (cpu)")
+    expect(run).to_contain_text("for 30 steps")
+    rows = run.locator("svg.pp-row")
+    expect(rows).to_have_count(WORKERS)
+    for row in rows.all():
+        expect(row).to_have_attribute("aria-label", re.compile(r"on cpu: .*computing .*waiting "))
+        assert len(row.locator(".pp-computing").get_attribute("d") or "") > 100
+    expect(section(panel, "plans").locator("tr.pp-chosen")).to_have_count(1)
+    expect(section(panel, "plans")).to_contain_text("one device")
+    expect(workers.locator(".pp-models", has_text="tiny-schnell.safetensors")).to_have_count(WORKERS)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_can_be_read_in_both_themes(page: Page, panel: Locator, theme: str) -> None:
+    expect(section(panel, "last-run").locator("svg.pp-row").first).to_be_visible()
+    set_palette = "name => app.extensionManager.setting.set('Comfy.ColorPalette', name)"
+    page.evaluate(set_palette, theme)
+    expect(page.locator("html.dark-theme, body.dark-theme")).to_have_count(int(theme == "dark"))
+    found = panel.evaluate(CONTRASTS)
+    assert len(found) > 40
+    hidden = {
+        what: round(contrast, 1)
+        for what, contrast in found
+        if contrast < (VISIBLE if what.startswith("pp-") else LEGIBLE)
+    }
+    page.evaluate(set_palette, "dark")
+    assert hidden == {}
+
+
+@thorough
+def test_a_run_of_16_ranks_is_seen_at_once(panel: Locator, comfyui: ComfyUI) -> None:
+    graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=6, seed=165), "cpu:16")
+    comfyui.queue(graph, timeout=500).check()
+    rows = section(panel, "last-run").locator("svg.pp-row")
+    expect(rows).to_have_count(16)
+    top, bottom = rows.first.bounding_box(), rows.last.bounding_box()
+    assert top and bottom
+    assert bottom["y"] + bottom["height"] - top["y"] < 300, "half of a small screen"
+    assert all(len(row.locator(".pp-computing").get_attribute("d") or "") > 20 for row in rows.all())
+    assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
+
+
+def test_nothing_is_wider_than_the_panel(panel: Locator) -> None:
+    assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
+
+
+def test_memory_is_freed_and_workers_end_by_a_button(panel: Locator) -> None:
+    workers = section(panel, "workers")
+    press(panel, "Free memory")
+    expect(workers.locator(".pp-models", has_text=re.compile("^tiny"))).to_have_count(0)
+    press(panel, "Stop workers")
+    expect(workers).to_contain_text("No workers are running")
+    press(panel, "Measure again")
+    expect(section(panel, "plans")).to_contain_text("run a graph first")
+
+
+def test_the_doctor_tells_how_far_it_is_and_then_its_lines(panel: Locator) -> None:
+    doctor = section(panel, "doctor")
+    press(panel, "Check this machine")
+    expect(doctor.locator(".pp-progress")).to_contain_text("2 workers on cpu")
+    expect(doctor.locator(".pp-progress")).to_have_count(0, timeout=120_000)  # earlier findings are shown till then
+    expect(doctor.locator(".pp-finding", has_text="2 workers, cpu")).to_contain_text("all-to-all")
+    remedies = doctor.locator(".pp-warning-line")
+    assert remedies.count() == remedies.locator(".pp-remedy").count()
+
+
+@thorough
+def test_models_are_proved_by_a_button(panel: Locator) -> None:
+    """All that are declared, which takes minutes."""
+    doctor = section(panel, "doctor")
+    press(panel, "Prove models")
+    expect(doctor.locator(".pp-progress")).to_contain_text(f"of {len(KINDS)}")
+    expect(panel.get_by_role("button", name="Check this machine", exact=True)).to_be_disabled()
+    expect(doctor.locator(".pp-progress")).to_have_count(0, timeout=3_600_000)
+    expect(doctor.locator(".pp-finding")).to_have_count(len(KINDS))
+    expect(doctor.locator(".pp-ok-line")).to_have_count(len(KINDS))
+    expect(doctor.locator(".pp-finding", has_text="WAN21_T2V")).to_contain_text("2 inputs")
+
+
+def test_after_a_workers_death_the_doctor_is_offered_until_a_run_succeeds(panel: Locator, comfyui: ComfyUI) -> None:
+    failure = section(panel, "failure")
+    prompt = comfyui.submit(parallel(ksampler_graph("tiny-schnell", steps=1000, seed=162), "cpu:2"))
+    expect(panel.locator(".pp-doing", has_text="sampling")).to_have_count(2, timeout=180_000)
+    newest = max(comfyui.children(), key=lambda process: process.create_time())
+    newest.kill()
+    assert comfyui.wait(prompt).status == "error"
+    expect(failure).to_contain_text("was killed by SIGKILL")
+    expect(failure.get_by_role("button", name="Check this machine")).to_be_enabled()
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=163), "cpu:2")).check()
+    expect(failure).to_be_hidden()
+
+
+def test_a_server_that_is_gone_is_said_and_the_panel_goes_on_when_it_is_back(page: Page, panel: Locator) -> None:
+    page.context.set_offline(True)
+    page.evaluate("app.api.dispatchEvent(new CustomEvent('reconnecting'))")
+    expect(section(panel, "problem")).to_contain_text("does not answer")
+    page.context.set_offline(False)
+    expect(section(panel, "problem")).to_be_hidden()

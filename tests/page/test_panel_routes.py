@@ -1,0 +1,145 @@
+"""What the sidebar tab is told: the workers' state, the last run, actions; and who may ask."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.flux import ksampler_graph, parallel, step_by_step
+
+READ = ("status", "run")
+ACTIONS = ("free", "stop", "measure", "doctor", "models", "compare", "bench")
+WORKERS = 4
+PROMISE = 1.0
+"""Seconds in which a route answers while a job runs."""
+
+
+def get(server: ComfyUI, name: str) -> Any:
+    return server.get(f"/parallel/{name}")
+
+
+def post(server: ComfyUI, name: str, **headers: str) -> requests.Response:
+    return requests.post(f"{server.url}/parallel/{name}", headers=headers, timeout=60)
+
+
+def test_the_last_run_has_its_plan_its_alternatives_and_a_timeline_of_every_rank(comfyui: ComfyUI) -> None:
+    steps = 6
+    graph = parallel(ksampler_graph("tiny-schnell", steps=steps, seed=151), f"cpu:{WORKERS}")
+    comfyui.queue(graph).check()
+    run = get(comfyui, "run")
+    assert (run["kind"], run["model"], run["steps"]) == ("sampling", "tiny-schnell.safetensors", steps)
+    assert run["plan"].startswith(f"{WORKERS} workers")
+    decision = run["decision"]
+    (chosen,) = [each for each in decision["alternatives"] if each["chosen"]]
+    assert chosen["plan"] in run["plan"]
+    assert len(decision["alternatives"]) > 1
+    assert all(each["seconds"] > 0 and each["memory"] > 0 for each in (*decision["alternatives"], decision["single"]))
+    assert decision["single"]["devices"] == 1
+    assert [rank["rank"] for rank in run["ranks"]] == list(range(WORKERS))
+    timeline = run["timeline"]
+    assert len(timeline["steps"]) == steps
+    for rank, cost in zip(timeline["ranks"], run["ranks"], strict=True):
+        phases = dict(rank["phases"])
+        assert "sampling" in phases
+        assert len(rank["waiting"]) == len(rank["sending"]) == timeline["bins"]
+        assert all(a + b <= 1000 + 2 for a, b in zip(rank["waiting"], rank["sending"], strict=True))
+        away = sum(rank["waiting"] + rank["sending"]) / 1000 * timeline["width"]
+        assert away >= 0.9 * cost["waiting"] - timeline["width"]  # while loading and connecting it waits too
+        assert cost["sent"]
+
+
+def test_a_run_whose_loop_stays_in_comfyui_is_told_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
+    for seed in (157, 158):  # the second is no part of the first
+        graph = step_by_step(ksampler_graph("tiny-schnell", steps=6, seed=seed))
+        comfyui.queue(parallel(graph, "cpu:2")).check()
+        run = get(comfyui, "run")
+        assert (run["kind"], run["steps"], run["calls"]) == ("model calls one at a time", 0, 6)
+        timeline = run["timeline"]
+        assert len(timeline["steps"]) == 6
+        assert timeline["steps"] == sorted(timeline["steps"])
+        for rank, cost in zip(timeline["ranks"], run["ranks"], strict=True):
+            assert rank["seconds"] > timeline["steps"][-1]
+            assert rank["seconds"] >= cost["seconds"] > 0
+            assert len(rank["waiting"]) == timeline["bins"] <= 256
+
+
+def test_status_has_every_rank_with_what_it_holds_until_that_is_freed_and_the_workers_are_stopped(
+    comfyui: ComfyUI,
+) -> None:
+    comfyui.queue(parallel(ksampler_graph("tiny-dev", seed=152), f"cpu:{WORKERS}")).check()
+    (group,) = [each for each in get(comfyui, "status")["workers"]["groups"] if len(each["ranks"]) == WORKERS]
+    assert group["state"] == "ready"
+    assert [rank["device"] for rank in group["ranks"]] == ["cpu"] * WORKERS
+    for rank in group["ranks"]:
+        assert "tiny-dev.safetensors" in {held["model"] for held in rank["held"] if held["nbytes"]}
+    assert post(comfyui, "free").status_code == 200
+    groups = get(comfyui, "status")["workers"]["groups"]
+    assert not [held for group in groups for rank in group["ranks"] for held in rank["held"]]
+    assert post(comfyui, "measure").status_code == 200
+    assert post(comfyui, "stop").status_code == 200
+    assert get(comfyui, "status")["workers"]["groups"] == []
+    answer = post(comfyui, "measure")
+    assert (answer.status_code, "run a graph first" in answer.json()["said"]) == (409, True)
+    assert comfyui.queue(parallel(ksampler_graph("tiny-dev", seed=153), f"cpu:{WORKERS}")).status == "success"
+
+
+def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyUI) -> None:
+    def compared() -> Any:
+        assert post(comfyui, "compare").status_code == 200
+        until = time.monotonic() + 240
+        while (comparison := get(comfyui, "status")["comparison"])["doing"]:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        return comparison
+
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=155), "cpu:2")).check()
+    comparison = compared()
+    result = comparison["result"]
+    assert (comparison["said"], result["steps"], result["of"]) == ("", 6, 20)
+    assert get(comfyui, "run")["plan"].endswith(result["plan"])
+    assert min(result[name] for name in ("seconds", "alone", "predicted", "predicted_alone")) > 0
+    assert get(comfyui, "run")["steps"] == 20  # it is not taken for the last run
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=156), "cpu:1")).check()
+    assert "on one device" in compared()["said"]
+
+
+def test_routes_answer_while_a_job_runs_and_actions_are_refused_then(comfyui: ComfyUI) -> None:
+    graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=400, seed=154), "cpu:2")
+    seen: list[tuple[str, float, Any]] = []
+
+    def ask(progress: Any) -> None:
+        if progress.value != 2:
+            return
+        for name in (*READ, *ACTIONS):
+            started = time.perf_counter()
+            answer = get(comfyui, name) if name in READ else post(comfyui, name).status_code
+            seen.append((name, time.perf_counter() - started, answer))
+        comfyui.interrupt()
+
+    comfyui.queue(graph, on_progress=ask, timeout=300)
+    answers = {name: answer for name, _, answer in seen}
+    assert {name: seconds for name, seconds, _ in seen if seconds > PROMISE} == {}
+    (running,) = [group for group in answers["status"]["workers"]["groups"] if group["state"] == "running"]
+    assert {rank["phase"] for rank in running["ranks"]} == {"sampling"}
+    assert all(rank["step"] >= 1 for rank in running["ranks"])
+    assert {name: answers[name] for name in ACTIONS} == dict.fromkeys(ACTIONS, 409)
+
+
+@pytest.mark.parametrize("name", [*READ, *ACTIONS, "sprites"])
+def test_a_page_of_another_origin_is_refused(comfyui: ComfyUI, name: str) -> None:
+    ask = requests.get if name in READ else requests.post
+    url, port = f"{comfyui.url}/parallel/{name}", urlsplit(comfyui.url).port
+    for headers in (
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"},
+    ):
+        assert ask(url, headers=headers, timeout=60).status_code == 403, headers

@@ -1,0 +1,101 @@
+"""What a person is told of a run: a line on the node while it works, what it came to, and the same in ComfyUI's history."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from scripts.comfyui import ComfyUI, Run
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel
+from tests.support.page.outcomes import outcome
+from tests.vae.comfy_vaes import save_image_vae
+
+STEP = re.compile(r"Step (\d) of 4( · \d+\.\d\d s a step( · \d+ s left)?)?")
+
+
+def job(seed: int, devices: str = "cpu:2", *, sampler: bool = False) -> Graph:
+    return parallel(ksampler_graph("tiny-schnell", width=64, height=64, cfg=2.0, seed=seed), devices, sampler=sampler)
+
+
+def told(run: Run, name: str) -> list[str]:
+    return [each.text for each in run.texts if each.node == name]
+
+
+def test_the_node_tells_of_its_workers_its_steps_and_what_they_came_to(comfyui: ComfyUI) -> None:
+    comfyui.queue(job(4100, "cpu:1"), timeout=300).check()  # so that the next one needs other workers
+    run = comfyui.queue(job(4101), timeout=300).check()
+    texts = told(run, "sampler")
+    assert texts[:2] == ["Preparing", "Starting 2 workers, 0 s"]
+    assert [STEP.fullmatch(text)[1] for text in texts if text.startswith("Step")] == list("1234")  # type: ignore[index]
+    assert re.match(
+        r"\d+\.\d s, \d+\.\d\d s a step on 2 workers \(cpu\): \w+ 2\.\n.+ device \(\w+\)\.\nPeak ", texts[-1]
+    )
+    assert "s left" in texts[-3] and "s left" not in texts[-2], "and after the last step nothing is left"
+    assert len(set(texts)) == len(texts), "nothing is said twice"
+    assert {event.max for event in run.progress} == {4}, "the bar is for steps alone"
+    assert outcome(comfyui, run, "sampler")["starting"] > 0, "counted apart"
+
+
+@pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
+def test_the_history_has_what_a_run_came_to(comfyui: ComfyUI, sampler: bool) -> None:
+    one = comfyui.queue(job(4110, "cpu:1", sampler=sampler), timeout=300).check()
+    alone = outcome(comfyui, one, "sampler")
+    assert (alone["gain"], alone["sent"]) == (None, 0)
+
+    two = comfyui.queue(job(4110, sampler=sampler), timeout=300).check()
+    found = outcome(comfyui, two, "sampler")
+    assert found["plan"].startswith("2 workers (cpu): ")
+    assert found["steps"] == 4
+    assert 0 < found["seconds_a_step"] < found["seconds"]
+    assert found["peak"]["cpu"] > alone["peak"]["cpu"], "two workers on one device"
+    assert found["sent"] > 0
+    assert 0 <= found["waiting"] < 1
+    assert found["gain_is"] == "measured", "the same job has run on one device"
+    assert found["gain"] == pytest.approx(alone["seconds_a_step"] / found["seconds_a_step"])
+    assert found["why"]
+
+
+def test_a_slower_path_is_warned_of(comfyui: ComfyUI) -> None:
+    run = comfyui.queue(insert_after_model(job(4120), "Mahiro"), timeout=300).check()
+    found = outcome(comfyui, run, "sampler")
+    slower = [warning for warning in found["warnings"] if warning.startswith("Slower path")]
+    assert slower, found
+    assert "Choose a graph without it" in slower[0]
+    assert f"⚠ {slower[0]}" in told(run, "sampler")[-1]
+    assert found["sent"] > 0, "of all its model calls"
+
+
+def test_a_cancelled_run_says_how_far_it_got(comfyui: ComfyUI) -> None:
+    graph = job(4130)
+    graph["sampler"]["inputs"]["steps"] = 200
+    run = comfyui.queue(graph, on_progress=lambda step: step.value == 3 and comfyui.interrupt(), timeout=300)
+    assert run.status == "interrupted"
+    assert re.fullmatch(r"Cancelled after \d+ of 200", run.texts[-1].text)
+
+
+def test_a_decoder_and_an_encoder_tell_of_their_work(comfyui: ComfyUI) -> None:
+    save_image_vae(comfyui.base_dir / "models" / "vae" / "told.safetensors", torch.float16)
+    graph = {
+        "image": node("EmptyImage", width=64, height=64, batch_size=2, color=255),
+        "plan": node("ParallelPlan", devices="cpu:2"),
+        "vae": node("LoadParallelVAE", vae_name="told.safetensors", plan=["plan", 0]),
+        "latent": node("VAEEncode", pixels=["image", 0], vae=["vae", 0]),
+        "pixels": node("VAEDecode", samples=["latent", 0], vae=["vae", 0]),
+        "save": node("SaveImage", images=["pixels", 0], filename_prefix="told"),
+    }
+    run = comfyui.queue(graph, timeout=300).check()
+    assert told(run, "latent")[0] == "Encoding"
+    assert told(run, "pixels")[0] == "Decoding"
+    assert "Decoding 2 of 2" in "\n".join(told(run, "pixels"))
+    assert outcome(comfyui, run, "pixels")["plan"] == "2 workers (cpu): ring 2"
+
+
+def test_a_refusal_in_the_middle_of_a_graph_stands_on_its_node(comfyui: ComfyUI) -> None:
+    graph = job(4140)
+    graph["plan"]["inputs"]["data"] = 2  # which the loader cannot know to be too many
+    run = comfyui.queue(graph, timeout=300)
+    assert run.error is not None
+    assert (run.error.exception_type, run.error.node_id) == ("PlanRefused", "sampler")
+    assert told(run, "sampler")[-1] == f"Failed: {run.error.exception_message}"

@@ -1,0 +1,257 @@
+"""Settings > Parallel: what loaders without a Parallel Plan run on, in the page and in what is queued, saved and exported."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from playwright.sync_api import Page, Route, expect
+
+from scripts.comfyui import ComfyUI
+from tests.refusals.of_flux import small
+from tests.support.graphs.flux import Graph, node, parallel, unplanned
+from tests.support.page.browser import POLLING, SET, dismiss, open_graph
+from tests.support.page.contents import BADGES, SHOWN, SPRITES
+from tests.support.page.outcomes import outcome
+from tests.support.page.swapping import PROMPT, STATE, TRACKER, tab
+from tests.support.selection import thorough
+
+DEVICES, PRESET = "Parallel.Devices", "Parallel.Preset"
+USUAL = {DEVICES: "auto", PRESET: "automatic"}
+
+
+def plan_of(comfyui: ComfyUI, graph: Graph) -> str:
+    """What a graph's sampler ran on."""
+    run = comfyui.queue(graph, timeout=300).check()
+    told: str = comfyui.history(run.prompt_id)["prompt"][3]["parallel"]["sampler"]["plan"]
+    return told
+
+
+@thorough
+def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_wins(comfyui: ComfyUI) -> None:
+    graph = unplanned(small(steps=1), devices="cpu:2", preset="smallest memory")
+    assert re.fullmatch(r"2 workers \(cpu\): .+, weights streamed", plan_of(comfyui, graph))
+    again = comfyui.queue(graph, timeout=300).check()
+    assert "model" in again.cached
+    graph["model"]["inputs"]["devices"] = "cpu:1"
+    other = comfyui.queue(graph, timeout=300).check()
+    assert "model" not in other.cached, "another setting is another MODEL"
+    graph["plan"] = node("ParallelPlan", devices="cpu:2")
+    graph["model"]["inputs"]["plan"] = ["plan", 0]
+    assert re.fullmatch(r"2 workers \(cpu\): \w+ 2", plan_of(comfyui, graph))
+
+
+@pytest.fixture
+def chosen(page: Page) -> Iterator[None]:
+    """Two workers on the CPU and the smallest memory; the usual settings afterwards."""
+    for name, value in {DEVICES: "cpu:2", PRESET: "smallest memory"}.items():
+        page.evaluate(SET, [name, value])
+    yield
+    for name, value in USUAL.items():
+        page.evaluate(SET, [name, value])
+
+
+def without_plan(page: Page) -> None:
+    """The sprites' template without its plan."""
+    open_graph(page, SPRITES)
+    page.evaluate("app.graph.remove(app.graph.nodes.find(n => n.type === 'ParallelPlan'))")
+
+
+def loader_in(prompt: Graph) -> dict[str, Any]:
+    (found,) = [each["inputs"] for each in prompt.values() if each["class_type"].startswith("LoadParallel")]
+    return found  # type: ignore[no-any-return]
+
+
+@thorough
+@pytest.mark.usefixtures("chosen")
+def test_the_settings_are_in_what_is_queued_exported_and_saved_where_no_plan_is(page: Page) -> None:
+    open_graph(page, SPRITES)
+    assert not {"devices", "preset"} & loader_in(page.evaluate(PROMPT)).keys(), "the plan counts"
+    assert "parallel" not in page.evaluate(STATE)["extra"]
+    without_plan(page)
+    prompt, saved = page.evaluate(PROMPT), page.evaluate(STATE)
+    now = {"devices": "cpu:2", "preset": "smallest memory"}
+    assert loader_in(prompt).items() >= now.items()
+    assert saved["extra"]["parallel"] == now
+    (kept,) = [each["widgets_values"] for each in saved["nodes"] if each["type"].startswith("LoadParallel")]
+    assert len(kept) == 2, "they are not the node's"
+    for name, value in USUAL.items():
+        page.evaluate(SET, [name, value])
+    page.evaluate("state => app.loadGraphData(state, true, true, 'saved')", saved)
+    assert not {"devices", "preset"} & loader_in(page.evaluate(PROMPT)).keys(), "what is set now counts"
+    assert "parallel" not in page.evaluate(STATE)["extra"]
+
+
+@thorough
+def test_the_loader_shows_nothing_of_them_in_either_renderer(page: Page) -> None:
+    open_graph(page, SPRITES)
+    loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
+    assert page.evaluate(f"{loader}.inputs.map(i => i.name)") == ["plan", "unet_name", "weight_dtype"]
+    assert page.evaluate(f"{loader}.widgets.filter(w => !w.hidden).map(w => w.name)") == ["unet_name", "weight_dtype"]
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    drawn = page.locator(f'[data-node-id="{page.evaluate(f"{loader}.id")}"]')
+    expect(drawn).to_contain_text("weight_dtype")
+    expect(drawn).not_to_contain_text("preset")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+
+
+GPUS = [
+    {
+        "device": f"cuda:{index}",
+        "name": "NVIDIA GeForce RTX 4090",
+        "total": 24e9,
+        "free": 20e9,
+        "load": 97,
+        "temperature": 71,
+    }
+    for index in range(3)
+]
+
+
+@pytest.fixture
+def three_gpus(page: Page) -> Iterator[None]:
+    """The page is told of a machine with three GPUs, in the place of what the server knows of this one."""
+
+    def answer(route: Route) -> None:
+        status = route.fetch().json() if not told else told[0]
+        told[:] = [status]
+        route.fulfill(
+            json={**status, "memory": [*GPUS, *(each for each in status["memory"] if each["device"] == "cpu")]}
+        )
+
+    told: list[dict[str, Any]] = []
+    page.evaluate("""() => {
+        window.toldAt = Date.now();
+        window.toldOf ??= app.api.addEventListener("parallel.status", () => { window.toldAt = Date.now(); }) ?? true;
+    }""")
+    page.route("**/parallel/status", answer)
+    quiet = "Date.now() - window.toldAt > 10_000"  # the server tells for a minute after it was last asked
+    page.wait_for_function(quiet, timeout=150_000, polling=POLLING)
+    yield
+    page.unroute("**/parallel/status")
+
+
+@thorough
+@pytest.mark.usefixtures("three_gpus")
+def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_goes(page: Page) -> None:
+    without_plan(page)
+    tab(page)
+    memory = page.locator(".pp-on-memory")
+    ticks = memory.get_by_role("checkbox")
+    expect(ticks).to_have_count(3)
+    expect(memory).to_contain_text("faster together (auto)")
+    for number, devices, disabled in ((1, "0,2", []), (0, "2", [2]), (1, "1,2", []), (0, "auto", [])):
+        ticks.nth(number).dispatch_event("click")
+        page.wait_for_function(
+            f"devices => app.extensionManager.setting.get({DEVICES!r}) === devices", arg=devices, polling=POLLING
+        )
+        expect(memory).to_contain_text("(auto)" if devices == "auto" else f"devices {devices} ")
+        assert [index for index in range(3) if ticks.nth(index).is_disabled()] == disabled
+        assert loader_in(page.evaluate(PROMPT)).get("devices", "auto") == devices
+    page.evaluate(SET, [DEVICES, "cpu:2"])
+    expect(memory).to_contain_text("a loader uses devices cpu:2")
+    assert [ticks.nth(index).is_checked() for index in range(3)] == [False] * 3
+    page.evaluate(SET, [DEVICES, "auto"])
+    tell = "name => app.api.dispatchEvent(new CustomEvent(name, {detail: {prompt_id: ''}}))"
+    strip = page.locator(".pp-strip")
+    for wanted in (True, False):
+        page.evaluate(SET, ["Parallel.Strip", wanted])
+        page.evaluate(tell, "execution_start")
+        if wanted:
+            expect(strip.locator(".pp-gpu")).to_have_text(
+                [f"cuda:{index} 97 % · 4.00 GB of 24.0 GB · 71 °C" for index in range(3)]
+            )
+            page.evaluate(tell, "execution_success")
+        expect(strip).to_have_count(0)
+    page.evaluate(tell, "execution_success")
+    page.evaluate(SET, ["Parallel.Strip", True])
+
+
+@thorough
+def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:
+    open_graph(page, SPRITES)
+    line = r"^2 workers: (about \d\.\dx, )?\d+\.\d MB each"
+    page.wait_for_function(SHOWN, arg=[BADGES, line], polling=POLLING)
+    tab(page)
+    expect(page.locator(".pp-on-loaders")).to_contain_text(re.compile(r"Load Parallel FLUX: 2 workers: "))
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
+    drawn = page.locator(
+        f'[data-node-id="{page.evaluate("app.graph.nodes.find(n => n.type.startsWith(`LoadParallel`)).id")}"]'
+    )
+    expect(drawn).to_contain_text("MB each")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    page.evaluate(
+        "app.graph.nodes.find(n => n.type === 'ParallelPlan').widgets.find(w => w.name === 'devices').value = '7'"
+    )
+    page.evaluate(f"{TRACKER}.captureCanvasState()")
+    page.wait_for_function(SHOWN, arg=[BADGES, "This plan cannot run"], polling=POLLING)
+    expect(page.locator(".pp-on-loaders")).to_contain_text("asks for GPU 7")
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
+    expect(page.locator(".pp-on-loaders")).not_to_contain_text("asks for GPU 7")
+
+
+@thorough
+def test_the_loader_says_that_a_run_starts_workers_first_until_they_are_there(page: Page) -> None:
+    open_graph(page, SPRITES)
+    page.evaluate(
+        "app.graph.nodes.find(n => n.type === 'ParallelPlan').widgets.find(w => w.name === 'devices').value = 'cpu:3'"
+    )
+    page.evaluate(f"{TRACKER}.captureCanvasState()")
+    line = r"^3 workers: (about \d\.\dx, )?\d+\.\d MB each"
+    page.wait_for_function(SHOWN, arg=[BADGES, f"{line}; not started$"], polling=POLLING)
+    tab(page)
+    expect(page.locator(".pp-on-loaders")).to_contain_text(re.compile(f"{line[1:]}; the first run starts workers"))
+    page.get_by_test_id("queue-button").click()
+    page.wait_for_function(SHOWN, arg=[BADGES, f"{line}$"], timeout=300_000, polling=POLLING)
+    expect(page.locator(".pp-on-loaders")).not_to_contain_text("starts workers")
+
+
+@thorough
+def test_what_is_said_before_a_run_is_what_the_run_predicts(comfyui: ComfyUI) -> None:
+    """Of a job that nothing like it was run of; where its prompts are not known, the prediction is within what is said."""
+    measuring, graph = (parallel(small(width=size, height=size)) for size in (64, 208))
+    comfyui.queue(measuring, timeout=300).check()
+    asked = {
+        "kind": "LoadParallelFlux",
+        "file": graph["model"]["inputs"]["unet_name"],
+        "plan": {"devices": "cpu:2"},
+        "width": 208,
+        "height": 208,
+        "steps": 2,
+        "two_sided": True,
+    }
+    prompts = [graph[side]["inputs"]["conditioning"] for side in ("positive", "negative")]
+
+    def said(**more: object) -> str:
+        answer = requests.post(f"{comfyui.url}/parallel/expectation", json=asked | more, timeout=60)
+        return str(answer.json()["sign"])
+
+    exact, between = said(prompts=prompts), said()
+    found = outcome(comfyui, comfyui.queue(graph, timeout=300).check(), "sampler")
+    assert found["gain_is"] == "predicted"
+    assert exact.startswith(f"2 workers: about {found['gain']:.1f}x, "), (exact, found)
+    bounds = [float(bound) for bound in re.findall(r"(\d+\.\d)x", between)]
+    assert min(bounds) - 0.05 <= found["gain"] <= max(bounds) + 0.05, (between, found)
+
+
+@thorough
+def test_a_device_that_is_gone_ends_in_one_sentence(page: Page) -> None:
+    without_plan(page)
+    before = page.evaluate(PROMPT)
+    page.evaluate(SET, [DEVICES, "5"])
+    page.get_by_test_id("queue-button").click()
+    expect(page.locator(".p-toast-detail")).to_contain_text("devices are those of Settings > Parallel.")
+    link = page.locator(".p-toast-detail a")
+    expect(link).to_have_text("What to do")
+    address, _, entry = (link.get_attribute("href") or "").partition("#")
+    answer = page.request.get(address)
+    assert answer.ok
+    (item,) = re.findall(rf'<li id="{entry}">(.*?)</li>', answer.text(), re.DOTALL)
+    assert "devices are those of Settings" in html.unescape(item)
+    dismiss(page)
+    page.evaluate(SET, [DEVICES, "auto"])
+    assert page.evaluate(PROMPT) == before

@@ -1,0 +1,428 @@
+"""Use all GPUs and Back to one GPU in ComfyUI's own page: on its own templates, which hide their loaders in subgraphs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from typing import Any
+
+import pytest
+import requests
+from playwright.sync_api import Error, Page, expect
+from safetensors.torch import load_file, save_file
+
+from benchmarks.template_graphs import Node, read, template_files
+from scripts.comfyui import ComfyUI
+from tests.refusals.whole import save_zero123, zero123
+from tests.support.graphs.flux import Graph, node
+from tests.support.graphs.vae import pixels, saved
+from tests.support.latents import relative_error
+from tests.support.page.browser import POLLING, READY, SET, dismiss, load, press
+from tests.support.page.swapping import PROMPT, STATE, TRACKER, WORKFLOWS, tab
+from tests.support.page.template_files import FOLDERS, put_files
+from tests.support.selection import thorough
+from tests.support.tiny.flux import save_flux
+from tests.vae.comfy_vaes import save_image_vae
+
+FLUX = "flux_dev_full_text_to_image"
+"""ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
+
+PARTS = 12
+"""In which ComfyUI's templates are tried, fourteen in each."""
+
+CHANGED = 12
+"""Of a part's templates, in at least so many a loader changes: those with a VAE, or with a model that runs."""
+
+CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
+SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParallelVAE"}
+
+UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
+
+PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
+    .filter(node => node.subgraph).map(node => [node.id, (node.widgets ?? []).map(w => [w.name, String(w.value)])])"""
+"""The fields that subgraphs show of what is inside of them."""
+
+LOOSE = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => [...graph.links.values()].filter(link => {
+    const target = graph.getNodeById(link.target_id), origin = graph.getNodeById(link.origin_id);
+    const arrives = link.target_id < 0 || target?.inputs[link.target_slot]?.link === link.id;
+    const leaves = link.origin_id < 0 || origin?.outputs[link.origin_slot]?.links?.includes(link.id);
+    return !arrives || !leaves;
+}).map(link => [link.origin_id, link.origin_slot, link.target_id, link.target_slot]))"""
+"""Links that do not end where they say."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    """FLUX.1's own template has tiny files, which can run."""
+    models = comfyui.base_dir / "models"
+    save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
+    (models / "vae").mkdir(exist_ok=True)
+    save_image_vae(models / "vae" / "ae.safetensors")
+
+
+def open_stock(page: Page, name: str) -> None:
+    """Open one of ComfyUI's own templates."""
+    load(page, f"/templates/{name}.json", name)
+    if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
+        page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
+    expect(page.locator(".parallel-tab-button")).to_be_visible()
+
+
+def swap(page: Page, button: str) -> str:
+    """Press one of the two buttons; what is said of it."""
+    dismiss(page)
+    thing = tab(page).get_by_role("button", name=button, exact=True)
+    expect(thing).to_be_enabled()
+    press(thing)
+    return said(page)
+
+
+def said(page: Page) -> str:
+    toast = page.locator(".p-toast-message")
+    expect(toast).to_have_count(1)
+    text = toast.inner_text()
+    dismiss(page)
+    return text
+
+
+def expected(prompt: Graph, swapped: set[str]) -> Graph:
+    """A graph in which these loaders are swapped and nothing else is another."""
+    graph = copy.deepcopy(prompt)
+    for name in swapped:
+        kind = SWAPPED[graph[name]["class_type"]]
+        graph[name]["class_type"] = kind
+        graph[name]["inputs"] |= {"frame_batches": "original"} if kind == "LoadParallelVAE" else {}
+    return graph
+
+
+def without_titles(prompt: Graph) -> Graph:
+    return {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
+
+
+def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:
+    """What would be queued is the same but for these loaders; what is saved opens as the same again."""
+    assert without_titles(page.evaluate(PROMPT)) == without_titles(expected(before, swapped))
+
+
+def test_one_click_has_fluxs_own_template_on_all_gpus_and_the_picture_is_the_same(
+    page: Page,
+    comfyui: ComfyUI,
+) -> None:
+    open_stock(page, FLUX)
+    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    expect(tab(page)).to_contain_text("1 model and 1 VAE in this workflow.")
+    assert "1 model and 1 VAE on all GPUs" in swap(page, "Use all GPUs")
+    loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
+    assert len(loaders) == 2
+    assert_swapped(page, prompt, loaders)
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(LOOSE) == []
+    swapped, after = page.evaluate(STATE), page.evaluate(PROMPT)
+
+    ours, stock = (pixels(comfyui, runnable(graph)) for graph in (after, prompt))
+    assert stock.std() > 0.01
+    assert relative_error(ours.double(), stock.double()) < 1e-4
+
+    page.evaluate("state => app.loadGraphData(state, true, true, 'saved')", swapped)
+    assert page.evaluate(PROMPT) == after, "what was saved opens as it was"
+    assert "1 model and 1 VAE back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(PROMPT) == prompt
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(STATE)["definitions"] == before["definitions"], "bit for bit"
+
+
+def runnable(prompt: Graph) -> Graph:
+    """A queued template, small, with a stand-in for text encoders, and its picture saved exactly."""
+    graph = copy.deepcopy(prompt)
+    for name, each in list(graph.items()):
+        small = {"width": 64, "height": 64, "steps": 2}
+        each["inputs"] |= {key: value for key, value in small.items() if key in each["inputs"]}
+        if each["class_type"] == "DualCLIPLoader":
+            graph[name] = node("PackClip", width=64, unprocessed=False)
+        elif each["class_type"] == "SaveImage":
+            graph["save"] = saved(each["inputs"]["images"])
+            del graph[name]
+    return graph
+
+
+def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:
+    open_stock(page, FLUX)
+    before = page.evaluate(STATE)
+    swap(page, "Use all GPUs")
+    swapped = page.evaluate(STATE)
+    for key, state in (("z", before), ("y", swapped), ("z", before)):
+        page.evaluate("document.activeElement?.blur()")
+        page.keyboard.press(f"Control+{key}")
+        page.wait_for_function(f"count => {TRACKER}.undoQueue.length === count", arg=int(key == "y"), polling=POLLING)
+        page.wait_for_function(f"!{TRACKER}._restoringState", polling=POLLING)
+        assert page.evaluate(STATE) == state
+
+
+@thorough
+def test_the_key_and_the_menus_do_the_same(page: Page) -> None:
+    open_stock(page, FLUX)
+    page.evaluate("document.activeElement?.blur()")
+    page.keyboard.press("Alt+g")
+    assert "1 model and 1 VAE on all GPUs" in said(page)
+    menu = """([find, name]) => {
+        const node = [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(g => g.nodes).find(eval(find));
+        const item = app.canvas.getNodeMenuOptions(node).find(item => item?.content === name);
+        item?.callback();
+        return item !== undefined;
+    }"""
+    assert page.evaluate(menu, ["n => n.type === 'LoadParallelVAE'", "Back to one GPU"])
+    assert "1 VAE back on one GPU" in said(page)
+    assert page.evaluate(menu, ["n => n.subgraph", "Use all GPUs"])
+    assert "1 VAE on all GPUs" in said(page)
+    assert not page.evaluate(menu, ["n => n.type === 'SaveImage'", "Use all GPUs"])
+    assert not page.evaluate(menu, ["n => n.type === 'LoadParallelVAE'", "Use all GPUs"])
+
+
+def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> None:
+    open_stock(page, FLUX)
+    page.evaluate(
+        """() => {
+            const add = (type, values, mode = 0) => {
+                const node = app.graph.add(LiteGraph.createNode(type));
+                node.mode = mode;
+                for (const [at, value] of values.entries()) node.widgets[at].value = value;
+                return node;
+            };
+            add("UNETLoader", ["is-not-there.safetensors"]);
+            add("UNETLoader", ["sprites-flux-schnell.safetensors"], 4); // bypassed
+            add("VAELoader", ["ae.safetensors"], 2); // muted
+            add("CheckpointLoaderSimple", ["sd15.safetensors"]);
+            add("VAELoader", ["taef1"]);
+            add("ImageOnlyCheckpointLoader", ["svd.safetensors"]);
+            add("PackVae", []); // of another pack
+        }"""
+    )
+    before = page.evaluate(STATE)
+    text = swap(page, "Use all GPUs")
+    for reason in (
+        "Load Diffusion Model stays: is-not-there.safetensors is in none of ComfyUI's model folders",
+        "Load Diffusion Model stays: it is muted or bypassed.",
+        "Load VAE stays: it is muted or bypassed.",
+        "Load VAE stays: taef1 is no file in models/vae",
+        "Load Checkpoint Image Only (img2vid model) stays: there is no such loader for several GPUs.",
+        "PackVae stays: there is no such loader for several GPUs.",
+    ):
+        assert reason in text, text
+    assert "Load Checkpoint stays: " in text
+    assert page.evaluate(STATE)["nodes"] == before["nodes"], "they are as they were"
+
+
+@thorough
+def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) -> None:
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
+    before = page.evaluate(STATE)
+    for command, sentence in (
+        ("UseAllGPUs", "No loader here can change to all GPUs."),
+        ("BackToOneGPU", "No loader here uses all GPUs."),
+    ):
+        page.evaluate(f"app.extensionManager.command.execute('Parallel.{command}')")
+        assert sentence in said(page)
+    assert page.evaluate(STATE) == before
+    open_stock(page, FLUX)
+    before = page.evaluate(STATE)
+    page.evaluate("app.canvas.read_only = true")
+    page.evaluate("app.extensionManager.command.execute('Parallel.UseAllGPUs')")
+    assert "The canvas is locked" in said(page)
+    page.evaluate("app.canvas.read_only = false")
+    assert page.evaluate(STATE) == before
+
+
+def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> None:
+    def ask(body: str, **headers: str) -> requests.Response:
+        return requests.post(f"{comfyui.url}/parallel/loaders", data=body, headers=headers, timeout=60)
+
+    answer = ask(
+        '[{"kind": "UNETLoader", "file": "../../../secret"}, {"kind": "VAELoader", "file": "../../../secret"}]'
+    )
+    assert answer.status_code == 200
+    assert all(re.match(r"\.\./\.\./\.\./secret is ", why) for why in answer.json())
+    assert ask("{").status_code == 400
+    assert ask("[]", Origin="http://elsewhere.example").status_code == 403
+
+
+def test_what_a_run_would_refuse_is_said_before(comfyui: ComfyUI) -> None:
+    """As of a checkpoint that a tensor beside its diffusion model makes another model."""
+    save_zero123(comfyui)
+    loaders = [
+        {"kind": "CheckpointLoaderSimple", "file": "refused-zero123.safetensors"},
+        {"kind": "UNETLoader", "file": "ip2p.safetensors"},
+    ]
+    answer = requests.post(f"{comfyui.url}/parallel/loaders", json=loaders, timeout=60)
+    graph, said = zero123()
+    assert answer.json() == [said, ""]
+    error = comfyui.queue(graph).error
+    assert error is not None and error.exception_message.strip() == said
+
+
+@thorough
+@pytest.mark.parametrize("nodes_2", [False, True], ids=["old canvas", "Nodes 2.0"])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_template_that_loads_a_model_changes_by_the_button_and_back(
+    page: Page,
+    comfyui: ComfyUI,
+    part: int,
+    nodes_2: bool,
+) -> None:
+    """No loose link, no field lost, the same files; what stays is said; back again bit for bit."""
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", nodes_2])
+    page.reload()  # Nodes 2.0 keeps some megabytes of each workflow that was open
+    page.wait_for_function(READY, polling=POLLING)
+    changed, wrong = 0, {}
+    for name, graph in list(stock_templates().items())[part::PARTS]:
+        put_files(comfyui.base_dir / "models", graph)
+        try:
+            changed += there_and_back(page, name, sized=not nodes_2)
+        except (AssertionError, Error) as error:
+            wrong[name] = str(error)
+        page.evaluate(CLOSE)
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+    print(f"{changed} templates changed and went back")
+    assert wrong == {}
+    assert changed >= CHANGED
+
+
+@functools.cache
+def stock_templates() -> dict[str, dict[str, Node]]:
+    """ComfyUI's own templates that have a loader."""
+    graphs = {path.stem: read(path) for path in template_files()}
+    return {name: graph for name, graph in graphs.items() if any(each.kind in FOLDERS for each in graph.values())}
+
+
+def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
+    """Whether a template's loaders changed by the button, if `sized` with the sizes of nodes, which Nodes 2.0 measures itself."""
+
+    def state() -> Any:
+        return page.evaluate(STATE if sized else UNSIZED)
+
+    open_stock(page, name)
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt, promoted = state(), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    loose = page.evaluate(LOOSE)  # some templates have such links of their own
+    text = swap(page, "Use all GPUs")
+    queued = page.evaluate(PROMPT)
+    loaders = {key for key, each in prompt.items() if each.get("class_type") in SWAPPED}  # a missing node has no type
+    swapped = {key for key in loaders if queued[key]["class_type"] in SWAPPED.values()}
+    stays = loaders - swapped
+    assert not stays or " stays: " in text, text
+    assert_swapped(page, prompt, swapped)
+    assert page.evaluate(PROMOTED) == promoted
+    assert page.evaluate(LOOSE) == loose
+    if swapped:
+        swap(page, "Back to one GPU")
+    assert state() == before
+    return bool(swapped)
+
+
+@thorough
+def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_subgraph_of_it(page: Page) -> None:
+    group = {
+        "nodes": [
+            {"id": -1, "type": "VAELoader", "pos": [0, 0], "size": [300, 60], "index": 0, "mode": 0, "flags": {}, "order": 0,
+             "inputs": [], "outputs": [{"name": "VAE", "type": "VAE", "links": [], "slot_index": 0}],
+             "properties": {}, "widgets_values": ["ae.safetensors"]},
+        ],
+        "links": [],
+        "external": [[0, 0, "VAE"]],
+    }  # fmt: skip
+    node = {"id": 1, "type": "workflow>Loaders", "pos": [50, 50], "size": [300, 80], "flags": {}, "order": 0, "mode": 0,
+            "inputs": [], "outputs": [{"name": "VAE", "type": "VAE", "links": [], "slot_index": 0}],
+            "properties": {}, "widgets_values": ["ae.safetensors"]}  # fmt: skip
+    missing = {**node, "id": 2, "type": "UnetLoaderGGUF", "title": "Unet Loader (GGUF)", "pos": [50, 200],
+               "outputs": [{"name": "MODEL", "type": "MODEL", "links": []}], "widgets_values": ["flux1-dev.gguf"]}  # fmt: skip
+    graph = {"last_node_id": 2, "last_link_id": 0, "nodes": [node, missing], "links": [], "groups": [], "config": {},
+             "extra": {"groupNodes": {"Loaders": group}}, "version": 0.4}  # fmt: skip
+    page.evaluate("graph => app.loadGraphData(graph, true, true, 'group')", graph)
+    page.evaluate(
+        """() => {
+            const file = app.graph.add(LiteGraph.createNode("ComfySwitchNode"));
+            const loader = app.graph.add(LiteGraph.createNode("UNETLoader"));
+            const slot = loader.inputs.findIndex(input => input.name === "unet_name");
+            file.outputs[0].type = loader.inputs[slot].type; // as a node that chooses files has it
+            file.connect(0, loader, slot);
+        }"""
+    )
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    text = swap(page, "Use all GPUs")
+    assert "1 VAE on all GPUs" in text, text
+    assert "Load Diffusion Model stays: its file comes over a link." in text, text
+    assert "Unet Loader (GGUF) stays: its node is not installed." in text, text
+    changed = {name for name, each in prompt.items() if each.get("class_type") == "VAELoader"}
+    assert len(changed) == 1
+    assert_swapped(page, prompt, changed)
+    assert "1 VAE back on one GPU" in swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui: ComfyUI) -> None:
+    models = comfyui.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "tiny-dev.safetensors")
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(
+        {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()},
+        models / "checkpoints" / "swap.safetensors",
+    )
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'checkpoint')")
+    page.evaluate(
+        """() => {
+            const [loader, sampler, text, decoder] = ["CheckpointLoaderSimple", "KSampler", "CLIPTextEncode", "VAEDecode"]
+                .map(type => app.graph.add(LiteGraph.createNode(type)));
+            loader.widgets[0].value = "swap.safetensors";
+            for (const [slot, node, name] of [[0, sampler, "model"], [1, text, "clip"], [2, decoder, "vae"]])
+                loader.connect(slot, node, node.inputs.findIndex(input => input.name === name));
+        }"""
+    )
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
+    assert "1 model on all GPUs" in swap(page, "Use all GPUs")
+    changed = copy.deepcopy(prompt)
+    (loader,) = [each for each in changed.values() if each["class_type"] == "CheckpointLoaderSimple"]
+    loader["class_type"] = "LoadParallelCheckpoint"
+    assert without_titles(page.evaluate(PROMPT)) == without_titles(changed)
+    swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: Page) -> None:
+    open_stock(page, FLUX)
+    page.evaluate("app.graph.add(LiteGraph.createNode(app.graph.nodes.find(n => n.subgraph).type))")
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
+    loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
+    assert len(loaders) == 4
+    text = swap(page, "Use all GPUs")
+    assert "1 model and 1 VAE on all GPUs" in text, text
+    assert "Load Diffusion Model is in a subgraph that is used 2 times, and changes in each." in text, text
+    assert_swapped(page, prompt, loaders)
+    assert page.evaluate(PROMOTED) == promoted
+    swap(page, "Back to one GPU")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+def test_a_swap_while_a_run_goes_leaves_the_run_alone(page: Page) -> None:
+    """The run is of the graph as it was queued; both end, and the next one has the new loaders."""
+    open_stock(page, FLUX)
+    prompt = runnable(page.evaluate(PROMPT))
+    for each in prompt.values():
+        each["inputs"] |= {"steps": 40} if "steps" in each["inputs"] else {}
+    page.evaluate("""async output => {
+        window.ended = [];
+        for (const kind of ["execution_success", "execution_error"])
+            app.api.addEventListener(kind, ({detail}) => ended.push([kind, detail.prompt_id]));
+        window.queued = (await app.api.queuePrompt(0, {output, workflow: {}})).prompt_id;
+    }""", prompt)  # fmt: skip
+    page.wait_for_function("/\\[[1-9]\\d?%\\]/.test(document.title)", polling=POLLING)
+    assert "1 model and 1 VAE on all GPUs" in swap(page, "Use all GPUs")
+    page.wait_for_function("ended.some(([, id]) => id === queued)", timeout=240_000, polling=POLLING)
+    assert page.evaluate("ended.find(([, id]) => id === queued)[0]") == "execution_success"
+    kinds = {each["class_type"] for each in page.evaluate(PROMPT).values()}
+    assert set(SWAPPED.values()) <= kinds and not set(SWAPPED) & kinds

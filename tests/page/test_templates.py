@@ -1,0 +1,160 @@
+"""All templates against what ComfyUI says of its nodes; those of CogVideoX and PixArt queued on tiny models.
+
+Text encoders have no tiny size, so Load Conditioning stands in for them; all else is the template's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from benchmarks.template_cards import ALIKE, CARDS, OFFERED, apart, differs, memory_of
+from benchmarks.template_cards import draw as drawn
+from scripts.comfyui import REPO, ComfyUI
+from tests.support.graphs.flux import Graph, node
+from tests.support.page.template_widgets import widgets_of
+from tests.support.selection import thorough
+from tests.support.tiny.cogvideox import TEXT_WIDTH, save_cogvideox
+from tests.support.tiny.models import draw
+from tests.support.tiny.pixart import save_pixart
+from tests.vae.comfy_vaes import save_image_vae
+
+TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
+BY_COMMAND = {"pixart_alpha_vae.safetensors"}
+"""Files that come under another name, so that a note has the command."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI, video_vae: Path) -> None:
+    """Tiny models under the names of the templates' folders and files (a VAE of another size ComfyUI does not take), a picture
+    and two prompts.
+    """
+    models = comfyui.base_dir / "models"
+    save_cogvideox(models / "diffusion_models" / "CogVideoX-5b.safetensors", "5b")
+    save_cogvideox(models / "diffusion_models" / "CogVideoX-5b-I2V.safetensors", "5b-i2v")
+    save_pixart(models / "diffusion_models" / "PixArt-XL-2-1024-MS.safetensors")
+    save_image_vae(models / "vae" / "pixart_alpha_vae.safetensors", name="sd")
+    Image.new("RGB", (50, 40), (200, 80, 40)).save(comfyui.input_dir / "example.png")
+    for number in range(2):
+        save_file({"cond": draw(1, 7, TEXT_WIDTH, seed=number)}, comfyui.input_dir / f"template-{number}.safetensors")
+
+
+def tiny(comfyui: ComfyUI, template: str) -> Graph:
+    """A template as the page would queue it, small, on two workers and without a text encoder."""
+    graph = api_graph(comfyui, json.loads((REPO / "workflows" / f"{template}.json").read_text()))
+    texts = 0
+    for name, each in list(graph.items()):
+        kind, inputs = each["class_type"], each["inputs"]
+        inputs |= {
+            key: value for key, value in {"width": 48, "height": 32, "length": 9, "steps": 2}.items() if key in inputs
+        }
+        if kind == "CLIPTextEncode":
+            graph[name] = node("LoadConditioning", conditioning=f"template-{texts}.safetensors")
+            texts += 1
+        elif kind == "CLIPLoader":
+            del graph[name]
+        elif kind == "ParallelPlan":
+            inputs["devices"] = "cpu:2"
+        elif kind in ("LoadParallelCogVideoX", "LoadParallelPixArt"):
+            inputs["unet_name"] += ".safetensors"  # the templates' are diffusers folders
+    assert texts == 2
+    return graph
+
+
+def api_graph(comfyui: ComfyUI, page: dict[str, Any]) -> Graph:
+    """A graph of the page in the form in which it is queued."""
+    sources = {link[0]: [str(link[1]), link[2]] for link in page["links"]}
+    graph: Graph = {}
+    for each in page["nodes"]:
+        if each["type"] == "MarkdownNote":
+            continue
+        links = {slot["name"]: sources[slot["link"]] for slot in each["inputs"] if slot["link"] is not None}
+        values = dict(widgets_of(comfyui.object_info(each["type"])["input"], iter(each.get("widgets_values") or ())))
+        graph[str(each["id"])] = node(each["type"], **values, **links)
+    return graph
+
+
+def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
+    run = comfyui.queue(graph, timeout=300).check()
+    (name,) = [name for name, each in graph.items() if each["class_type"] == kind]
+    (file,) = comfyui.files(run, name)
+    return file
+
+
+@pytest.mark.parametrize(
+    "template", ["CogVideoX-5b text to video", pytest.param("CogVideoX-5b image to video", marks=thorough)]
+)
+def test_video_template_ends_in_a_playable_video(comfyui: ComfyUI, template: str) -> None:
+    with av.open(output(comfyui, tiny(comfyui, template), "SaveVideo")) as video:
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    assert len(frames) == 9
+    assert {frame.shape for frame in frames} == {(32, 48, 3)}
+    assert frames[0].std() > 0
+
+
+def test_pixart_template_ends_in_a_picture(comfyui: ComfyUI) -> None:
+    with Image.open(output(comfyui, tiny(comfyui, "PixArt-alpha"), "SaveImage")) as picture:
+        assert picture.size == (48, 32)
+        assert len(picture.getcolors(48 * 32)) > 1
+
+
+@pytest.fixture(scope="module")
+def info(comfyui: ComfyUI) -> dict[str, Any]:
+    """What ComfyUI tells of all nodes."""
+    every: dict[str, Any] = comfyui.get("/object_info")
+    return every
+
+
+def test_every_template_has_a_picture_of_its_own_as_the_command_draws_it() -> None:
+    pictures = {(REPO / "workflows" / f"{name}.jpg").read_bytes() for name in TEMPLATES}
+    assert len(pictures) == len(TEMPLATES)
+    assert {*CARDS, "Sprites without a GPU"} == set(TEMPLATES)
+    assert [name for name, card in CARDS.items() if differs(REPO / "workflows" / f"{name}.jpg", drawn(card))] == []
+    one, other = (drawn(CARDS[name]) for name in ("FLUX.1 dev", "FLUX.2 dev"))
+    assert apart(one, other) > ALIKE, "another picture would be seen"
+
+
+def test_cards_come_as_they_can_be_run_and_say_what_each_gpu_needs() -> None:
+    """First what the pack has the files of, then what the page offers, the least first, then what a note says how to get."""
+    words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
+    first, *others = words
+    assert (first, set(others)) == ("Sprites without a GPU", set(CARDS))
+    needs = {name: memory_of(card) for name, card in CARDS.items()}
+    assert [name for name in others if not words[name].endswith(f"{needs[name]}." if needs[name] else ".")] == []
+
+    def turn(name: str) -> tuple[bool, float]:
+        return CARDS[name].files != OFFERED, float(needs[name].partition(" ")[0] or "inf")
+
+    assert others == sorted(others, key=turn)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_template_fits_the_nodes_that_are_there(info: dict[str, Any], template: str) -> None:
+    page = json.loads((REPO / "workflows" / f"{template}.json").read_text())
+    graphs = {each["id"]: each for each in page.get("definitions", {}).get("subgraphs", ())}
+    for each in [*page["nodes"], *(inner for graph in graphs.values() for inner in graph["nodes"])]:
+        kind = each["type"]
+        if kind in ("Note", "MarkdownNote", "Reroute"):  # the page's own
+            continue
+        if kind in graphs:
+            inputs, outputs = ([slot["name"] for slot in graphs[kind][side]] for side in ("inputs", "outputs"))
+        else:
+            inputs = [name for part in ("required", "optional") for name in info[kind]["input"].get(part, ())]
+            outputs = info[kind]["output_name"]
+        assert {slot["name"].split(".")[0] for slot in each["inputs"]} <= set(inputs), kind
+        assert len(each["outputs"]) <= len(outputs), kind
+        files = [value for value in each.get("widgets_values") or () if str(value).endswith(".safetensors")]
+        if (
+            files and kind not in graphs and template != "Sprites without a GPU"
+        ):  # the page offers to download what is not there
+            offered = {file["name"]: file for file in each["properties"].get("models", ())}
+            names = {file.removeprefix("checkpoints/") for file in files}  # as the pack lists full checkpoints
+            assert names - BY_COMMAND <= set(offered), kind
+            for name, file in offered.items():
+                assert file["url"].split("?")[0].endswith(f"/{name}") and file["directory"], kind

@@ -1,0 +1,443 @@
+"""Inputs that are refused beside those of test_refusals: saved prompts, other packs, other machines, videos and sound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.models.diffusers.cogvideox_positions import LEARNED
+from parallel_backend.wire.secret import VARIABLE
+from scripts.comfyui import ComfyUI
+from tests.refusals.files import decoding
+from tests.refusals.kinds import Refusals, exactly
+from tests.refusals.of_flux import LAYER, WAY_OUT, on_one_worker, small
+from tests.refusals.wrong_sizes import wrong_sizes
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.graphs.comfyui import (
+    LATENTS,
+    TOKENS,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+    with_guides,
+    with_tensors,
+)
+from tests.support.graphs.diffusers import family_graph, save_gguf
+from tests.support.graphs.flux import Graph, controlled, insert_after, insert_after_model, node, parallel
+from tests.support.graphs.other_packs import REFUSED, changed, guided
+from tests.support.graphs.prompts import WHOLE, round_trip
+from tests.support.tiny import cogvideox as tiny_cogvideox
+from tests.support.tiny import pixart as tiny_pixart
+from tests.support.tiny.comfyui import TINY, save_tiny, save_unread
+from tests.support.tiny.flux import flux_tensors, save_flux
+from tests.support.tiny.models import draw
+from tests.support.tiny.vae import REAL, save_cogvideox_vae
+
+
+def saved_prompts(server: ComfyUI) -> Refusals:
+    """What Save Conditioning and Load Conditioning refuse."""
+    save_file(WHOLE, server.input_dir / "whole.safetensors")
+    both = node("ConditioningCombine", conditioning_1=["load", 0], conditioning_2=["load", 0])
+    yield (
+        round_trip("refused", both),
+        "Save Conditioning writes one prompt and was given 2 combined ones: save each bef",
+    )
+    weaker = node("ConditioningSetAreaStrength", conditioning=["load", 0], strength=0.5)
+    yield round_trip("refused", weaker), "Save Conditioning keeps the text, .*; this prompt also has strength: save it"
+    yield round_trip("a" * 300), "a* could not be written to ComfyUI's input folder .*File name too long.*: make room"
+    save_file({"img_in.weight": torch.zeros(2)}, server.input_dir / "no-prompt.safetensors")
+    graph = round_trip("refused")
+    graph["load"]["inputs"]["conditioning"] = "no-prompt.safetensors"
+    yield graph, "no-prompt.safetensors has no tensor named cond: pick a file that Save Conditioning wrote"
+
+
+def other_packs(server: ComfyUI) -> Refusals:
+    """Other packs' changes of a MODEL, and stock nodes that reach into its weights."""
+    for kind, what in REFUSED.items():
+        yield on_one_worker(changed(kind)), exactly(f"{what} cannot be done with a parallel MODEL: {WAY_OUT}")
+    for kind, said in (
+        ("a patch of a type of its own", "a patch of the type pack cannot be applied to a parallel MODEL: "),
+        ("a patch with a function", "the function halve on .*img_in.weight cannot be applied to a parallel MODEL"),
+        ("a patch outside of the diffusion model", "a change of model_sampling.sigmas cannot be applied to a parallel"),
+        ("clones for other GPUs", "MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead"),
+    ):
+        yield on_one_worker(changed(kind)), said
+    for kind, name, value in (
+        ("no number", "cfg", "nan"),
+        ("without end", "cfg", "inf"),
+        ("too strong", "cfg", "1e.38"),
+        ("too strong elsewhere", "cfg2", "1e.38"),
+    ):
+        said = f"the {name} is {value}, of which no picture comes: set it to a number such as 1"
+        yield on_one_worker(guided(kind)), said
+    lora = "refused-hooks.safetensors"
+    tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
+    save_file(tensors, server.base_dir / "models" / "loras" / lora)
+    hooks = {"hook": node("CreateHookLora", lora_name=lora, strength_model=1.0, strength_clip=1.0)}
+    hooked = {"strength": 1.0, "set_cond_area": "default", "hooks": ["hook", 0]}
+    graph = insert_after(on_one_worker(small()) | hooks, "positive", "ConditioningSetProperties", "cond_NEW", **hooked)
+    yield graph, "Applying LoRA hooks cannot be done with a parallel MODEL: "
+    graph = on_one_worker(small())
+    inputs = {"filename_prefix": "refused", "rank": 2, "lora_type": "standard", "bias_diff": False}
+    save = node("LoraSave", model_diff=["model", 0], **inputs)
+    yield {"model": graph["model"], "plan": graph["plan"], "save": save}, "Reading the weights cannot be done with a"
+    save_file({f"{LAYER}.oft_blocks": torch.zeros(16, 32, 32), f"{LAYER}.dora_scale": torch.ones(512, 1)},
+              server.base_dir / "models" / "loras" / "refused-dora.safetensors")  # fmt: skip
+    graph = insert_after_model(on_one_worker(small()), "LoraLoaderModelOnly", lora_name="refused-dora.safetensors",
+                               strength_model=1.0)  # fmt: skip
+    yield graph, "DoRA on an OFT adapter cannot be applied to a parallel MODEL: "
+    yield (
+        on_one_worker(small(sampler="cogvideox_ddim")),
+        "The sampler 'cogvideox_ddim' is made for CogVideoX: choose anot",
+    )
+    edm = {"sampling": "edm", "sigma_max": 120.0, "sigma_min": 0.002}
+    graph = insert_after_model(small(sampler="cogvideox_ddim"), "ModelSamplingContinuousEDM", **edm)
+    yield (
+        graph,
+        "The sampler 'cogvideox_ddim' cannot be used with the model sampling .*: choose another one, such as euler",
+    )
+
+
+def places_and_machines(server: ComfyUI) -> Refusals:
+    """Plans that name other machines, and that do not fit."""
+    yield parallel(small(), "cpu:2", memory_limit=0.001), ".*memory_limit 0.001"
+    yield parallel(small(), "tcp://nowhere"), "'tcp://nowhere' is no address: write tcp://HOST:PORT, such as"
+    stranger = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=answer_strangely, args=(stranger,), daemon=True).start()
+    elsewhere = parallel(small(), f"tcp://127.0.0.1:{stranger.getsockname()[1]}")
+    secret = server.base_dir / server.env[VARIABLE]
+    before = secret.read_bytes() if secret.exists() else None
+    secret.unlink(missing_ok=True)
+    yield elsewhere, "the secret of the workers on other machines cannot be read from "
+    secret.touch(mode=0o600)
+    secret.write_bytes(b"short")
+    yield elsewhere, ".* holds 5 bytes and a secret has "
+    secret.write_text(secrets.token_urlsafe(32))
+    secret.chmod(0o644)
+    yield elsewhere, ".* holds a secret and is not its owner's alone: run chmod 600 on it, and own it"
+    secret.chmod(0o600)
+    yield elsewhere, "the workers at tcp://.* refused the connection: what listens there is no worker of this pack"
+    stranger.close()
+    yield parallel(small(), "tcp://nowhere.invalid:9"), "no workers answer at tcp://nowhere.invalid:9 "
+    secret.unlink()
+    if before is not None:
+        secret.touch(mode=0o600)
+        secret.write_bytes(before)
+
+
+def answer_strangely(listener: socket.socket) -> None:
+    """Speak another protocol to the first who connects."""
+    connection, _ = listener.accept()
+    with connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+        connection.recv(1 << 16)
+
+
+def videos_and_pictures(server: ComfyUI) -> Refusals:
+    """CogVideoX and PixArt with inputs that are not theirs."""
+    folder = server.base_dir / "models" / "diffusion_models"
+    for kind in ("2b-odd", "1.5", "1.5-i2v", "5b-i2v"):
+        tiny_cogvideox.save_cogvideox(folder / f"refused-{kind}.safetensors", kind)
+    for name, width in (("video", tiny_cogvideox.TEXT_WIDTH), ("other", 33)):
+        save_file({"cond": draw(1, 7, width, seed=2)}, server.input_dir / f"{name}-refused.safetensors")
+    save_latent(server, "refused-flat", 1, 16, 4, 4)
+    save_latent(server, "refused-channels", 1, 4, 2, 6, 10)
+    save_latent(server, "refused-empty", 1, 16, 0, 6, 10)
+    save_latent(server, "refused-image", 1, 16, 2, 5, 5)
+    yield video(latent="refused-channels"), "the latent has the shape .1, 4, 2, 6, 10. and CogVideoX takes .batch, 16"
+    yield (
+        video(latent="refused-empty"),
+        "the latent has the shape .1, 16, 0, 6, 10., which is empty: use a batch of at l",
+    )
+    yield video("1.5", frames=9), "the latent has 3 frames .of 4 video frames each, the first of 1. and CogVideoX 1.5 "
+    yield video(prompt="other"), "the conditioning's text has the shape .1, 7, 33. and this model takes .batch, tokens"
+    yield (
+        video("1.5-i2v", frames=13),
+        "this CogVideoX model turns an image into a video and was given none: put Instruct",
+    )
+    image = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=3)}
+    yield (
+        with_tensors(server, video(), "refused-image", image),
+        "the conditioning has an image and this CogVideoX model",
+    )
+    learned = load_file(folder / "refused-5b-i2v.safetensors")
+    learned["patch_embed.pos_embedding"] = torch.zeros(1, LEARNED, learned["patch_embed.proj.weight"].shape[0])
+    save_file(learned, folder / "refused-learned.safetensors")
+    pictured = with_tensors(server, video("learned"), "refused-image", image)
+    yield pictured, "the latent is 10 x 6 and CogVideoX-5b image to video takes 90 x 60 only .720 x 480 pixels., b"
+    tiny_pixart.save_pixart(folder / "refused-pixart.safetensors")
+    text = {"cond": draw(1, 9, tiny_pixart.TEXT_WIDTH, seed=9)}
+    save_file(text, server.input_dir / "picture-refused.safetensors")
+    save_file(text | {"attention_mask": torch.ones(1, 4)}, server.input_dir / "masked-refused.safetensors")
+    save_latent(server, "refused-16", 1, 16, 8, 8)
+    save_latent(server, "refused-nothing", 1, 4, 0, 8)
+    yield (
+        picture(latent="refused-16"),
+        "the latent has the shape .1, 16, 8, 8. and PixArt takes .batch, 4, height, width",
+    )
+    yield (
+        picture(latent="refused-nothing"),
+        "the latent has the shape .1, 4, 0, 8., which is empty: use a batch of at l",
+    )
+    yield (
+        picture(prompt="other"),
+        "the conditioning's text has the shape .1, 7, 33. and this model takes .batch, tokens",
+    )
+    yield picture(prompt="masked"), "the conditioning's attention_mask is for 4 text tokens and there are 9: save text"
+    crossed = {"cross_attn_controlnet": draw(1, 9, 32, seed=1)}
+    yield with_tensors(server, picture(), "refused-crossed", crossed), ".* in the conditioning cannot be used with this"
+    comfy_on_path()
+    from comfy.t2i_adapter.adapter import Adapter
+
+    adapter = Adapter(cin=192, channels=[8, 16, 32, 32], nums_rb=2, ksize=1, sk=True, use_conv=False)
+    controlnets = server.base_dir / "models" / "controlnet"
+    controlnets.mkdir(exist_ok=True)
+    save_file(adapter.state_dict(), controlnets / "refused-t2i.safetensors")
+    control = controlled(
+        picture()
+        | {
+            "net": node("ControlNetLoader", control_net_name="refused-t2i.safetensors"),
+            "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
+        }
+    )
+    yield control, "the ControlNet changes input blocks, which this model does not have: "
+    save_gguf(
+        folder / "refused-pixart.safetensors", folder / "refused-pixart.gguf", folder / "refused-values.safetensors"
+    )
+    oft = {"diffusion_model.blocks.0.attn.qkv.oft_blocks": torch.zeros(4, 144, 144)}
+    save_file(oft, server.base_dir / "models" / "loras" / "refused-oft.safetensors")
+    graph = picture(file="refused-pixart.gguf")
+    graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name="refused-oft.safetensors", strength_model=1.0)
+    yield graph, "an adapter of the type oft mixes rows of blocks.0.attn.qkv.weight, of which the workers make several"
+    save_cogvideox_vae(
+        server.base_dir / "models" / "vae" / "refused-video.safetensors", torch.float16, widths=REAL, layers=3
+    )
+    graph = decoding("refused-video.safetensors")
+    graph["latent"] = node("LoadLatent", latent="refused-flat.latent")
+    yield graph, "the latent has the shape .1, 16, 4, 4. and a CogVideoX VAE takes .batch, 16, frames, height, width"
+    frames = psutil.virtual_memory().total // (3 * 2048 * 2048 * 4) // 4 * 4 + 5
+    long = {"latent": node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)}
+    yield graph | long, f"{frames} decoded pictures of 2048 x 2048 take "
+
+
+def sound(server: ComfyUI) -> Refusals:
+    """Videos with sound, and what only some of ComfyUI's models take."""
+    save_families(server, "minimax", "ltxav", "wan")
+    for name, shape in {
+        "refused-silent": (1, 24, 2, 4, 4), "refused-two": (2, 24, 2, 4, 4), "refused-two-sounds": (2, 32, 2, 9)
+    }.items():  # fmt: skip
+        save_latent(server, name, *shape)
+    graph = graph_of("minimax") | {"latent": node("LoadLatent", latent="refused-silent.latent")}
+    yield spread(graph), "the latent holds a video alone and .* takes a video and its sound: use the empty latent"
+    two = {name: node("LoadLatent", latent=f"refused-{name}.latent") for name in ("two", "two-sounds")}
+    packed = node("LTXVConcatAVLatent", video_latent=["two", 0], audio_latent=["two-sounds", 0])
+    yield spread(graph | two | {"latent": packed}), "the latent is a batch of 2 and .* makes one video at a time: use b"
+    clip = node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1)
+    packed = node("LTXVConcatAVLatent", video_latent=["clip", 0], audio_latent=["clip", 0])
+    graph = graph_of("ltxav") | {"clip": clip, "latent": packed}
+    yield spread(graph), "the latent's sound has the shape .* and .* takes .batch, 8, length, 16.: use the empty latent"
+    graph = parallel(small("tiny-dev"))
+    graph |= {"reference": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}
+    referenced = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["reference", 0])
+    method = {"reference_latents_method": "index_timestep_zero"}
+    reference = "ReferenceLatent after positive"
+    graph = insert_after(referenced, reference, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
+    yield graph, "the reference latents method index_timestep_zero is not supported .offset, index, uxo are.: set it in"
+    for name, given, said in (
+        (
+            "deep",
+            torch.zeros(1, 1, 1, 1, 1, 1),
+            "is nested too deeply to be sent to the workers: remove the node that adds",
+        ),
+        (
+            "complex",
+            torch.tensor(1j),
+            "holds a complex, which cannot be sent to the workers: remove the node that adds it",
+        ),
+    ):
+        other = with_tensors(server, referenced, f"refused-{name}", {"reference_latents_method": given})
+        yield other, f"ref_latents_method.* in the conditioning {said}"
+    vision = torch.zeros(1, 1, 1, 1, 1, 1, 1, 5, 1280)
+    save_families(server, "wan_i2v")
+    graph = with_tensors(server, graph_of("wan_i2v"), "refused-vision", {"clip_vision_output": vision})
+    yield spread(graph), "the tensor .*clip_fea has 9 dimensions and 8 are the limit: reshape it"
+    save_families(server, "hunyuan_i2v")
+    save_latent(server, "hunyuan_i2v", 1, 16, 3, 8, 10)
+    first = {"concat_latent_image": draw(1, 48, 3, 8, 10, seed=22)}
+    yield (
+        spread(with_tensors(server, graph_of("hunyuan_i2v"), "refused-first", first)),
+        "the picture beside the latent, such as a first frame, has 49 channels with its mask and HunyuanVideoI2V takes 17: enc",
+    )
+    graph = on_one_worker(small()) | {"objects": node("PackObjects")}
+    style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": 0.5}
+    graph = insert_after(graph, "positive", "StyleModelApply", "conditioning", strength_type="attn_bias", **style)
+    yield graph, "attention_mask in the conditioning cannot be used with a parallel .* MODEL: "
+    save_unread(server.base_dir / "models" / "diffusion_models", "wide_radiance")
+    graph = graph_of("wan") | {"latent": node("EmptyChromaRadianceLatentImage", width=64, height=64, batch_size=1)}
+    graph["model"]["inputs"]["unet_name"] = "wide_radiance-unread.safetensors"
+    yield (
+        spread(graph, patches=2),
+        "pipefusion 1 with patches 2 cannot be used with this model, whose last layers need the",
+    )
+
+
+def what_travels(server: ComfyUI) -> Refusals:
+    """What does not go to the workers in a message."""
+    boxes = with_tensors(server, on_one_worker(small()), "refused-gligen", {"gligen": torch.ones(1)})
+    yield boxes, "GLIGEN cannot be used with a parallel MODEL yet: "
+    many = on_one_worker(small())
+    for _ in range(12):
+        source = many["sampler"]["inputs"]["positive"]
+        name = f"twice {len(many)}"
+        many[name] = node("ConditioningCombine", conditioning_1=source, conditioning_2=source)
+        many["sampler"]["inputs"]["positive"] = [name, 0]
+    yield many, "a message with .* tensors is over the limit of 4096: combine fewer prompts"
+    file = server.base_dir / "models" / "diffusion_models" / os.fsdecode(b"refused-\xff.safetensors")
+    save_flux(server.base_dir / "refused-name.safetensors")
+    (server.base_dir / "refused-name.safetensors").rename(file)
+    graph = on_one_worker(small())
+    graph["model"]["inputs"]["unet_name"] = file.name
+    yield graph, "a number or name in the message .* cannot be sent .*: choose another one"
+    file.unlink()
+
+
+def linked(server: ComfyUI) -> Refusals:
+    """What comes through a link, which ComfyUI does not compare with a field's limits or choices."""
+    for kind, value, field, said in (
+        ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 and more"),
+        ("PrimitiveInt", -1, "patches", "patches -1 and warmup_steps . cannot be negative: use 0 .automatic. or more"),
+        (
+            "PrimitiveInt",
+            3,
+            "cfg",
+            "cfg 3 is more than the 2 prompts, the positive and the negative one: use cfg 2 or 1",
+        ),
+        (
+            "PrimitiveFloat",
+            -1.0,
+            "memory_limit",
+            "memory_limit -1.0 is not an amount of memory: use gigabytes for each",
+        ),
+    ):
+        plan: dict[str, Any] = {field: ["number", 0]}
+        graph = parallel(small(), "cpu:2", **plan)
+        yield graph | {"number": node(kind, value=value)}, said
+    switch = {
+        "word": node("PrimitiveString", value="other"),
+        "switch": node("ComfySwitchNode", switch=True, on_true=["word", 0], on_false=["word", 0]),
+    }
+    for field, said in (
+        ("weights", "weights 'other' is unknown: use replicated, sharded or streamed"),
+        ("exchange", "exchange 'other' is unknown: use exact or fp8"),
+        ("compile", "compile 'other' is unknown: use off or on"),
+        ("attention", "attention 'other' is unknown: use one of auto, sdpa, "),
+    ):
+        chosen: dict[str, Any] = {field: ["switch", 0]}
+        yield parallel(small(), "cpu:2", **chosen) | switch, said
+    graph = parallel(small())
+    graph["model"]["inputs"]["weight_dtype"] = ["switch", 0]
+    yield graph | switch, "weight_dtype 'other' is unknown: use one of default, "
+
+
+def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
+    """LTX-Video with a guide of half the size, as an IC-LoRA's file asks for."""
+    models = server.base_dir / "models"
+    tensors = load_file(save_tiny(models / "diffusion_models", "ltxv"))
+    layer = "diffusion_model.transformer_blocks.0.attn1.to_q"
+    (rows, columns), halved = (
+        tensors["transformer_blocks.0.attn1.to_q.weight"].shape,
+        {"reference_downscale_factor": "2"},
+    )
+    lora = {f"{layer}.lora_A.weight": draw(4, columns, seed=1), f"{layer}.lora_B.weight": draw(rows, 4, seed=2)}
+    save_file(lora, models / "loras" / "refused-halved.safetensors", halved)
+    graph = with_guides(server, graph | {"latent": LATENTS["ltxv"]}, "latent")
+    graph["latent"] = node("EmptyLTXVLatentVideo", width=128, height=128, length=17, batch_size=1)
+    graph["model"]["inputs"]["unet_name"] = "ltxv.safetensors"
+    graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name="refused-halved.safetensors", strength_model=0.1)
+    graph["parameters"] = node("GetICLoRAParameters", iclora_model=graph["sampler"]["inputs"]["model"])
+    graph["end"]["inputs"]["iclora_parameters"] = ["parameters", 0]
+    return graph
+
+
+def sizes(server: ComfyUI) -> Refusals:
+    """Latents that do not fit the model, or what is beside them."""
+    for _, graph, said in wrong_sizes(server):
+        yield spread(graph, strict=False), said
+
+
+def computed(server: ComfyUI) -> Refusals:
+    """What is known once the model is computed: numbers that are none, and masks that are not supported."""
+    folder = server.base_dir / "models" / "diffusion_models"
+    tensors = flux_tensors()
+    tensors["final_layer.linear.bias"].fill_(torch.inf)
+    save_file(tensors, folder / "refused-inf.safetensors")
+    yield (
+        parallel(small("refused-inf")),
+        "Step 1 of 2: the model's output holds .* that are NaN or infinite, computed in",
+    )
+    save_tiny(folder, "hunyuan15")
+    for side, seed in TOKENS.items():  # of 7 tokens, as the mask has them
+        prompt = {"cond": draw(1, 7, TINY["hunyuan15"].text, seed=seed), "pooled_output": draw(1, 768, seed=1)}
+        save_file(prompt, server.input_dir / f"refused-hunyuan-{side}.safetensors")
+    graph = graph_of("hunyuan15")
+    for side in TOKENS:
+        graph[side]["inputs"]["conditioning"] = f"refused-hunyuan-{side}.safetensors"
+    weighed = {"attention_mask": torch.full((1, 7), 0.5)}
+    said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
+    # Each side by itself: of both at once ComfyUI's own model cannot take a mask of fractions.
+    yield spread(with_tensors(server, graph, "refused-weighed", weighed), cfg=2), said
+    longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
+    said = "the conditioning's attention_mask is for 9 tokens and its text has 7: encode the prompt again, or remove"
+    yield spread(with_tensors(server, graph, "refused-longer", longer)), said
+    yield (
+        spread(
+            _reduced_guide(server, with_tensors(server, graph, "refused-plain", {"attention_mask": torch.ones(1, 7)}))
+        ),
+        "the guides leave 12 of the latent's 80 tokens out, as those of an IC-LoRA",
+    )
+    save_families(server, "humo")
+    save_latent(server, "humo", 1, 16, 3, 8, 10)
+    sound = {"audio_embed": draw(1, 5, 8, 5, 1280, seed=29)}  # of five frames
+    said = (
+        ".* audio of the model's WanAttentionBlockAudio has 5 parts for 3 of the latent, which is not supported with a"
+    )
+    yield spread(with_tensors(server, graph_of("humo"), "refused-sound", sound), ring=2), said
+    save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # of 340 MB each
+    save_file({"cond": draw(1, 7, 3584, seed=7)}, server.input_dir / "refused-large.safetensors")
+    graph = graph_of("wan") | {"latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}
+    graph["model"]["inputs"]["unet_name"] = "wide_qwen-unread.safetensors"
+    for side in TOKENS:
+        graph[side]["inputs"]["conditioning"] = "refused-large.safetensors"
+    yield (
+        spread(graph, "cpu:1", weights="streamed"),
+        ".*: weights streamed takes .* of the computer's memory for each worker",
+    )
+
+
+def video(kind: str = "2b-odd", *, frames: int = 9, prompt: str = "video", latent: str = "") -> Graph:
+    size = {"width": 80, "height": 48, "length": frames, "batch_size": 1}
+    given = node("LoadLatent", latent=f"{latent}.latent") if latent else node("EmptyHunyuanLatentVideo", **size)
+    return of_family("LoadParallelCogVideoX", f"refused-{kind}.safetensors", prompt, given)
+
+
+def picture(*, file: str = "refused-pixart.safetensors", prompt: str = "picture", latent: str = "") -> Graph:
+    empty = node("EmptyLatentImage", width=64, height=64, batch_size=1)
+    given = node("LoadLatent", latent=f"{latent}.latent") if latent else empty
+    return of_family("LoadParallelPixArt", file, prompt, given)
+
+
+def of_family(loader: str, file: str, prompt: str, latent: dict[str, Any]) -> Graph:
+    graph = family_graph(loader, "", "", latent, cfg=2.0)
+    graph["model"]["inputs"]["unet_name"] = file
+    for side in ("positive", "negative"):
+        graph[side]["inputs"]["conditioning"] = f"{prompt}-refused.safetensors"
+    return graph

@@ -1,0 +1,44 @@
+"""What stock nodes would change within a model, which is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support.graphs.flux import node
+
+PICTURE = {
+    "vae": node("VAELoader", vae_name="taef1"),
+    "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0x4080C0),
+    "objects": node("PackObjects"),
+    "uni3c": node("PackUni3C", width=384),
+}
+CONTROL_PATCH = {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0], "strength": 1.0}
+FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "FluxKVCache": ("flux2", {}, "Replacing diffusion_model.params.default_ref_method cannot be done with"),
+    "QwenImageDiffsynthControlnet": (
+        "flux2",
+        CONTROL_PATCH,
+        "attention and block patches (double_block) cannot be applied to",
+    ),
+    "ZImageFunControlnet": ("flux2", CONTROL_PATCH, "attention and block patches (double_block) cannot be applied to"),
+    "USOStyleReference": (
+        "flux2",
+        {"model_patch": ["objects", 4], "clip_vision_output": ["objects", 1]},
+        "attention and block patches (post_input) cannot be applied to",
+    ),
+    "WanUni3CControlnetApply": (
+        "wan",
+        {"model_patch": ["uni3c", 0], "vae": ["vae", 0], "render_video": ["image", 0]}
+        | {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0},
+        "attention and block patches (double_block) cannot be applied to",
+    ),
+    "SUPIRApply": (
+        "flux2",
+        {"model_patch": ["objects", 4], "vae": ["vae", 0], "image": ["image", 0]}
+        | {"strength_start": 1.0, "strength_end": 1.0, "restore_cfg": 4.0, "restore_cfg_s_tmin": 0.05},
+        "attention and block patches (middle_block_after_patch, output_block_patch, forward_timestep_embed_patch) cannot be "
+        "applied to",
+    ),
+}
+"""The node, on which model, its inputs, and what the refusal begins with."""

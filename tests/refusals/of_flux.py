@@ -1,0 +1,369 @@
+"""What a parallel FLUX MODEL refuses: plans, prompts, latents, nodes, adapters and files, and what is said of each."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.flux import (
+    Graph,
+    ksampler_graph,
+    node,
+    parallel,
+)
+from tests.support.tiny.flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, flux_tensors, save_conditioning
+
+WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model."
+SEEDS = itertools.count(2200)
+
+
+def small(model: str = "tiny-schnell", **settings: Any) -> Graph:
+    """A job of a moment, with a seed of its own so that ComfyUI has no result of it."""
+    return ksampler_graph(model, **{"width": 64, "height": 64, "steps": 2, "cfg": 2.0, "seed": next(SEEDS)} | settings)
+
+
+def assert_one_sentence(message: str) -> None:
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert not re.search(r"[.!?]\s", message), f"more than one sentence: {message}"
+
+
+def on_one_worker(graph: Graph) -> Graph:
+    """On another plan than that of the running workers: the log would show that they start."""
+    return parallel(graph, "cpu:1")
+
+
+PATCHES = "attention and block patches ({})"
+REPLACED = "replaced attention or blocks ({})"
+MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "HyperTile": (
+        "HyperTile",
+        {"tile_size": 256, "swap_size": 2, "max_depth": 0, "scale_depth": False},
+        PATCHES.format("attn1_patch, attn1_output_patch"),
+    ),
+    "TomePatchModel": ("TomePatchModel", {"ratio": 0.3}, PATCHES.format("attn1_patch, attn1_output_patch")),
+    "PatchModelAddDownscale": (
+        "PatchModelAddDownscale",
+        {
+            "block_number": 3,
+            "downscale_factor": 2.0,
+            "start_percent": 0.0,
+            "end_percent": 0.35,
+            "downscale_after_skip": True,
+            "downscale_method": "bicubic",
+            "upscale_method": "bicubic",
+        },
+        PATCHES.format("input_block_patch_after_skip, output_block_patch"),
+    ),
+    "SelfAttentionGuidance": ("SelfAttentionGuidance", {"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
+    "FluxKVCache": ("FluxKVCache", {}, "Replacing diffusion_model.params.default_ref_method"),
+    "LoraLoaderBypassModelOnly": (
+        "LoraLoaderBypassModelOnly",
+        {"lora_name": "tiny-lora.safetensors", "strength_model": 1.0},
+        "Applying a LoRA in bypass mode",
+    ),
+}
+PERTURBED = {"scale": 3.0}
+"""PerturbedAttentionGuidance's inputs."""
+LAYER = "diffusion_model.single_blocks.0.linear2"
+LORAS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "a LoRA of another model": (
+        {f"{LAYER}.lora_down.weight": (2, 64), f"{LAYER}.lora_up.weight": (96, 2)},
+        "an adapter changes [96, 64] values of single_blocks.0.linear2.weight, which has [512, 2560]: choose a LoRA that "
+        "was made for this model.",
+    ),
+    "factors that do not fit": (
+        {f"{LAYER}.lora_down.weight": (2, 2560), f"{LAYER}.lora_up.weight": (512, 3)},
+        "an adapter's factors of [512, 3] and [2, 2560] do not fit each other: choose another LoRA.",
+    ),
+    "OFT blocks that do not fit": (
+        {f"{LAYER}.oft_blocks": (3, 32, 32)},
+        "an adapter changes [96, 2560] values of single_blocks.0.linear2.weight, which has [512, 2560]: choose a LoRA "
+        "that was made for this model.",
+    ),
+    "BOFT": (
+        {f"{LAYER}.oft_blocks": (2, 16, 32, 32)},
+        f"an adapter of the type boft cannot be applied to a parallel MODEL: {WAY_OUT}",
+    ),
+    "a LoRA that enlarges img_in": (
+        {
+            "img_in.lora_A.weight": (2, 128),
+            "img_in.lora_B.weight": (512, 2),
+            "single_blocks.0.norm.key_norm.scale": (128,),
+        },
+        "a LoRA that enlarges a weight (FLUX.1 Canny and Depth LoRAs do) cannot be applied to a parallel MODEL: "
+        f"{WAY_OUT}",
+    ),
+    "Tucker": (
+        {f"{LAYER}.hada_{part}": (2, 2) for part in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
+        "a Tucker-decomposed adapter, which is made for convolutions, cannot be applied to a parallel MODEL: "
+        f"{WAY_OUT}",
+    ),
+}
+SCHNELL = flux_tensors(heads=1, double_blocks=1, single_blocks=1)
+SCHNELL_FILE = save(SCHNELL)
+HEADER = 8 + int.from_bytes(SCHNELL_FILE[:8], "little")
+NO_MODEL = "is neither a safetensors nor a GGUF file: download it again, or choose another file."
+INCOMPLETE = "choose a complete FluxSchnell file."
+UNKNOWN = "is no diffusion model that ComfyUI knows under these tensor names: choose another file."
+
+
+def without(name: str) -> bytes:
+    return save({key: tensor for key, tensor in SCHNELL.items() if key != name})
+
+
+def with_tensor(name: str, tensor: torch.Tensor) -> bytes:
+    return save(SCHNELL | {name: tensor})
+
+
+def with_header(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
+
+
+QKV = "double_blocks.0.img_attn.qkv.weight"
+FILES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", f"(0 bytes) {NO_MODEL}"),
+    "cut in the length": (SCHNELL_FILE[:4], f"(4 bytes) {NO_MODEL}"),
+    "cut in the header": (
+        SCHNELL_FILE[:100],
+        f"is truncated: its header takes {HEADER} bytes and the file has 100; download it again.",
+    ),
+    "cut after the header": (
+        SCHNELL_FILE[:HEADER],
+        f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {HEADER}; download it again.",
+    ),
+    "cut in the data": (
+        SCHNELL_FILE[:-1],
+        f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {len(SCHNELL_FILE) - 1}; download it again.",
+    ),
+    "a pickle": (
+        b"PK\x03\x04" + bytes(range(256)) * 8,
+        "is a PyTorch pickle, which is not supported (it can run code)",
+    ),
+    "text": (b"<!DOCTYPE html><html>Not found</html>" * 9, f"(333 bytes) {NO_MODEL}"),
+    "a header that is no JSON": (with_header(b"{'a': 1}"), "has a damaged header"),
+    "a header nested too deeply": (with_header(b"[" * 100_000), "has a damaged header (maximum recursion depth"),
+    "a header that is a list": (with_header(b"[1, 2, 3]"), "has a damaged header"),
+    "a header with a tensor of no length": (
+        with_header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}'),
+        "has a damaged header (tensor a has 4 bytes for 8)",
+    ),
+    "a header with an unknown type": (
+        with_header(b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'),
+        "holds a as F4, a type not supported (F64, F32, F16, BF16, F8_E4M3, F8_E5M2, F8_E8M0, I64, I32, I16, I8, U8, BOOL are): "
+        "choose another file.",
+    ),
+    "no tensors": (save({}), UNKNOWN),
+    "Stable Diffusion": (
+        save({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(8, 4, 3, 3)}),
+        UNKNOWN,
+    ),
+    "diffusers' names": (
+        save({"x_embedder.weight": torch.zeros(8, 64), "transformer_blocks.0.attn.to_q.weight": torch.zeros(8, 8)}),
+        "lacks rows of the tensor x_embedder.bias: choose a complete file.",
+    ),
+    "FLUX.2, damaged": (
+        with_tensor("double_stream_modulation_img.lin.weight", torch.zeros(768, 128)),
+        "which does not fit a model of 128 features: choose a complete Flux2 file.",
+    ),
+    "no img_in": (
+        without("img_in.weight"),
+        UNKNOWN,
+    ),
+    "no attention": (
+        without("single_blocks.0.linear1.weight"),
+        f"lacks the tensor single_blocks.0.linear1.weight: {INCOMPLETE}",
+    ),
+    "no norm": (
+        without("double_blocks.0.txt_attn.norm.key_norm.scale"),
+        f"lacks the tensor double_blocks.0.txt_attn.norm.key_norm.weight: {INCOMPLETE}",
+    ),
+    "too few rows": (
+        with_tensor(QKV, torch.zeros(383, 128)),
+        f"holds {QKV} with the shape [383, 128], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
+    "too many columns": (
+        with_tensor(QKV, torch.zeros(384, 129)),
+        f"holds {QKV} with the shape [384, 129], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
+    "a vector as a scalar": (
+        with_tensor("img_in.bias", torch.zeros(())),
+        f"holds img_in.bias with the shape [], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
+    "a matrix as a scalar": (
+        with_tensor("txt_in.weight", torch.zeros(())),
+        "has tensors of which ComfyUI can make no model (IndexError: tuple index out of range): choose a complete file.",
+    ),
+    "features that are no multiple of a head": (
+        with_tensor("img_in.weight", torch.zeros(100, 64)),
+        f"holds img_in.weight with the shape [100, 64], which does not fit a model of 128 features: {INCOMPLETE}",
+    ),
+    "int8": (
+        with_tensor(QKV, torch.zeros(384, 128, dtype=torch.int8)),
+        f"holds {QKV} as I8 in rows of 128 bytes, which is not supported: choose a file with weights in fp32, fp16, bf16 "
+        "or fp8, or a GGUF file.",
+    ),
+}
+PLANS: dict[str, tuple[dict[str, Any], str]] = {
+    "GPUs that are not there": (
+        {"devices": "0,1"},
+        "devices '0,1' asks for GPU 0, 1, but no GPU is visible: use cpu:2 "
+        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
+    ),
+    "a GPU that is not there": (
+        {"devices": "0"},
+        "devices '0' asks for GPU 0, but no GPU is visible: use cpu:2 "
+        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
+    ),
+    "a fruit": (
+        {"devices": "banana"},
+        'devices \'banana\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
+    ),
+    "nothing": (
+        {"devices": ""},
+        'devices \'\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
+    ),
+    "no CPU worker": ({"devices": "cpu:0"}, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
+    "too many CPU workers": (
+        {"devices": "cpu:1000"},
+        "devices 'cpu:1000': write cpu:N with N from 1 to 64, such as cpu:2.",
+    ),
+    "an odd ulysses": (
+        {"devices": "cpu:2", "ulysses": 3},
+        "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
+        "of them, or choose other devices.",
+    ),
+    "too many workers": (
+        {"devices": "cpu:2", "ulysses": 2, "ring": 2},
+        "ring 2 x ulysses 2 = 4, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
+        "of them, or choose other devices.",
+    ),
+    "more workers than heads": (
+        {"devices": "cpu:8", "ulysses": 8},
+        "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 "
+        "(automatic) for all of them.",
+    ),
+    "a ring that leaves more workers than heads": (
+        {"devices": "cpu:8", "ring": 1, "data": 1},
+        "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; "
+        "use ring 2 x ulysses 4, or 0 (automatic) for all of them.",
+    ),
+    "automatic devices without GPUs": (
+        {"devices": "auto", "ulysses": 4, "ring": 1},
+        "ulysses 4, but no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
+        "or write cpu:4 into devices to try it without GPUs.",
+    ),
+    "more stages than blocks": (
+        {"devices": "cpu:4", "pipefusion": 4},
+        "pipefusion 4 is more than the model's 3 blocks: use ring 1 x ulysses 4, or 0 (automatic) for all of them.",
+    ),
+    "stages of other blocks": (
+        {"devices": "cpu:2", "pipefusion": 2, "stages": "1,1"},
+        "stages '1,1' is 2 stages with 1 + 1 = 2 blocks, but pipefusion 2 needs 2 stages and the model has 3 blocks: write "
+        '"1,2", or leave it empty.',
+    ),
+    "stages that are no numbers": (
+        {"devices": "cpu:2", "pipefusion": 2, "stages": "half"},
+        "stages 'half' is not understood: write the blocks of each stage, such as \"1,2\", or leave it empty.",
+    ),
+    "more patches than rows": (
+        {"devices": "cpu:2", "pipefusion": 2, "patches": 9},
+        "patches 9 is more than the picture's 4 rows of tokens: use patches 4 at most, or a taller picture.",
+    ),
+    "more groups than pictures": (
+        {"devices": "cpu:2", "data": 2},
+        "data 2 is more than the batch of 1: use data 1 or a larger batch.",
+    ),
+    "weights split twice": (
+        {"devices": "cpu:2", "pipefusion": 2, "weights": "sharded"},
+        "weights sharded cannot be used with pipefusion 2, which splits the weights already: use weights replicated, or "
+        "pipefusion 1.",
+    ),
+    "flash on the CPU": (
+        {"devices": "cpu:1", "attention": "flash"},
+        "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
+    ),
+    "sage on the CPU": (
+        {"devices": "cpu:1", "attention": "sage"},
+        "attention sage cannot be used: SageAttention runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
+    ),
+}
+
+
+def latent(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[3:5] = torch.tensor([float("nan"), float("inf")])
+    return tensor
+
+
+def from_file(comfyui: ComfyUI, tensor: torch.Tensor, name: str = "wrong") -> Graph:
+    """Starts from a latent in a file."""
+    tensors = {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, comfyui.input_dir / f"{name}.latent")
+    graph = on_one_worker(small(denoise=0.5))
+    graph["latent"] = node("LoadLatent", latent=f"{name}.latent")
+    return graph
+
+
+TAKES = f"and FluxSchnell takes [batch, {CHANNELS}, height, width]: use the empty latent or the VAE that belongs to this model."
+EMPTY = "which is empty: use a batch of at least 1 and at least 16 x 16 pixels."
+LATENTS: dict[str, tuple[torch.Tensor, str]] = {
+    "no width": (latent(1, CHANNELS, 8, 0), f"the latent has the shape [1, 16, 8, 0], {EMPTY}"),
+    "no height": (latent(1, CHANNELS, 0, 8), f"the latent has the shape [1, 16, 0, 8], {EMPTY}"),
+    "no pictures": (latent(0, CHANNELS, 8, 8), f"the latent has the shape [0, 16, 8, 8], {EMPTY}"),
+    "4 channels": (latent(1, 4, 8, 8), f"the latent has the shape [1, 4, 8, 8] {TAKES}"),
+    "a video": (latent(1, CHANNELS, 2, 8, 8), f"the latent has the shape [1, 16, 2, 8, 8] {TAKES}"),
+    "NaN": (
+        with_nan(latent(1, CHANNELS, 8, 8)),
+        "the latent holds 2 values of 1024 that are NaN or infinite: look at the node it comes from "
+        "(a text encoder or VAE in too low a precision does that).",
+    ),
+}
+
+
+def conditioning(**settings: Any) -> Callable[[Path], Any]:
+    return lambda path: save_conditioning(path, **{"tokens": 5} | settings)
+
+
+def nan_in(name: str) -> Callable[[Path], Any]:
+    tensors = {"cond": torch.zeros(1, 5, TEXT_WIDTH), "pooled_output": torch.zeros(1, POOLED_WIDTH)}
+    with_nan(tensors[name])
+    return lambda path: save_file(tensors, path)
+
+
+ENCODER = "FluxSchnell takes [batch, tokens, 64]: use the text encoder that belongs to this model."
+PRECISION = "look at the node it comes from (a text encoder or VAE in too low a precision does that)."
+CONDITIONINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "narrow text": (
+        conditioning(width=32),
+        f"the conditioning's text is of the shape [1, 5, 32] and {ENCODER}",
+    ),
+    "wide text": (conditioning(width=96), f"the conditioning's text is of the shape [1, 5, 96] and {ENCODER}"),
+    "narrow pooled text": (
+        conditioning(pooled_width=16),
+        "the conditioning's pooled text is 16 wide and FluxSchnell takes 32: use the text encoders that belong to this model.",
+    ),
+    "no tokens": (
+        conditioning(tokens=0),
+        "the conditioning's text has the shape [1, 0, 64] and at least one token is needed: encode a prompt.",
+    ),
+    "NaN in the text": (
+        nan_in("cond"),
+        f"the conditioning (context) holds 2 values of 320 that are NaN or infinite: {PRECISION}",
+    ),
+    "NaN in the pooled text": (
+        nan_in("pooled_output"),
+        f"the conditioning (y) holds 2 values of 32 that are NaN or infinite: {PRECISION}",
+    ),
+}

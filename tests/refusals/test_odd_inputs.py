@@ -1,0 +1,42 @@
+"""Inputs of odd types and numbers: what ComfyUI makes of them, or one sentence that names them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.refusals.no_pictures import NO_PICTURE, with_sigmas
+from tests.support.graphs.flux import Graph, ksampler_graph, parallel
+from tests.support.latents import relative_error, saved_latent
+
+
+def equal(comfyui, graph: Graph, **plan) -> bool:
+    runs = [comfyui.queue(each, timeout=300).check() for each in (graph, parallel(graph, **plan))]
+    theirs, ours = (saved_latent(comfyui, run) for run in runs)
+    return relative_error(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
+def test_conditioning_of_any_type_is_cast_as_comfyui_casts_it(comfyui, dtype):
+    tensors = load_file(comfyui.input_dir / "cond-37.safetensors")
+    name = str(dtype).removeprefix("torch.")
+    save_file(tensors | {"cond": tensors["cond"].to(dtype)}, comfyui.input_dir / f"{name}.safetensors")
+    assert equal(comfyui, ksampler_graph("tiny-schnell", positive=name, width=64, height=64, steps=2, cfg=2.0))
+
+
+def test_one_sigma_is_no_step(comfyui):
+    assert equal(comfyui, with_sigmas("0.7"), pipefusion=2)
+
+
+def test_sigmas_that_rise(comfyui):
+    assert equal(comfyui, with_sigmas("0.3, 0.6, 0.9"))
+
+
+@pytest.mark.parametrize(("graph", "said"), NO_PICTURE.values(), ids=NO_PICTURE)
+def test_numbers_of_which_no_picture_comes_are_named(comfyui, graph, said):
+    run = comfyui.queue(parallel(graph), timeout=300)
+    assert run.error is not None
+    assert re.match(said, run.error.exception_message)

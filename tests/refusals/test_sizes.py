@@ -1,0 +1,32 @@
+"""A latent of another model's size, or of another than what is beside it, is refused before the workers hear of it."""
+
+from __future__ import annotations
+
+import re
+
+from scripts.comfyui import ComfyUI
+from tests.refusals.of_flux import assert_one_sentence
+from tests.refusals.wrong_sizes import wrong_sizes
+from tests.support.graphs.comfyui import graph_of, save_families, spread
+
+
+def test_sizes_that_do_not_fit_are_refused_and_the_workers_stay(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "wan")
+    comfyui.queue(spread(graph_of("wan", steps=1)), timeout=300).check()
+    workers = pids(comfyui)
+    assert len(workers) == 2
+    said = {}
+    for name, graph, expected in wrong_sizes(comfyui):
+        run = comfyui.queue(spread(graph, strict=False), timeout=300)
+        message = run.error.exception_message if run.error else run.status
+        if not re.match(expected, message) or pids(comfyui) != workers:
+            said[name] = message
+        elif run.error:
+            assert_one_sentence(message)
+        assert comfyui.queue(graph, timeout=300).status == "error", f"ComfyUI can do it: {name}"
+    assert said == {}
+
+
+def pids(server: ComfyUI) -> set[int]:
+    """Of the workers."""
+    return {child.pid for child in server.children() if child.name().startswith("parallel-rank")}

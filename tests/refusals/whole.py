@@ -1,0 +1,130 @@
+"""Graphs that are refused of models which run whole, and what each is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.refusals.kinds import Refusals, literally
+from tests.support.graphs.comfyui import graph_of, save_latent, spread
+from tests.support.graphs.family_tests import save_with_prompts
+from tests.support.graphs.flux import Graph, controlled, node
+from tests.support.tiny.controlnet import save_of_unet
+
+AT_MOST = "this model is split by prompts and batches only: with a batch of 1, two GPUs at most"
+
+PLANS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "four workers for a picture": (
+        {"devices": "cpu:4"},
+        f"devices 'cpu:4' are 4 workers, and {AT_MOST}; use 2 of them, or a larger batch.",
+    ),
+    "data of other devices": (
+        {"devices": "cpu:3", "data": 1, "cfg": 2},
+        "devices 'cpu:3' are 3 workers, and this model is split by prompts and batches only: with data 1 and cfg 2, two GPUs at "
+        "most; use 2 of them.",
+    ),
+    "too few devices": (
+        {"devices": "cpu:1", "data": 1, "cfg": 2},
+        "data 1 x cfg 2 takes 2 workers or a multiple of it, and devices 'cpu:1' are 1: use data 0 and cfg 0 (automatic), or "
+        "more devices.",
+    ),
+    "ulysses": ({"ulysses": 2}, f"ulysses 2 cannot be used, as {AT_MOST}; use ulysses 1, and cfg or data."),
+    "ring": ({"ring": 2}, f"ring 2 cannot be used, as {AT_MOST}; use ring 1, and cfg or data."),
+    "pipefusion": ({"pipefusion": 2}, f"pipefusion 2 cannot be used, as {AT_MOST}; use pipefusion 1, and cfg or data."),
+    "patches": ({"patches": 2}, f"patches 2 cannot be used, as {AT_MOST}; use patches 1, and cfg or data."),
+    "stages": ({"stages": "1"}, f"stages '1' cannot be used, as {AT_MOST}; leave it empty."),
+    "sharded": (
+        {"weights": "sharded"},
+        "weights sharded cannot be used with this model, whose forward each GPU runs whole: use weights replicated, or smaller "
+        "weights (fp8, GGUF).",
+    ),
+    "attention": (
+        {"attention": "sdpa"},
+        "attention sdpa cannot be used with this model, which runs with ComfyUI's own attention: use attention auto.",
+    ),
+}
+
+
+def no_negative() -> tuple[Graph, str]:
+    """A picture without a negative side, on four workers."""
+    return spread(graph_of("sd15", cfg=1.0), "cpu:4"), (
+        "devices 'cpu:4' are 4 workers, and this model is split by prompts and batches only: with a batch of 1 and no negative "
+        "prompt, one GPU at most; use 1 of them, or a larger batch."
+    )
+
+
+def sound() -> tuple[Graph, str]:
+    """A latent of sound."""
+    graph = graph_of("sd15") | {"latent": node("EmptyLatentAudio", seconds=5.0, batch_size=1)}
+    return spread(
+        graph
+    ), "the latent has the shape [1, 4, 221184] and SD15 takes [batch, 4, height, width], none of them 0"
+
+
+def other_text() -> tuple[Graph, str]:
+    """The text of another model."""
+    graph = graph_of("sd15")
+    graph["positive"]["inputs"]["conditioning"] = "hunyuan3d21-positive.safetensors"
+    return spread(graph), "the conditioning's text is of the shape [1, 7, 1024] and SD15 takes one 768 wide"
+
+
+def swapped() -> tuple[Graph, str]:
+    """A class that swaps the halves of a batch."""
+    graph = graph_of("hunyuan3d21")
+    return spread(graph, cfg=2), "a Hunyuan3Dv2_1 model computes the rows of a batch together"
+
+
+def other_control() -> tuple[Graph, str]:
+    """A ControlNet of a model with more blocks."""
+    graph = graph_of("inpaint") | {
+        "net": node("ControlNetLoader", control_net_name="refused-sd15.safetensors"),
+        "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
+    }
+    said = (
+        "the ControlNet gives tensors of [1, 320, 5, 7] for the [1, 320, 9, 14] of middle blocks of this model: use a ControlNet "
+        "that was made for this model."
+    )
+    return spread(controlled(graph), strict=False), said
+
+
+def zero123() -> tuple[Graph, str]:
+    """A checkpoint that a tensor beside the diffusion model makes another model."""
+    graph = spread(graph_of("ip2p"))
+    graph["model"] = node("LoadParallelCheckpoint", ckpt_name="refused-zero123.safetensors", plan=["plan", 0])
+    return graph, (
+        "refused-zero123.safetensors is a Stable_Zero123 checkpoint, whose diffusion model alone is a SD15_instructpix2pix, "
+        "which is not supported: use Load Checkpoint."
+    )
+
+
+def save(server: ComfyUI) -> None:
+    """Write the models and prompts that these graphs take."""
+    save_with_prompts(server, "sd15")
+    save_with_prompts(server, "hunyuan3d21")
+    save_with_prompts(server, "inpaint")
+    save_zero123(server)
+    save_of_unet(server.base_dir / "models" / "controlnet" / "refused-sd15.safetensors")
+    save_latent(server, "sd15", 1, 4, 9, 14)
+
+
+def save_zero123(server: ComfyUI) -> None:
+    """Write a checkpoint that a tensor beside the diffusion model makes another model."""
+    save_with_prompts(server, "ip2p")
+    tensors = load_file(server.base_dir / "models" / "diffusion_models" / "ip2p.safetensors")
+    full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    beside = {"cc_projection.weight": torch.zeros(768, 772), "cc_projection.bias": torch.zeros(768)}
+    (server.base_dir / "models" / "checkpoints").mkdir(exist_ok=True)
+    save_file(full | beside, server.base_dir / "models" / "checkpoints" / "refused-zero123.safetensors")
+
+
+def whole(server: ComfyUI) -> Refusals:
+    """All of them."""
+    save(server)
+    for plan, said in PLANS.values():
+        yield spread(graph_of("sd15"), **plan), literally(said)
+    for graph, said in (no_negative(), sound(), other_text(), swapped(), other_control(), zero123()):
+        yield graph, literally(said)

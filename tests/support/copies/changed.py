@@ -1,0 +1,35 @@
+"""A copy of ComfyUI with a change by hand, and what it says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from parallel_backend.wire.secret import VARIABLE
+from scripts.comfyui import ComfyUI, Graph
+from tests.support.graphs.comfyui import graph_of, save_families
+
+
+def plain(steps: int = 3) -> Graph:
+    return graph_of("wan", steps=steps)
+
+
+def copied(folder: Path, file: str, before: str, after: str, **variables: str) -> ComfyUI:
+    """A ComfyUI with a file changed, and with verdicts of its own."""
+    copy = folder / "ComfyUI"
+    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+    text = (copy / file).read_text()
+    assert before in text, f"{file} of this ComfyUI has no {before!r}"
+    (copy / file).write_text(text.replace(before, after, 1))
+    cache = {"XDG_CACHE_HOME": str(folder / "cache")}
+    server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret"), **cache, **variables})
+    save_families(server, "wan")
+    return server
+
+
+def said(server: ComfyUI, graph: Graph) -> str:
+    """What refuses a graph."""
+    run = server.queue(graph, timeout=600)
+    assert run.error is not None
+    return run.error.exception_message

@@ -1,0 +1,47 @@
+"""A ComfyUI that reads classes and sizes from files, so that models run small whose sizes its detection takes for granted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from parallel_backend.wire.secret import VARIABLE
+from scripts.comfyui import PACKS, REPO, ComfyUI
+
+SIZES = """
+
+_taken_for_granted = model_config_from_unet
+
+
+def model_config_from_unet(*args, metadata=None, **kwargs):
+    sizes = json.loads((metadata or {}).get("sizes", "{}"))
+    if "class" in (metadata or {}):
+        found = getattr(comfy.supported_models, metadata["class"])(sizes)
+    else:
+        found = _taken_for_granted(*args, metadata=metadata, **kwargs)
+    if found is not None:
+        found.unet_config |= sizes
+    return found
+"""
+
+
+def sized_copy(folder: Path, **code: str) -> ComfyUI:
+    """The one at hand, copied into a folder; `code` comes behind the files of these names in its package, beside SIZES."""
+    return copied(folder, {f"comfy/{file}.py": behind for file, behind in {"model_detection": SIZES, **code}.items()})
+
+
+def copied(folder: Path, code: Mapping[str, str]) -> ComfyUI:
+    """The one at hand, copied into a folder; `code` comes behind its files of these names."""
+    copy = folder / "ComfyUI"
+    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+    for file, behind in code.items():
+        with (copy / file).open("a") as written:
+            written.write(behind)
+    return ComfyUI(
+        copy,
+        folder / "base",
+        env={VARIABLE: str(folder / "secret")},
+        packs={**PACKS, "other-pack": REPO / "tests" / "support" / "other_pack"},
+    )

@@ -1,0 +1,145 @@
+"""The tests of families whose layers a file of this folder names: each split, a LoRA and what their own nodes bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import ClassVar
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    EVERY_SPLIT,
+    TOKENS,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    masked,
+    save_families,
+    save_latent,
+    spread,
+    with_reference,
+)
+from tests.support.graphs.flux import Graph, insert_after
+from tests.support.graphs.loras import save_lora, with_lora
+from tests.support.latents import relative_error
+from tests.support.tiny.comfyui import TINY
+
+Layers = Mapping[str, tuple[str, ...]]
+"""Of each family the layers that its LoRA changes, by the names in its file."""
+
+ONE_CALL = ("cosmos", "cosmos_i2v", "flow_rvs", "longcat")
+"""The families that run one model call at a time, which Parallel Sampler refuses."""
+
+
+def job(name: str, steps: int = 2) -> Graph:
+    """A family's own, with what its prompts hold beside the text."""
+    graph = graph_of(name, steps=steps)
+    for side, tokens in TOKENS.items():
+        if TINY[name].extra(tokens):
+            graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-beside-{side}.safetensors")
+    return graph
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a family's own nodes put beside its text: tensors on the prompts, a mask of the first frame, references.
+
+    `references` are the shapes of latents, `method` what ComfyUI's node says of where they are. The prompts of `sides` have
+    what is given.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    mask: bool = False
+    references: tuple[tuple[int, ...], ...] = ()
+    sides: tuple[str, ...] = ("positive", "negative")
+    method: str = ""
+
+    def graph(self, server: ComfyUI) -> Graph:
+        """The family's job with it."""
+        graph = graph_of(self.name, steps=2)
+        for side, tokens in TOKENS.items():
+            tensors = {**TINY[self.name].extra(tokens), **(self.tensors if side in self.sides else {})}
+            if tensors:
+                file = "-".join((self.name, "given", *self.tensors, f"{side}.safetensors"))
+                save_file(tensors, server.input_dir / file)
+                graph = insert_after(graph, side, "PackPrompt", "conditioning", file=file)
+        for number, shape in enumerate(self.references):
+            file = f"{self.name}-reference-{number}"
+            save_latent(server, file, 1, *shape)
+            for side in self.sides:
+                graph = with_reference(graph, file, side)
+        if self.method:
+            for side in self.sides:
+                last = graph["sampler"]["inputs"][side][0]
+                method = {"reference_latents_method": self.method}
+                graph = insert_after(graph, last, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
+        _, frames, height, width = TINY[self.name].latent if self.mask else (0, 0, 0, 0)
+        return masked(graph, width, height, frames) if self.mask else graph
+
+
+def save_with_prompts(server: ComfyUI, name: str) -> None:
+    """Write a model, its prompts and its latent."""
+    save_families(server, name)
+    save_latent(server, name, 1, *TINY[name].latent)
+    for side, tokens in TOKENS.items():
+        if beside := dict(TINY[name].extra(tokens)):
+            save_file(beside, server.input_dir / f"{name}-beside-{side}.safetensors")
+
+
+def save_with_loras(server: ComfyUI, layers: Layers) -> None:
+    """Write models, prompts, latents and LoRAs."""
+    models = server.base_dir / "models"
+    for name, changed in layers.items():
+        save_with_prompts(server, name)
+        tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
+        names = tuple(f"diffusion_model.{layer}" for layer in changed)
+        save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
+
+
+def assert_same(latent_of: LatentOf, name: str, split: str, graph: Graph) -> None:
+    """A family's job under a split gives the stock result."""
+    ours = spread(graph, strict=name not in ONE_CALL, **EVERY_SPLIT[split])
+    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+
+
+class Families:
+    """The tests of a module's families: each split but what is `refused`, LoRA, and what is `given` beside the text.
+
+    LoRA and what is given change the picture by more than `matters`.
+    """
+
+    layers: ClassVar[Layers]
+    given: ClassVar[Mapping[str, Given]]
+    matters: ClassVar[float] = DIFFERENT
+    refused: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "label" in metafunc.fixturenames:
+            metafunc.parametrize(("label", "split"), [*product(self.given, ("ring 3", "pipefusion 2"))])
+        elif "split" in metafunc.fixturenames:
+            splits = [case for case in product(self.layers, EVERY_SPLIT) if case not in self.refused]
+            metafunc.parametrize(("name", "split"), splits)
+        else:
+            metafunc.parametrize("name", self.layers)
+
+    def test_every_split_gives_the_stock_result(self, name: str, split: str, latent_of: LatentOf) -> None:
+        assert_same(latent_of, name, split, job(name))
+
+    def test_lora(self, name: str, latent_of: LatentOf) -> None:
+        plain = job(name)
+        graph = with_lora(plain, name, 0.8)
+        assert relative_error(latent_of(plain), latent_of(graph)) > self.matters
+        assert_same(latent_of, name, "sharded", graph)
+
+    def test_what_is_given(self, label: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+        given = self.given[label]
+        graph = given.graph(comfyui)
+        assert relative_error(latent_of(job(given.name)), latent_of(graph)) > self.matters
+        assert_same(latent_of, given.name, split, graph)

@@ -1,0 +1,69 @@
+"""Graphs with networks beside a model's blocks."""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import graph_of, spread
+from tests.support.graphs.flux import Graph, insert_after_model, node
+from tests.support.tiny.comfyui import save_tiny
+from tests.support.tiny.models import draw
+from tests.support.tiny.networks import save_lllite
+
+ANIMA = "anima"
+
+
+def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
+    """With two networks, one of which ends before the last step and one of which takes a mask, and without."""
+    models = server.base_dir / "models"
+    save_tiny(models / "diffusion_models", ANIMA)
+    save_lllite(models / "model_patches" / "lllite.safetensors")
+    save_lllite(models / "model_patches" / "lllite-masked.safetensors", masked=True, seed=1)
+    save_lllite(models / "model_patches" / "lllite-narrow.safetensors", width=128)
+    noise = torch.randint(0, 256, (9, 14, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
+    Image.fromarray(noise).resize((112, 72), Image.Resampling.NEAREST).save(server.input_dir / "beside.png")
+    graph = graph_of("wan") | {"latent": node("EmptyHunyuanLatentVideo", width=112, height=72, length=1, batch_size=1)}
+    graph["model"]["inputs"]["unet_name"] = f"{ANIMA}.safetensors"
+    for tokens, side in ((7, "positive"), (4, "negative")):
+        save_file({"cond": draw(1, tokens, 1024, seed=tokens)}, server.input_dir / f"{ANIMA}-{side}.safetensors")
+        graph[side]["inputs"]["conditioning"] = f"{ANIMA}-{side}.safetensors"
+    graph |= {
+        "image": node("LoadImage", image="beside.png"),
+        "mask": node("ImageToMask", image=["image", 0], channel="red"),
+    }
+    patched = graph
+    for name, given in {"lllite": {"end_percent": 0.6}, "lllite-masked": {"mask": ["mask", 0]}}.items():
+        settings = {"strength": 0.8, "start_percent": 0.0, "end_percent": 1.0} | given
+        patched = insert_after_model(
+            patched, "AnimaLLLiteApply", model_patch=[name, 0], image=["image", 0], **settings
+        ) | {name: node("ModelPatchLoader", name=f"{name}.safetensors")}
+    return patched, graph
+
+
+CHANGED: tuple[tuple[Graph, str], ...] = (
+    (
+        {"latent": node("EmptyHunyuanLatentVideo", width=112, height=72, length=9, batch_size=1)},
+        "Anima LLLite takes a picture and the latent has 3 frames: use a latent of one frame.",
+    ),
+    (
+        {"image": node("RepeatImageBatch", image=["first", 0], amount=2)},
+        "the model patch is given a batch of 2 pictures and a parallel MODEL takes one: ",
+    ),
+    (
+        {"lllite": node("ModelPatchLoader", name="lllite-narrow.safetensors")},
+        "the model patch is made for a width of 128 and the model has 256: ",
+    ),
+    (
+        {"lllite": node("PackChangedPatch", model_patch=["unchanged", 0])},
+        "a model patch that is changed itself cannot be applied to a parallel MODEL: ",
+    ),
+)
+"""What of a graph with networks is changed, and what is said of it."""
+
+
+def change(patched: Graph, changed: Graph) -> Graph:
+    """A graph for the workers; what is replaced has another name there."""
+    return spread(patched | {"first": patched["image"], "unchanged": patched["lllite"]} | changed)

@@ -1,0 +1,53 @@
+"""Graphs with what another pack does to a MODEL, a GUIDER or a SAMPLER."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node
+from tests.support.server import NARROW
+
+SEED = 5100
+
+
+def basic() -> Graph:
+    return ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0, seed=SEED)
+
+
+def custom(guider: dict[str, Any] | None = None, sampler: dict[str, Any] | None = None) -> Graph:
+    """SamplerCustomAdvanced, with the pack's guider or sampler."""
+    sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
+    return basic() | {
+        "noise": node("RandomNoise", noise_seed=SEED),
+        "guider": guider or node("CFGGuider", model=["model", 0], **sides, cfg=2.0),
+        "select": sampler or node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
+        "sampler": node("SamplerCustomAdvanced", **links, sampler=["select", 0], latent_image=["latent", 0]),
+    }
+
+
+def changed(kind: str) -> Graph:
+    return insert_after_model(basic(), "PackModel", kind=kind)
+
+
+def guided(kind: str) -> Graph:
+    sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    return custom(guider=node("PackGuider", model=["model", 0], **sides, kind=kind))
+
+
+REFUSED = {
+    "forward_orig": "Changing diffusion_model.forward_orig",
+    "object patch diffusion_model.forward": "Replacing diffusion_model.forward",
+    "a hook on a block": "Changing diffusion_model.single_blocks.0.forward",
+    "forward on a block": "Changing diffusion_model.single_blocks.0.forward",
+    "a block replaced": "Changing diffusion_model.single_blocks.0",
+    "a weight edited": "Reading or changing the weights",
+    "a weight's data edited": "Reading or changing the weights",
+    "a weight replaced": "Changing diffusion_model.img_in.weight",
+    "a weight wrapper": "Wrapping weights",
+    "a clone for another GPU": "MultiGPU CFG Split",
+    "a model of its own": "Replacing the diffusion model",
+    "a class of blocks": "Changing SingleStreamBlock (forward of another pack)",
+}
+"""What is inside the diffusion model, where nothing reaches the workers."""

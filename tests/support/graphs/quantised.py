@@ -1,0 +1,34 @@
+"""Quantised files of ComfyUI's own models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from tests.support.graphs.comfyui import TOLERANCE, spread
+from tests.support.graphs.flux import Graph
+from tests.support.latents import relative_error
+
+ROUNDED = ("int8", "int8_rows", "int8_convrot", "w4a4")
+"""Formats whose layers round what they are given: the last bit of an input decides how, and the next layers more so."""
+LatentOf = Callable[[Graph], Tensor]
+
+
+def file_name(name: str, form: str) -> str:
+    """One that no other test writes: results are kept by graph, and a graph says only the name of its file."""
+    return f"{name}-quantised-{form}.safetensors"
+
+
+def distance(latent_of: LatentOf, graph: Graph, exact: Graph, plan: dict[str, Any], form: str) -> None:
+    """What several ranks make of a graph is what the stock loader makes; rounded, it is no further from the exact one."""
+    ours, stock = latent_of(spread(graph, **plan)), latent_of(graph)
+    error = relative_error(ours, stock)
+    print(f"{form}: {error:.2g} from ComfyUI's", end=" ")
+    if form not in ROUNDED:
+        assert error <= TOLERANCE
+        return
+    best = latent_of(exact)
+    print(f"{relative_error(ours, best):.3g} and {relative_error(stock, best):.3g} from fp32")
+    assert relative_error(ours, best) <= 1.5 * relative_error(stock, best)

@@ -1,0 +1,41 @@
+"""Latents that graphs save, and how far two are from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI, Graph, Run
+
+if TYPE_CHECKING:
+    pass
+
+
+def latents(server: ComfyUI) -> Callable[[Graph], Tensor]:
+    """Runs a graph and returns the latent its node "save" saved (fp64); the same graph is run only once."""
+    done: dict[str, Tensor] = {}
+
+    def latent(graph: Graph) -> Tensor:
+        key = repr(graph)
+        if key not in done:
+            done[key] = saved_latent(server, server.queue(graph, timeout=300).check())
+        return done[key]
+
+    return latent
+
+
+def saved_latent(server: ComfyUI, run: Run, node_id: str = "save") -> Tensor:
+    """The latent that a SaveLatent node of a run wrote, in fp64."""
+    (file,) = server.files(run, node_id)
+    return load_file(Path(file))["latent_tensor"].double()
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Relative L2 error; NaN counts as infinite."""
+    assert result.shape == reference.shape
+    error = ((result - reference).norm() / reference.norm()).item()
+    return error if error == error else float("inf")

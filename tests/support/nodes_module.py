@@ -1,0 +1,37 @@
+"""The nodes' modules in a test's process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+REPO = Path(__file__).parents[2]
+
+
+class Sets(Protocol):
+    """Puts modules into a table, as pytest's MonkeyPatch does."""
+
+    def setitem(self, dic: MutableMapping[str, ModuleType], name: str, value: ModuleType) -> None:
+        """Under this name."""
+
+
+class ForGood:
+    """Leaves them there."""
+
+    def setitem(self, dic: MutableMapping[str, ModuleType], name: str, value: ModuleType) -> None:
+        """Under this name."""
+        dic[name] = value
+
+
+def nodes_module(name: str, patch: Sets) -> ModuleType:
+    """A module of the nodes, without what their package imports, which is a whole ComfyUI; on this process's engine."""
+    for package, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
+        patch.setitem(sys.modules, package, ModuleType(package))
+        sys.modules[package].__path__ = [str(path)]
+    for engine in [name for name in sys.modules if name.partition(".")[0] == "parallel_backend"]:
+        patch.setitem(sys.modules, f"pack.{engine}", sys.modules[engine])
+    return importlib.import_module(f"pack.nodes.{name}")

@@ -1,0 +1,38 @@
+"""What the tests' ComfyUI has in its folders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scripts.comfyui import REPO, ComfyUI
+from tests.support.tiny.flux import save_conditioning, save_flux
+
+if TYPE_CHECKING:
+    pass
+
+
+TEXT_LENGTHS = (1, 37, 256, 300, 512)
+
+
+NARROW, NARROW_DEV = "narrow-schnell", "narrow-dev"
+
+
+OTHER_LENGTH = 45
+"""For a second text, where all that matters is that it is longer than the first."""
+
+
+def fill(server: ComfyUI) -> None:
+    """Put the tests' models and prompts into a server's folders."""
+    models = server.base_dir / "models" / "diffusion_models"
+    save_flux(models / "tiny-schnell.safetensors")
+    save_flux(models / "tiny-dev.safetensors", guidance=True, seed=1)
+    save_flux(models / "tiny-3-heads.safetensors", heads=3, seed=2)
+    save_flux(models / f"{NARROW}.safetensors", heads=2, seed=3)
+    save_flux(models / f"{NARROW_DEV}.safetensors", heads=2, guidance=True, seed=4)
+    sprites = REPO / "workflows" / "sprites"
+    server.add_model("diffusion_models", [sprites / "sprites-flux-schnell.safetensors"])
+    server.add_model("vae_approx", sprites.glob("taef1_*.safetensors"))
+    server.add_input([*sprites.glob("*-on-*.safetensors"), sprites / "empty.safetensors"])
+    for tokens in (*TEXT_LENGTHS, OTHER_LENGTH):
+        save_conditioning(server.input_dir / f"cond-{tokens}.safetensors", tokens)
+    save_conditioning(server.input_dir / "cond-37-other.safetensors", 37, seed=1)

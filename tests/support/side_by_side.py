@@ -1,0 +1,88 @@
+"""Tests in several processes at once (pytest-xdist): which stay together, and which begin first."""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadScopeScheduling
+
+FEATURES = "a ComfyUI for features"
+MODELS = "a ComfyUI for its own models"
+PAGE = "a ComfyUI and its page"
+FAULTY = "a ComfyUI for faults"
+
+FOLDERS = {
+    "tests/features": FEATURES,
+    "tests/host": FEATURES,
+    "tests/newer": FEATURES,
+    "tests/families": MODELS,
+    "tests/families/whole": MODELS,
+    "tests/page": PAGE,
+    "tests/refusals": PAGE,
+}
+"""The groups of folders whose tests share a ComfyUI. Any other folder is a group of its own."""
+
+FILES = {
+    f"tests/{file}.py": name
+    for name, files in (
+        (FAULTY, ("host/test_injected_faults", "host/test_faults")),
+        (
+            MODELS,
+            (
+                "features/test_controlnet_on_qwen_and_sd3",
+                "features/test_every_node",
+                "features/test_every_product",
+                "features/test_files_of_comfyui_models",
+                "features/test_quantised",
+                "features/test_video_inputs",
+            ),
+        ),
+        (PAGE, ("features/test_other_packs", "features/test_saved_prompts")),
+        (
+            FEATURES,
+            (
+                "families/test_cogvideox_and_pixart",
+                "families/test_hunyuan_and_ltx",
+                "families/test_infinite_talk",
+                "families/test_large_classes",
+                "families/test_wan_by_frame",
+                "page/test_bench",
+                "page/test_templates_queued",
+                "refusals/test_sizes",
+            ),
+        ),
+    )
+    for file in files
+}
+"""The groups of files that do not go with their folder, so that the groups take about as long as each other.
+
+What ends its ComfyUI comes last in its group: no other has to be started.
+"""
+
+LONGEST = (FEATURES, MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
+"""The groups that begin first, so that the processes end at about the same time."""
+
+LONGEST_OF_ALL = (FEATURES, "tests/faults", "tests/engine", FAULTY, PAGE, MODELS, "tests/models", "tests/machines")
+"""The same with --all, where hundreds of deaths take longest."""
+
+
+def group(nodeid: str) -> str:
+    """A test's group."""
+    file = nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0]
+    return FILES.get(file) or FOLDERS.get(folder, folder)
+
+
+def turn(nodeid: str, *, everything: bool) -> tuple[int, int]:
+    """What tests are sorted by: the place of the group, and that of the file in it where it matters."""
+    name, file = group(nodeid), nodeid.partition("::")[0]
+    longest = LONGEST_OF_ALL if everything else LONGEST
+    return (
+        longest.index(name) if name in longest else len(longest),
+        list(FILES).index(file) if file in FILES else 0,
+    )
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests of one group run one after another in one process, so that what they share is started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)

@@ -1,0 +1,57 @@
+"""Tiny CogVideoX models of each type: diffusers' own class with random weights, written with ComfyUI's tensor names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, CogVideoXTransformer3DModel
+
+from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
+from tests.support.tiny.models import randomise, save_model
+
+TEXT_WIDTH = 32
+
+_COMMON = {"attention_head_dim": 16, "text_embed_dim": TEXT_WIDTH, "time_embed_dim": 64, "num_layers": 3}
+_ROTARY = {"use_rotary_positional_embeddings": True}
+
+TYPES = MappingProxyType(
+    {
+        "2b": _COMMON | {"num_attention_heads": 30, "attention_head_dim": 8},
+        "2b-odd": _COMMON | {"num_attention_heads": 5},
+        "5b": _COMMON | _ROTARY | {"num_attention_heads": 48},
+        "1.5": _COMMON | _ROTARY | {"num_attention_heads": 3, "attention_head_dim": 64, "patch_size_t": 2},
+        "1.5-i2v": _COMMON
+        | _ROTARY
+        | {"num_attention_heads": 5, "patch_size_t": 2, "in_channels": 32, "ofs_embed_dim": 64},
+        "5b-i2v": _COMMON | _ROTARY | {"num_attention_heads": 48, "in_channels": 32},
+    }
+)
+"""Arguments of CogVideoXTransformer3DModel."""
+
+
+def cogvideox(kind: str, **changes: Any) -> Any:
+    """A CogVideoXTransformer3DModel of a type, always the same."""
+    return randomise(CogVideoXTransformer3DModel(**(TYPES[kind] | changes)), seed=len(kind))
+
+
+def save_cogvideox(path: Path, kind: str, *, prefix: str = "", **changes: Any) -> Path:
+    """Write its checkpoint."""
+    return save_model(path, cogvideox(kind, **changes).state_dict(), lambda name: prefix + comfy_name(name))
+
+
+def schedulers(kind: str) -> dict[str, Any]:
+    """CogVideoX's own schedulers by our samplers' names, as the models' scheduler_config.json sets them."""
+    settings = {
+        "beta_schedule": "scaled_linear",
+        "clip_sample": False,
+        "prediction_type": "v_prediction",
+        "rescale_betas_zero_snr": True,
+        "snr_shift_scale": 3.0 if kind.startswith("2b") else 1.0,
+        "timestep_spacing": "trailing",
+    }
+    return {
+        "cogvideox_ddim": CogVideoXDDIMScheduler(**settings),
+        "cogvideox_dpm": CogVideoXDPMScheduler(**settings),
+    }

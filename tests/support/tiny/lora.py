@@ -1,0 +1,162 @@
+"""Random adapter files for the tiny FLUX checkpoints of two heads, in the key names that trainers write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.support.tiny.flux import CHANNELS, TEXT_WIDTH
+
+HIDDEN = 256
+RANK = 4
+
+BFL: Mapping[str, tuple[int, int]] = {
+    "img_in": (HIDDEN, 4 * CHANNELS),
+    "txt_in": (HIDDEN, TEXT_WIDTH),
+    "time_in.out_layer": (HIDDEN, HIDDEN),
+    "double_blocks.0.img_mod.lin": (6 * HIDDEN, HIDDEN),
+    "double_blocks.0.img_attn.qkv": (3 * HIDDEN, HIDDEN),
+    "double_blocks.0.txt_attn.proj": (HIDDEN, HIDDEN),
+    "double_blocks.0.txt_mlp.2": (HIDDEN, 4 * HIDDEN),
+    "single_blocks.0.linear1": (7 * HIDDEN, HIDDEN),
+    "single_blocks.1.linear2": (HIDDEN, 5 * HIDDEN),
+    "final_layer.adaLN_modulation.1": (2 * HIDDEN, HIDDEN),
+    "final_layer.linear": (4 * CHANNELS, HIDDEN),
+}
+"""Linear layers in Black Forest Labs' names, `(rows, columns)`: ends, fused ones, and some of every block."""
+
+DIFFUSERS: Mapping[str, tuple[int, int]] = {
+    "x_embedder": (HIDDEN, 4 * CHANNELS),
+    "time_text_embed.timestep_embedder.linear_2": (HIDDEN, HIDDEN),
+    "transformer_blocks.0.attn.to_q": (HIDDEN, HIDDEN),
+    "transformer_blocks.0.attn.to_v": (HIDDEN, HIDDEN),
+    "transformer_blocks.0.attn.add_k_proj": (HIDDEN, HIDDEN),
+    "transformer_blocks.0.attn.to_out.0": (HIDDEN, HIDDEN),
+    "transformer_blocks.0.ff_context.net.0.proj": (4 * HIDDEN, HIDDEN),
+    "single_transformer_blocks.0.attn.to_k": (HIDDEN, HIDDEN),
+    "single_transformer_blocks.1.proj_mlp": (4 * HIDDEN, HIDDEN),
+    "single_transformer_blocks.1.proj_out": (HIDDEN, 5 * HIDDEN),
+    "norm_out.linear": (2 * HIDDEN, HIDDEN),
+}
+"""The same in diffusers' names: parts of fused layers, and a layer whose halves ComfyUI swaps."""
+
+Random = Callable[..., Tensor]
+Make = Callable[[Random, int, int], dict[str, Tensor]]
+
+
+def _kohya(name: str) -> str:
+    return f"lora_unet_{name.replace('.', '_')}"
+
+
+def _lycoris(name: str) -> str:
+    return f"lycoris_{name.replace('.', '_')}"
+
+
+def _bfl(name: str) -> str:
+    return f"diffusion_model.{name}"
+
+
+def _peft(name: str) -> str:
+    return f"transformer.{name}"
+
+
+def _factors(draw: Random, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Their product is about as large as the weights."""
+    return draw(rows, RANK), draw(RANK, columns) * 0.5 / columns**0.5
+
+
+def _lora(up: str, down: str, alpha: float | None = None) -> Make:
+    def make(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+        left, right = _factors(draw, rows, columns)
+        return {up: left, down: right} | ({} if alpha is None else {"alpha": torch.tensor(alpha)})
+
+    return make
+
+
+def _dora(columnwise: bool) -> Make:
+    def make(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+        norms = (1 + 0.3 * draw(1, columns)) * (rows / columns) ** 0.5 if columnwise else 1 + 0.3 * draw(rows, 1)
+        return _lora("lora_up.weight", "lora_down.weight", 2.0)(draw, rows, columns) | {"dora_scale": norms}
+
+    return make
+
+
+def _loha(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+    w1_a, w1_b = _factors(draw, rows, columns)
+    tensors = {"hada_w1_a": w1_a, "hada_w1_b": w1_b, "hada_w2_a": draw(rows, RANK), "hada_w2_b": draw(RANK, columns)}
+    return tensors | {"alpha": torch.tensor(3.0)}
+
+
+def _lokr(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+    left, right = _factors(draw, rows // 8, columns // 4)
+    return {"lokr_w1": draw(8, 4) * 0.5, "lokr_w2_a": left, "lokr_w2_b": right, "alpha": torch.tensor(3.0)}
+
+
+def _lokr_whole(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+    return {"lokr_w1_a": draw(4, 2), "lokr_w1_b": draw(2, 8), "lokr_w2": draw(rows // 4, columns // 8) / columns**0.5}
+
+
+def _glora(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+    b1, b2 = _factors(draw, rows, columns)
+    return {
+        "a1.weight": draw(columns, RANK) * 0.2,
+        "a2.weight": draw(RANK, columns) * 0.2,
+        "b1.weight": b1,
+        "b2.weight": b2,
+        "alpha": torch.tensor(2.0),
+    }
+
+
+def _oft(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+    return {"oft_blocks": draw(rows // 32, 32, 32) * 0.1, "alpha": torch.tensor(20.0)}
+
+
+def _difference(draw: Random, rows: int, columns: int) -> dict[str, Tensor]:
+    return {"diff": 0.5 * draw(rows, columns) / columns**0.5, "diff_b": 0.3 * draw(rows)}
+
+
+SCHEMES: Mapping[str, tuple[Callable[[str], str], Mapping[str, tuple[int, int]], Make]] = {
+    "lora-kohya": (_kohya, BFL, _lora("lora_up.weight", "lora_down.weight", 2.0)),
+    "lora-peft": (_peft, DIFFUSERS, _lora("lora_B.weight", "lora_A.weight")),
+    "lora-bfl": (_bfl, BFL, _lora("lora_B.weight", "lora_A.weight")),
+    "loha": (_kohya, BFL, _loha),
+    "loha-lycoris": (_lycoris, DIFFUSERS, _loha),
+    "lokr": (_lycoris, DIFFUSERS, _lokr),
+    "lokr-whole": (_kohya, BFL, _lokr_whole),
+    "dora-rows": (_kohya, BFL, _dora(columnwise=False)),
+    "dora-rows-of-parts": (_peft, DIFFUSERS, _dora(columnwise=False)),
+    "dora-columns": (_kohya, BFL, _dora(columnwise=True)),
+    "dora-columns-of-parts": (_peft, DIFFUSERS, _dora(columnwise=True)),
+    "glora": (_kohya, BFL, _glora),
+    "oft": (_kohya, BFL, _oft),
+    "diff": (_bfl, BFL, _difference),
+}
+"""How each kind of file names its layers, which layers it has, and what it holds for each."""
+
+
+def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:
+    """The tensors of an adapter file."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    rename, layers, make = SCHEMES[scheme]
+    tensors = {
+        f"{rename(name)}.{part}": tensor.contiguous()
+        for name, (rows, columns) in layers.items()
+        for part, tensor in make(draw, rows, columns).items()
+    }
+    if scheme == "diff":
+        tensors["diffusion_model.double_blocks.0.img_attn.norm.query_norm.set_weight"] = 1 + 0.2 * draw(128)
+    return tensors
+
+
+def save_adapter(path: Path, scheme: str, seed: int = 0) -> Path:
+    """Write an adapter file."""
+    save_file(adapter_tensors(scheme, seed), path)
+    return path

@@ -1,0 +1,49 @@
+"""Tiny PixArt-alpha: diffusers' own class with random weights, written with the original tensor names by ComfyUI's map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import PixArtTransformer2DModel
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.models import randomise
+
+TEXT_WIDTH = 32
+HEADS, HEAD_DIM, LAYERS = 16, 12, 3
+
+
+def pixart(*, micro_conditions: bool = True) -> Any:
+    """The PixArtTransformer2DModel, always the same; with micro-conditions it is of the 1024 type, without of the 512 type."""
+    model = PixArtTransformer2DModel(
+        num_attention_heads=HEADS,
+        attention_head_dim=HEAD_DIM,
+        num_layers=LAYERS,
+        cross_attention_dim=HEADS * HEAD_DIM,
+        caption_channels=TEXT_WIDTH,
+        sample_size=128 if micro_conditions else 64,
+    )
+    return randomise(model, seed=8)
+
+
+def save_pixart(path: Path, *, micro_conditions: bool = True, prefix: str = "") -> Path:
+    """Write its checkpoint."""
+    comfy_on_path()
+    import comfy.utils
+
+    targets = comfy.utils.pixart_to_diffusers({"depth": LAYERS, "hidden_size": HEADS * HEAD_DIM})
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for name, tensor in pixart(micro_conditions=micro_conditions).state_dict().items():
+        target = targets[name]
+        key, offset = (target, 0) if isinstance(target, str) else (target[0], target[1][1])
+        parts.setdefault(key, []).append((offset, tensor))
+    tensors = {
+        prefix + key: torch.cat([tensor for _, tensor in sorted(rows, key=lambda row: row[0])]).contiguous()
+        for key, rows in parts.items()
+    }
+    save_file(tensors, path)
+    return path
