@@ -1,3 +1,5 @@
+"""Ulysses, Ring, their product and the patches' cache, for any tokens and heads, on 1 to 8 ranks, against torch's in fp64."""
+
 from collections.abc import Sequence
 
 import pytest

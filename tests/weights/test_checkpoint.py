@@ -1,3 +1,5 @@
+"""Headers and byte ranges of checkpoint files; files that are damaged, cut short or of no model are refused."""
+
 import json
 import struct
 from itertools import pairwise

@@ -1,3 +1,5 @@
+"""Frames: what is sent arrives bit for bit, and what is too large or malformed is refused."""
+
 import math
 
 import msgspec
