@@ -1,15 +1,21 @@
-"""Every place in the code that makes an error with a sentence for the user, found by reading the code."""
+"""Every place in the code that makes an error with a sentence for the user, found by reading the code, and who reaches it."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.comfyui import REPO
+
+REACHED = Path(__file__).with_name("reached.json")
+
+BEGINNING = 80
+"""Characters of a sentence that name its place."""
 
 ERRORS = ("Refused", "PlanRefused", "AnotherResult", "NotFinite", "WorkerFailed", "WorkerOutOfMemory")
 """Those that reach the user."""
@@ -32,6 +38,11 @@ class Place:
     file: str
     text: str
     lines: tuple[range, ...]
+
+    @property
+    def name(self) -> str:
+        """The file and the beginning of the sentence, so that the end may be worded otherwise."""
+        return f"{self.file}: {self.text[:BEGINNING]}"
 
     def said(self, message: str, traceback: str) -> bool:
         """Whether an error came from here."""
@@ -85,3 +96,30 @@ def called(file: str, text: str) -> list[Place]:
     """The place of a file with this text, else those whose texts begin with it."""
     mine = [place for place in places() if place.file == file]
     return [each for each in mine if each.text == text] or [each for each in mine if each.text.startswith(text)]
+
+
+def reached(errors: Sequence[tuple[str, str]]) -> list[str]:
+    """The names of the places that errors come from, each a message and a traceback."""
+    return sorted(place.name for place in places() if any(place.said(*error) for error in errors))
+
+
+class Reached:
+    """Which places each list of refused graphs reaches, as it was when `--record-refusals` last wrote it down."""
+
+    def __init__(self, path: Path = REACHED) -> None:
+        self._path = path
+        self._lists: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
+
+    def of(self, name: str) -> list[str]:
+        """The places that a list reaches."""
+        return self._lists.get(name, [])
+
+    def all(self) -> set[str]:
+        """The places that any list reaches."""
+        return {place for found in self._lists.values() for place in found}
+
+    def record(self, name: str, found: list[str]) -> None:
+        """Write down what a list reaches."""
+        self._lists[name] = found
+        text = json.dumps(self._lists, indent=1, ensure_ascii=False, sort_keys=True)
+        self._path.write_text(f"{text}\n", encoding="utf-8")
