@@ -49,7 +49,7 @@ def sides_of(model: Model, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
     return model(x, sigma), 0.7 * model(x, sigma)
 
 
-class RecordingModel(comfy.samplers.KSamplerX0Inpaint):
+class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
     """Stands where ComfyUI's samplers expect the guider with a mask around it, and writes down every call."""
 
     def __init__(self, model_sampling: Any, sigmas: Tensor, model: Model, cfg: float = CFG) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from parallel_backend.conditioning import Conditioning
 from parallel_backend.derive.call_kind import CallKind, kind_of
+from parallel_backend.diffusion import Value
 from parallel_backend.models.spread.declaration import (
     Along,
     Attended,
@@ -57,15 +59,15 @@ FOUND = Declaration(
 """With every word that data has."""
 
 
-def kind(text: int = 7, size: int = 8, frames: int = 3, /, **more: object) -> CallKind:
+def kind(text: int = 7, size: int = 8, frames: int = 3, /, **more: Tensor | Value) -> CallKind:
     tensors = {"context": draw(1, text, 16, seed=1), "mask": torch.ones(1, text)}
-    values = {"tokens": text, "scale": 1.5, "mode": "plain", "flag": False}
+    values: dict[str, Value] = {"tokens": text, "scale": 1.5, "mode": "plain", "flag": False}
     for name, value in more.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             tensors[name] = value
         elif value is None:
             tensors.pop(name, None)
             values.pop(name, None)
         else:
-            values[name] = value  # type: ignore[assignment]
-    return kind_of(draw(1, 4, frames, size, size, seed=2), Conditioning(tensors, dict(values)))
+            values[name] = value
+    return kind_of(draw(1, 4, frames, size, size, seed=2), Conditioning(tensors, values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from parallel_backend.plan.predict.cost import Job
@@ -14,7 +15,7 @@ FLUX = known_model("flux-dev").shape
 JOB = Job(image_tokens=4096, text_tokens=512)
 
 
-def plans(devices: int, two_sided: bool = False, **wish: object) -> list[ResolvedPlan]:
+def plans(devices: int, two_sided: bool = False, **wish: Any) -> list[ResolvedPlan]:
     limits = ModelLimits(FLUX.heads, FLUX.head_dim, FLUX.blocks)
     return candidates(ParallelPlan(**{"pipefusion": 0, **wish}), devices, limits, Workload(1, two_sided, 64))
 

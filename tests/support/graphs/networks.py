@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -35,7 +37,8 @@ def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
         "mask": node("ImageToMask", image=["image", 0], channel="red"),
     }
     patched = graph
-    for name, given in {"lllite": {"end_percent": 0.6}, "lllite-masked": {"mask": ["mask", 0]}}.items():
+    changes: dict[str, dict[str, Any]] = {"lllite": {"end_percent": 0.6}, "lllite-masked": {"mask": ["mask", 0]}}
+    for name, given in changes.items():
         settings = {"strength": 0.8, "start_percent": 0.0, "end_percent": 1.0} | given
         patched = insert_after_model(
             patched, "AnimaLLLiteApply", model_patch=[name, 0], image=["image", 0], **settings

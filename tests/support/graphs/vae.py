@@ -58,7 +58,10 @@ def pixels(server: ComfyUI, graph: Graph) -> Tensor:
         with av.open(str(file)) as container:
             frame = next(container.decode(video=0))
         assert frame.format.name == "gbrpf32le"
-        planes = [np.frombuffer(p, np.float32).reshape(p.height, p.line_size // 4)[:, : p.width] for p in frame.planes]
+        planes = [
+            np.frombuffer(memoryview(p), np.float32).reshape(p.height, p.line_size // 4)[:, : p.width]
+            for p in frame.planes
+        ]
         green, blue, red = (torch.from_numpy(plane.copy()) for plane in planes)
         pictures.append(torch.stack((red, green, blue)))
     result = torch.stack(pictures)
