@@ -1,7 +1,7 @@
 """Where the time goes from Run to the first picture of "Sprites without a GPU", in a ComfyUI that has just started.
 
 Once with what workers are forked from prepared, as it is when a page has had the workflow open for some seconds, and once
-without. Processor seconds do not hang on what else the machine does; on two idle cores the picture is there sooner than that.
+without. Processor seconds do not depend on what else the machine does; on two idle cores the picture is there sooner than that.
 
 Run from the repository root: COMFYUI_PATH=... python -m benchmarks.first_picture
 """

@@ -3,7 +3,7 @@
     python -m benchmarks.unequal [--steps 4]
 
 Two CPU workers. Every norm in their blocks sleeps in proportion to its tokens, on the second worker twice as long: so the
-figures hang on the cut and little on what else the machine does. COMFYUI_PATH names ComfyUI's folder.
+figures depend on the cut and little on what else the machine does. COMFYUI_PATH names ComfyUI's folder.
 """
 
 from __future__ import annotations

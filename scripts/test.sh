@@ -39,7 +39,7 @@ tests() { # what they are called, and what goes to pytest
   "$VENV_PYTHON" -m pytest ${RECORD:+--record "$1"} "${@:2}"
 }
 
-if [[ -z "$OTHER" ]]; then # what does not hang on ComfyUI
+if [[ -z "$OTHER" ]]; then # what does not depend on ComfyUI
   bash scripts/lint.sh
   say "node: the web extension"
   "$VENV/bin/node" --test "tests/web/**/*.test.js"

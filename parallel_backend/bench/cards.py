@@ -67,7 +67,7 @@ def processor() -> str:
 
 
 def versions(comfyui: Path) -> dict[str, str]:
-    """Of all that a result may hang on, where it is installed."""
+    """Of all that a result may depend on, where it is installed."""
     found = {
         "comfyui": comfyui_version(str(comfyui)),
         "torch": str(torch.__version__),

@@ -251,7 +251,7 @@ def _is_number(value: object) -> bool:
 
 
 def _before(graph: Graph, name: str) -> set[str]:
-    """The ids of all nodes that a node hangs on."""
+    """The ids of all nodes that a node depends on."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

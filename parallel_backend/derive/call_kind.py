@@ -1,4 +1,4 @@
-"""Kinds of calls: what a declaration that holds for one call may hang on, so that it is used for no other kind.
+"""Kinds of calls: what a declaration that holds for one call may depend on, so that it is used for no other kind.
 
 The names of all conditioning, of tensors their types and dimensions, flags, words and whole numbers; of masks whether they hide
 anything. Sizes are left out: whole numbers that were seen to go with them, and how long a dimension is, but for one that is 1.

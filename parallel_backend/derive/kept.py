@@ -1,4 +1,4 @@
-"""What was derived for a model class, kept on disk under the digests of all that it hangs on."""
+"""What was derived for a model class, kept on disk under the digests of all that it depends on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def unlike(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
 
 
 def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[str, str]]) -> str:
-    """What an answer hangs on: the class, what ComfyUI has found the file to be, the class's sources, this pack, and torch."""
+    """What an answer depends on: the class, what ComfyUI has found the file to be, the class's sources, this pack, and torch."""
     said = sorted((name, str(value)) for name, value in configuration.items() if name not in NOT_THE_FILES)
     return "\n".join(["derived", kind, *map(str, (said, tuple(sources), code_digest(), torch.__version__))])
 

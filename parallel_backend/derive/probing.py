@@ -86,7 +86,7 @@ class Probe:
             a.shape == b.shape for a, b in zip(found, self._base, strict=True)
         )
         if not alike:
-            raise Undescribed(f"what {self.run.path} computes hangs on the values that it is given")
+            raise Undescribed(f"what {self.run.path} computes depends on the values that it is given")
         return [_places(differs(a, b)) for a, b in zip(self._base, found, strict=True)]
 
     def _apart(self, found: Sequence[Tensor]) -> Followed:

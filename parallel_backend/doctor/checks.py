@@ -34,7 +34,7 @@ UNDER_WINDOWS = (
 )
 
 UNKNOWN_FUNCTION = (
-    "What hangs on it runs one model call at a time, or is refused: use a ComfyUI that was tested, or update this pack."
+    "Whatever depends on it runs one model call at a time, or is refused: use a tested ComfyUI, or update this pack."
 )
 
 

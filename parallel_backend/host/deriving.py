@@ -39,7 +39,7 @@ class Derivation:
     """One class with one configuration: what is known of how to spread it, and who finds out more.
 
     Args:
-        key: what that hangs on; see `derive/kept.py`.
+        key: what that depends on; see `derive/kept.py`.
         kind: the class's name.
         file: one of its files.
         folder: ComfyUI's.

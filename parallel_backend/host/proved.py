@@ -1,4 +1,4 @@
-"""What a proof of a model class comes to: a verdict, kept under the digests of all that it hangs on."""
+"""What a proof of a model class comes to: a verdict, kept under the digests of all that it depends on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sources = tuple[tuple[str, str], ...]
 
 
 def key_of(asked: Asked, sources: Sources) -> str:
-    """What a verdict hangs on."""
+    """What a verdict depends on."""
     configuration = sorted((asked.configuration or {}).items())
     parts = (asked.kind, asked.case, asked.model, configuration, sources, code_digest(), torch.__version__)
     return "\n".join(["model class", *map(str, parts)])

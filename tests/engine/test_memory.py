@@ -92,7 +92,7 @@ def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_
     )
     said = re.fullmatch(words, str(caught.value))
     assert said, caught.value
-    asked, free, advice = said.groups()  # which allocation fails hangs on what the process has had before
+    asked, free, advice = said.groups()  # which allocation fails depends on what the process has had before
     instead = f"{held / 2e6:.3g} MB a worker instead of {held / 1e6:.3g} MB"
     assert advice == (
         f"Use weights sharded in Parallel Plan, which holds {instead}."

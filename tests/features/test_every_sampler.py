@@ -26,7 +26,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 SCHEDULERS = ("simple", "beta", "karras", "normal")
 SIZE = {"width": 40, "height": 56}
-"""Of FLUX.1; a sampler does not hang on it."""
+"""Of FLUX.1; a sampler does not depend on it."""
 
 
 @pytest.fixture(scope="module", autouse=True)

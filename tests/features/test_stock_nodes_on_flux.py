@@ -249,7 +249,7 @@ QUICK_SPLIT = (
     "ConditioningSetTimestepRange",
     "SetLatentNoiseMask on a batch",
 )
-"""Of these, where one picture is split: a node's way into the loop does not hang on the split, which tests/engine proves."""
+"""Of these, where one picture is split: a node's way into the loop does not depend on the split, which tests/engine proves."""
 
 THOROUGH_LOOP = (
     "KSampler at cfg 1",

@@ -95,7 +95,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Co
 
 @pytest.mark.parametrize("changed", EDITS, indirect=True)
 def test_a_changed_function(changed: tuple[ComfyUI, Edit]) -> None:
-    """The picture is that ComfyUI's own; what hangs on the function goes one call at a time, and nothing else does."""
+    """The picture is that ComfyUI's own; what depends on the function goes one call at a time, and nothing else does."""
     server, edit = changed
     graph = edit.graph()
     stock = saved_latent(server, server.queue(graph, timeout=600).check())
@@ -116,7 +116,7 @@ def test_a_changed_function(changed: tuple[ComfyUI, Edit]) -> None:
     stages = spread(graph, **PLANS[1], strict=False)
     message = said(server, stages)
     assert way in message and "choose pipefusion 1 in Parallel Plan" in message
-    if edit.graph is not plain:  # what does not hang on it runs as ever
+    if edit.graph is not plain:  # what does not depend on it runs as ever
         other, log = queue_logged(server, spread(plain(), **PLANS[0]), timeout=600)
         other.check()
         assert ways(log) == ["loop"]

@@ -23,7 +23,7 @@ Pair = tuple[tuple[int, int], ...]
 def product(**values: Collection[object]) -> pytest.MarkDecorator:
     """Parametrises a test with all combinations of its parameters' values, which may have names (a mapping).
 
-    For values that do not hang on one another: the quick run takes the diagonal, in which each value has its turn (the
+    For values that are independent: the quick run takes the diagonal, in which each value has its turn (the
     first ones together, then the second ones, and so on; shorter lists begin again).
     """
     return _parametrise(values, itertools.product(*(range(len(each)) for each in values.values())))
@@ -32,7 +32,7 @@ def product(**values: Collection[object]) -> pytest.MarkDecorator:
 def pairwise(**values: Collection[object]) -> pytest.MarkDecorator:
     """The same with some combinations only, in which each two values of different parameters meet at least once.
 
-    For parameters of which no three hang on one another: a fault that two of them make together is found.
+    For parameters of which no three depend on one another: a fault that two of them make together is found.
     """
     return _parametrise(values, _meetings([len(each) for each in values.values()]))
 

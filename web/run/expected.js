@@ -88,7 +88,7 @@ function latentOf(prompt, link) {
   return undefined;
 }
 
-/** The ids of a node and of all that hang on it, the nearest first. */
+/** The ids of a node and of all that depend on it, the nearest first. */
 /** @type {(prompt: Prompt, id: string) => Set<string>} */
 function downFrom(prompt, id) {
   const found = new Set([id]);

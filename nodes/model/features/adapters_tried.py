@@ -28,7 +28,7 @@ Translate = Callable[[Mapping[str, Any]], AdapterSet]
 
 
 def things_of(kind: str) -> frozenset[str]:
-    """The names of the things of ComfyUI's that a kind of adapter hangs on."""
+    """The names of the things of ComfyUI's that a kind of adapter depends on."""
     return OF_ALL | ({f"comfy.weight_adapter.{kind}.{ADAPTERS[kind]}.calculate_weight"} if kind in ADAPTERS else set())
 
 

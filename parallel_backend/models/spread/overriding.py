@@ -93,7 +93,7 @@ class FunctionOverride:
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def _queries(self, block: BlockCall, attention: Attention, mask: Tensor | None) -> list[Placement]:
-        """Where the queries of an attention are; nothing where every rank has them all, or the answer does not hang on it."""
+        """Where the queries of an attention are; nothing where every rank has them all, or the answer does not depend on it."""
         if isinstance(attention, Spread):
             if attention.weighed and mask is not None:
                 raise _refused(block, "weighs its attention")

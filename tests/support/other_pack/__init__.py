@@ -594,7 +594,7 @@ class PackText:
 
 
 class PackEncoder:
-    """In a VAE's place, which makes a random latent of a shape that hangs on that of what it is given."""
+    """In a VAE's place, which makes a random latent of a shape that depends on that of what it is given."""
 
     audio_sample_rate = 16000
 
