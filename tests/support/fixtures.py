@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """The server. Models: tiny-schnell, tiny-dev (guidance), each fp32 with 4 heads, tiny-3-heads, and sprites.
 
-    Beside those NARROW and NARROW_DEV (guidance) with 2 heads, for what does not depend on a model's width: a quarter of the work.
+    Beside those NARROW and NARROW_DEV (guidance) with 2 heads, where a model's width does not matter: a quarter of the work.
 
     A test may make a worker fail by writing the file that FAULT_FILE names.
     """
