@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
+from tests.derive.test_quantised import save_forms
 from tests.host.comfy_graphs import (
     DIFFERENT,
     TOKENS,
@@ -25,7 +26,7 @@ from tests.host.comfy_graphs import (
     spread,
 )
 from tests.host.conftest import latents, relative_error, saved_latent
-from tests.host.graphs import insert_after, node, queue_logged
+from tests.host.graphs import Graph, insert_after, node, queue_logged
 from tests.host.more_families import save_with_prompts
 from tests.host.sized_copy import sized_copy
 from tests.host.test_comfy_files import save_lora, with_lora
@@ -42,6 +43,13 @@ PATIENCE = 3600.0
 
 FOUND = re.compile(r"Parallel: new model (\w+): found out how to split it \(\d+ s, once; (.*)\): queue again")
 FINDING = "New model: finding out how to split it, once"
+
+
+def of_file(file: str, graph: Graph | None = None) -> Graph:
+    """The tests' small job, or another one, with another file of the model."""
+    graph = graph or graph_of(NAME, steps=2)
+    model = node("UNETLoader", **graph["model"]["inputs"] | {"unet_name": file})
+    return graph | {"model": model}
 
 
 def own_cache(folder: Path) -> dict[str, str]:
@@ -64,6 +72,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     save_latent(server, f"{NAME}-frame", 1, 16, 1, 8, 10)
     save_latent(server, f"{NAME}-batch", 2, *TINY[NAME].latent)
     models = server.base_dir / "models"
+    save_forms(models / "diffusion_models", NAME)
     tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
     save_lora(models / "loras" / f"{NAME}-lora.safetensors", (LAYER,), tensors)
     with server:
@@ -77,8 +86,11 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 @pytest.fixture(scope="module")
 def derived(comfyui: ComfyUI) -> str:
-    """Queue a graph that can do without splitting, and wait until it is known how to; what was proved, in words."""
-    graph = graph_of(NAME, steps=2)
+    """Queue a graph that can do without splitting, and wait until it is known how to; what was proved, in words.
+
+    The file is in scaled fp8: what is found is the class's, whatever its files' weights are.
+    """
+    graph = of_file(f"{NAME}-marks.safetensors")
     run, log = queue_logged(comfyui, spread(graph, cfg=2), timeout=PATIENCE)
     stock = comfyui.queue(graph, timeout=PATIENCE).check()
     assert relative_error(saved_latent(comfyui, run.check()), saved_latent(comfyui, stock)) <= TOLERANCE
@@ -121,6 +133,33 @@ def test_with_a_lora_and_a_batch(latent_of: LatentOf) -> None:
     graph = with_lora(plain, NAME, 0.8)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, ulysses=2, cfg=1)), latent_of(graph)) <= TOLERANCE
+
+
+QUANTISED = [
+    ("marks.safetensors", "ulysses 2"),
+    ("marks.safetensors", "cfg 2, ulysses 2"),
+    ("marks.safetensors", "ulysses 2, streamed"),
+    ("old.safetensors", "ring 2, sharded"),
+    ("metadata.safetensors", "pipefusion 2"),
+    ("nvfp4.safetensors", "ring 2, sharded"),
+    ("q8_0.gguf", "ulysses 2"),
+    ("q8_0.gguf", "ulysses 2, streamed"),
+    ("q4_k.gguf", "ring 2, sharded"),
+    ("q4_k.gguf", "pipefusion 2"),
+]
+
+
+@pytest.mark.usefixtures("derived")
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(("form", "split"), QUANTISED)
+def test_a_quantised_file(form: str, split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """With a LoRA of a quantised layer too. Of GGUF ComfyUI runs the values that the gguf package itself expands."""
+    graph = of_file(f"{NAME}-{form.replace('.gguf', '.safetensors')}")
+    graph = with_lora(graph, NAME, 0.8) if lora else graph
+    ours = spread(of_file(f"{NAME}-{form}", graph), **SPLITS[split])
+    run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "deriving" not in log
 
 
 @pytest.mark.usefixtures("derived")

@@ -1,0 +1,74 @@
+"""Quantised files of a class that nobody declared: what is derived of them is what is derived of the plain file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+
+from parallel_backend.derive.kept import key_of
+from parallel_backend.derive.small import small_of
+from parallel_backend.models.comfyui.importing import import_comfyui
+from tests.tiny_comfy import TINY, save_tiny
+from tests.tiny_formats import quantise, write_scaled
+from tests.tiny_quantised import save_quantised
+
+Tensors = Mapping[str, torch.Tensor]
+Metadata = Mapping[str, str]
+
+
+def _scaled(form: str, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+    write_scaled(path, tensors, form, more=metadata)
+
+
+def _quantised(form: str, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+    save_quantised(path, tensors, form, metadata=metadata)
+
+
+def _gguf(kind: Type, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+    quantise(path, path.with_suffix(".safetensors"), kind, tensors, metadata)
+
+
+FORMS: Mapping[str, Callable[[Path, Tensors, Metadata], None]] = {
+    "old.safetensors": partial(_scaled, "old"),
+    "marks.safetensors": partial(_scaled, "marks"),
+    "metadata.safetensors": partial(_scaled, "metadata"),
+    "nvfp4.safetensors": partial(_quantised, "nvfp4"),
+    "int8.safetensors": partial(_quantised, "int8"),
+    "q8_0.gguf": partial(_gguf, Type.Q8_0),
+    "q4_k.gguf": partial(_gguf, Type.Q4_K),
+}
+"""How a file's name ends, and how it is written; beside GGUF a file of its values is."""
+
+
+def save_forms(folder: Path, name: str) -> None:
+    """A model's file in each form, saying of itself what the plain one says, which is there."""
+    tensors, metadata = load_file(folder / f"{name}.safetensors"), TINY[name].metadata or {}
+    for form, save in FORMS.items():
+        save(folder / f"{name}-{form}", tensors, metadata)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forms")
+    save_tiny(folder, "causal_wan")
+    save_forms(folder, "causal_wan")
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_files_small_model_is_the_plain_files(form: str, folder: Path) -> None:
+    """And what is kept of one is found for the other."""
+    import_comfyui()
+    plain, small = (small_of(folder / f"causal_wan{end}", 4e9) for end in (".safetensors", f"-{form}"))
+    assert small.kind == plain.kind
+    assert key_of(small.kind, small.described.unet_config, ()) == key_of(plain.kind, plain.described.unet_config, ())
+    ours, theirs = (each.base.diffusion_model.state_dict() for each in (small, plain))
+    assert [*ours] == [*theirs]
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
