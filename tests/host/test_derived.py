@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, expect
 from safetensors.torch import load_file
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
-from tests.derive.test_quantised import save_forms
+from tests.derive.test_files import save_checkpoint, save_forms
+from tests.host import browser
 from tests.host.comfy_graphs import (
     DIFFERENT,
     TOKENS,
@@ -74,6 +76,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     models = server.base_dir / "models"
     save_forms(models / "diffusion_models", NAME)
     tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
+    save_checkpoint(models / "checkpoints" / f"{NAME}.safetensors", tensors, TINY[NAME].metadata or {})
     save_lora(models / "loras" / f"{NAME}-lora.safetensors", (LAYER,), tensors)
     with server:
         yield server
@@ -160,6 +163,30 @@ def test_a_quantised_file(form: str, split: str, lora: bool, comfyui: ComfyUI, l
     run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert "deriving" not in log
+
+
+@pytest.mark.usefixtures("derived")
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("split", ["ulysses 2", "ring 2, sharded", "pipefusion 2"])
+def test_a_checkpoint(split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = graph_of(NAME, steps=2)
+    graph["model"] = node("CheckpointLoaderSimple", ckpt_name=f"{NAME}.safetensors")
+    ours = spread(graph_of(NAME, steps=2), **SPLITS[split])
+    ours["model"] = node("LoadParallelCheckpoint", ckpt_name=f"{NAME}.safetensors", plan=["plan", 0])
+    graph, ours = (with_lora(each, NAME, 0.8) if lora else each for each in (graph, ours))
+    run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "deriving" not in log
+
+
+@pytest.mark.usefixtures("derived")
+def test_the_tab_lists_what_was_derived(chromium: Browser, comfyui: ComfyUI) -> None:
+    with browser.opened(chromium, comfyui) as page:
+        page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+        section = page.locator(".pp-on-derived")
+        line = section.locator(".pp-finding", has_text="WAN21_CausalAR_T2V")
+        expect(line).to_contain_text("it was found out how to split one kind of calls: ulysses 2 ")
+        expect(section).to_contain_text("New models")
 
 
 @pytest.mark.usefixtures("derived")

@@ -1,4 +1,4 @@
-"""Quantised files of a class that nobody declared: what is derived of them is what is derived of the plain file."""
+"""Quantised files, and a checkpoint, of a class that nobody declared: what is derived of them is what is of the plain file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from parallel_backend.derive.kept import key_of
 from parallel_backend.derive.small import small_of
@@ -34,12 +34,19 @@ def _gguf(kind: Type, path: Path, tensors: Tensors, metadata: Metadata) -> None:
     quantise(path, path.with_suffix(".safetensors"), kind, tensors, metadata)
 
 
+def save_checkpoint(path: Path, tensors: Tensors, metadata: Metadata) -> None:
+    """As if there were a text encoder and a VAE beside it."""
+    path.parent.mkdir(exist_ok=True)
+    save_file({f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}, path, dict(metadata))
+
+
 FORMS: Mapping[str, Callable[[Path, Tensors, Metadata], None]] = {
     "old.safetensors": partial(_scaled, "old"),
     "marks.safetensors": partial(_scaled, "marks"),
     "metadata.safetensors": partial(_scaled, "metadata"),
     "nvfp4.safetensors": partial(_quantised, "nvfp4"),
     "int8.safetensors": partial(_quantised, "int8"),
+    "checkpoint.safetensors": save_checkpoint,
     "q8_0.gguf": partial(_gguf, Type.Q8_0),
     "q4_k.gguf": partial(_gguf, Type.Q4_K),
 }
@@ -62,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_quantised_files_small_model_is_the_plain_files(form: str, folder: Path) -> None:
+def test_another_files_small_model_is_the_plain_files(form: str, folder: Path) -> None:
     """And what is kept of one is found for the other."""
     import_comfyui()
     plain, small = (small_of(folder / f"causal_wan{end}", 4e9) for end in (".safetensors", f"-{form}"))
