@@ -49,6 +49,10 @@ OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "
 
 PREPARES_TEXT = "preprocess_text_embeds"
 
+MEANWHILE = (
+    "New model: this picture is made without splitting it, while it is found out how to; queue again in a minute."
+)
+
 WAY_OUT = "use a plan without ulysses, ring, pipefusion and sharded or streamed weights, or Load Diffusion Model"
 
 
@@ -94,12 +98,9 @@ class Undeclared:
             self._kinds = ()
             return self.whole, []
         name, needed = self.whole.config.kind, self._why_not_whole(run)
-        reason = _other_than_proved(run, self.whole.config)
-        answer, said = None, ""
+        answer, reason, said = None, _other_than_proved(run, self.whole.config), ""
         if not reason:
-            prompts = _prompts(run)
-            answer, said = self._found(prompts, wait=bool(needed))
-            reason = "" if answer else self._derivation.failed([prompt.kind for prompt in prompts])
+            answer, reason, said = self._found(_prompts(run), wait=bool(needed))
         if answer is not None and answer.declaration is not None:
             remote, self._kinds = self._spread_by(answer.declaration), answer.kinds
             took = [
@@ -112,7 +113,7 @@ class Undeclared:
         if needed:
             raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
         self._kinds = ()
-        return self.whole, [said] if said and not reason else []
+        return self.whole, [said or f"New model: this picture is made without splitting it, because {reason}."]
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call of a kind that what is chosen was not proved for."""
@@ -122,20 +123,19 @@ class Undeclared:
                 "that adds it, or use Load Diffusion Model."
             )
 
-    def _found(self, prompts: list[Prompt], wait: bool) -> tuple[Answer | None, str]:
-        """What was proved for all of these, and what is being done about it otherwise."""
+    def _found(self, prompts: list[Prompt], wait: bool) -> tuple[Answer | None, str, str]:
+        """What was proved for all of these, or else why nothing was, or what is being done about it."""
         kinds = [prompt.kind for prompt in prompts]
-        if (answer := self._derivation.found(kinds)) is not None or self._derivation.failed(kinds):
-            return answer, ""
-        if not wait:
+        answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
+        if answer is None and not reason and not wait:
             self._derivation.begin(prompts)
-            return None, (
-                "New model: this picture is made without splitting it, while it is found out how to; queue again in a minute."
-            )
-        say("New model: finding out how to split it, once")
-        self._derivation.wait(prompts, comfy.model_management.processing_interrupted)
-        comfy.model_management.throw_exception_if_processing_interrupted()
-        return self._derivation.found(kinds), ""
+            return None, "", MEANWHILE
+        if answer is None and not reason:
+            say("New model: finding out how to split it, once")
+            self._derivation.wait(prompts, comfy.model_management.processing_interrupted)
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
+        return answer, reason, ""
 
     def _why_not_whole(self, run: SamplerRun) -> str:
         """Why the plan does not let a run go whole; empty where it does."""

@@ -11,8 +11,9 @@ import msgspec
 from aiohttp import web
 from server import PromptServer
 
+from ...parallel_backend.derive.kept import all_kept
 from ...parallel_backend.diffusion import ModelSpec
-from ...parallel_backend.doctor import diagnose
+from ...parallel_backend.doctor import Finding, diagnose, of_derived
 from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.comparison import Comparison
@@ -28,8 +29,8 @@ EVENT = "parallel.status"
 SECONDS = 1.0
 """Between two comparisons of the state with what the page has been sent."""
 
-MEMORY_SECONDS = 3.0
-"""Between two questions to the driver, whose tool is a process of its own."""
+LOOK_SECONDS = 3.0
+"""Between two questions to the driver, whose tool is a process of its own, and two looks at what is kept of new classes."""
 
 ATTENTION_SECONDS = 60.0
 """For which a page is told of changes after it has asked; an open panel asks again before."""
@@ -53,6 +54,7 @@ class PanelStatus(msgspec.Struct, frozen=True):
 
     workers: BackendStatus
     memory: list[DeviceMemory]
+    derived: list[Finding]
     doctor: DoctorStatus
     comparison: ComparisonStatus
     bench: BenchStatus
@@ -68,7 +70,8 @@ class Panel:
         self._doctor = doctor
         self._bench = BenchRoute(backend)
         self._memory: list[DeviceMemory] = []
-        self._memory_at = self._wanted_until = float("-inf")
+        self._derived: list[Finding] = []
+        self._looked_at = self._wanted_until = float("-inf")
         self._broadcasting: asyncio.Task[None] | None = None
         self._comparison = ComparisonStatus()
         self._comparing: asyncio.Task[None] | None = None
@@ -174,16 +177,22 @@ class Panel:
 
     def _now(self) -> PanelStatus:
         return PanelStatus(
-            self._backend().status(), self._memory, self._doctor.status, self._comparison, self._bench.status
+            self._backend().status(),
+            self._memory,
+            self._derived,
+            self._doctor.status,
+            self._comparison,
+            self._bench.status,
         )
 
     async def _broadcast(self) -> None:
         """Send the state to all pages whenever it has changed, for as long as one wants to know."""
         sent: PanelStatus | None = None
         while time.monotonic() < self._wanted_until:
-            if time.monotonic() - self._memory_at > MEMORY_SECONDS:
+            if time.monotonic() - self._looked_at > LOOK_SECONDS:
                 self._memory = await asyncio.to_thread(device_memory)
-                self._memory_at = time.monotonic()
+                self._derived = await asyncio.to_thread(lambda: of_derived(all_kept()))
+                self._looked_at = time.monotonic()
             now = self._now()
             if now != sent:
                 PromptServer.instance.send_sync(EVENT, msgspec.to_builtins(now))

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from .checks import examine
+from .derived import of_derived
 from .findings import Finding, Status
 from .models import diagnose_models
 from .observations import Observations, look
 
-__all__ = ["Finding", "Observations", "Status", "diagnose", "diagnose_models", "examine", "look"]
+__all__ = ["Finding", "Observations", "Status", "diagnose", "diagnose_models", "examine", "look", "of_derived"]
 
 
 def diagnose(report: Callable[[str], None] = lambda what: None) -> list[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..host.workers.causes import REMEDIES, known_cause
 from ..host.workers.versions import OLDEST_TORCH, TORCH_REMEDY, dotted
 from ..models.diffusers.installed import REMEDY, SUPPORTED, in_range
+from .derived import of_derived
 from .findings import Finding, Status
 from .observations import Measured, Observations
 
@@ -170,15 +171,8 @@ def _functions(facts: Observations) -> Iterator[Finding]:
 
 
 def _derived(facts: Observations) -> Iterator[Finding]:
-    """What classes that nobody declared were proved to be split by, or why they are not."""
-    for each in facts.derived:
-        for answer in each.answers:
-            if answer.declaration is None:
-                text = f"in ComfyUI {each.comfyui} it runs whole, because {answer.failure}"
-            else:
-                kinds = "one kind" if len(answer.kinds) == 1 else f"{len(answer.kinds)} kinds"
-                text = f"in ComfyUI {each.comfyui} it was found out how to split {kinds} of calls: {answer.proof}"
-            yield Finding(each.kind, Status.OK, text)
+    """Classes that nobody declared."""
+    yield from of_derived(facts.derived)
 
 
 def _links(facts: Observations) -> Iterator[Finding]:

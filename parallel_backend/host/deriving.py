@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +29,9 @@ WEIGHTS = 0.6
 PLAN = 0.2
 """Of the time, for the proof of one plan."""
 
+PAUSE = 60.0
+"""Seconds for which, at least, nothing is tried again that failed for time, memory or the like; longer if it took longer."""
+
 LOOK = 0.05
 """Seconds between two looks at Cancel."""
 
@@ -46,6 +51,7 @@ class Derivation:
         comfyui: its version.
         seconds: how long a child may take.
         kept_in: where answers are kept; by default the cache folder.
+        pause: see PAUSE.
     """
 
     def __init__(
@@ -57,12 +63,14 @@ class Derivation:
         comfyui: str,
         seconds: float,
         kept_in: Path | None = None,
+        pause: float = PAUSE,
     ) -> None:
-        self._seconds = seconds
+        self._seconds, self._pause = seconds, pause
         self._key, self._file, self._folder, self._kept_in = key, file, folder, kept_in
         self._kind = kind
         self._kept = load(key, kept_in) or Kept(kind, comfyui)
         self._trouble: Answer | None = None
+        self._again_at = 0.0
         self._running: tuple[CallKind, ...] = ()
         self._stopped = False
         self._changed = threading.Condition()
@@ -74,17 +82,15 @@ class Derivation:
             return self._kept.found(kinds)
 
     def failed(self, kinds: Sequence[CallKind]) -> str:
-        """Why there is none for these; empty while that is not known."""
+        """Why there is none for these; empty while that is not known, or may be another now."""
         with self._changed:
-            answer = self._kept.failed(kinds)
-            if answer is None and self._trouble is not None and not unlike(self._trouble.kinds, kinds):
-                answer = self._trouble
-            return answer.failure if answer else ""
-
-    def known(self) -> tuple[CallKind, ...]:
-        """All kinds of calls that something was proved for."""
-        with self._changed:
-            return tuple(kind for each in self._kept.answers if each.declaration for kind in each.kinds)
+            if (answer := self._kept.failed(kinds)) is not None:
+                return answer.failure
+            left = self._again_at - time.monotonic()
+            if self._trouble is None or left <= 0 or unlike(self._trouble.kinds, kinds):
+                return ""
+            why = f"{self._trouble.failure}; a prompt in {math.ceil(left / 60)} min tries again"
+            return f"finding out how to split it failed ({why})"
 
     def new_answers(self) -> list[Answer]:
         """What was found since this was last asked."""
@@ -154,6 +160,7 @@ class Derivation:
     def _take(self, answer: Answer) -> None:
         if not answer.declaration and not answer.lasting:
             self._trouble = answer
+            self._again_at = time.monotonic() + max(self._pause, answer.seconds)
             log.info("Parallel: %s was not derived: %s", self._kind, answer.failure)
             return
         self._kept = (load(self._key, self._kept_in) or self._kept).with_answer(answer)

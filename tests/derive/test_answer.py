@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +10,11 @@ import torch
 
 from parallel_backend.derive.answer import answer
 from parallel_backend.derive.asked import Answer, ask
-from parallel_backend.derive.by_class import ByClass
 from parallel_backend.derive.call_kind import kind_of
-from parallel_backend.derive.calls import Sizes
 from parallel_backend.derive.prompt import Prompt
-from parallel_backend.derive.small import small_of
-from parallel_backend.models.comfyui.importing import import_comfyui
+from tests.derive.asking import LIMIT, NAME, SECONDS, prompt_of
 from tests.support.selection import thorough
-from tests.support.tiny.comfyui import TINY, save_tiny
-from tests.support.tiny.models import draw
-
-NAME = "causal_wan"
-LIMIT = 4e9
-SECONDS = 120.0
-
-
-def prompt_of(file: Path, tokens: int, **more: Any) -> Prompt:
-    """As ComfyUI makes a prompt's call of the file's class, in the tests' own size."""
-    import_comfyui()
-    shape = TINY[NAME].latent
-    given: Mapping[str, Any] = {"cross_attn": draw(1, tokens, TINY[NAME].text, seed=tokens), **more}
-    base = ByClass(small_of(file, LIMIT).base)
-    sizes = Sizes(tuple(shape[1:]), tokens)
-    return Prompt(given, (1, *shape), kind_of(base.latent(sizes), base.conditioning(sizes, given)))
+from tests.support.tiny.comfyui import save_tiny
 
 
 def answered(folder: Path, file: Path, *prompts: Prompt, known: Answer | None = None) -> Answer:

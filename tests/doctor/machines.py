@@ -71,8 +71,8 @@ FAULTS = [
     ({"torchaudio_error": OTHER_CUDA}, "torchaudio", Status.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
     ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.WARNING, "pip install -r"),
     ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
-    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", Status.WARNING, "use a ComfyUI that was tested"),
-    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", Status.WARNING, "use a ComfyUI that was tested"),
+    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", Status.WARNING, "use a tested ComfyUI"),
+    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", Status.WARNING, "use a tested ComfyUI"),
     (
         {"measured": (Measured(PAIR, None, NO_P2P),)},
         "2 workers, cuda:0 to cuda:1",

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, expect
 from safetensors.torch import load_file
 
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
+from tests.derive.files import save_checkpoint, save_forms
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import (
     DIFFERENT,
@@ -27,9 +29,10 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import save_with_prompts
-from tests.support.graphs.flux import insert_after, node, queue_logged
+from tests.support.graphs.flux import Graph, insert_after, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.page import browser
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
 
@@ -42,6 +45,13 @@ PATIENCE = 3600.0
 
 FOUND = re.compile(r"Parallel: new model (\w+): found out how to split it \(\d+ s, once; (.*)\): queue again")
 FINDING = "New model: finding out how to split it, once"
+
+
+def of_file(file: str, graph: Graph | None = None) -> Graph:
+    """The tests' small job, or another one, with another file of the model."""
+    graph = graph or graph_of(NAME, steps=2)
+    model = node("UNETLoader", **graph["model"]["inputs"] | {"unet_name": file})
+    return graph | {"model": model}
 
 
 def own_cache(folder: Path) -> dict[str, str]:
@@ -64,7 +74,9 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     save_latent(server, f"{NAME}-frame", 1, 16, 1, 8, 10)
     save_latent(server, f"{NAME}-batch", 2, *TINY[NAME].latent)
     models = server.base_dir / "models"
+    save_forms(models / "diffusion_models", NAME)
     tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
+    save_checkpoint(models / "checkpoints" / f"{NAME}.safetensors", tensors, TINY[NAME].metadata or {})
     save_lora(models / "loras" / f"{NAME}-lora.safetensors", (LAYER,), tensors)
     with server:
         yield server
@@ -77,8 +89,11 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 @pytest.fixture(scope="module")
 def derived(comfyui: ComfyUI) -> str:
-    """Queue a graph that can do without splitting, and wait until it is known how to; what was proved, in words."""
-    graph = graph_of(NAME, steps=2)
+    """Queue a graph that can do without splitting, and wait until it is known how to; what was proved, in words.
+
+    The file is in scaled fp8: what is found is the class's, whatever its files' weights are.
+    """
+    graph = of_file(f"{NAME}-marks.safetensors")
     run, log = queue_logged(comfyui, spread(graph, cfg=2), timeout=PATIENCE)
     stock = comfyui.queue(graph, timeout=PATIENCE).check()
     assert relative_error(saved_latent(comfyui, run.check()), saved_latent(comfyui, stock)) <= TOLERANCE
@@ -121,6 +136,57 @@ def test_with_a_lora_and_a_batch(latent_of: LatentOf) -> None:
     graph = with_lora(plain, NAME, 0.8)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, ulysses=2, cfg=1)), latent_of(graph)) <= TOLERANCE
+
+
+QUANTISED = [
+    ("marks.safetensors", "ulysses 2"),
+    ("marks.safetensors", "cfg 2, ulysses 2"),
+    ("marks.safetensors", "ulysses 2, streamed"),
+    ("old.safetensors", "ring 2, sharded"),
+    ("metadata.safetensors", "pipefusion 2"),
+    ("nvfp4.safetensors", "ring 2, sharded"),
+    ("q8_0.gguf", "ulysses 2"),
+    ("q8_0.gguf", "ulysses 2, streamed"),
+    ("q4_k.gguf", "ring 2, sharded"),
+    ("q4_k.gguf", "pipefusion 2"),
+]
+
+
+@pytest.mark.usefixtures("derived")
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize(("form", "split"), QUANTISED)
+def test_a_quantised_file(form: str, split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """With a LoRA of a quantised layer too. Of GGUF ComfyUI runs the values that the gguf package itself expands."""
+    graph = of_file(f"{NAME}-{form.replace('.gguf', '.safetensors')}")
+    graph = with_lora(graph, NAME, 0.8) if lora else graph
+    ours = spread(of_file(f"{NAME}-{form}", graph), **SPLITS[split])
+    run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "deriving" not in log
+
+
+@pytest.mark.usefixtures("derived")
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("split", ["ulysses 2", "ring 2, sharded", "pipefusion 2"])
+def test_a_checkpoint(split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = graph_of(NAME, steps=2)
+    graph["model"] = node("CheckpointLoaderSimple", ckpt_name=f"{NAME}.safetensors")
+    ours = spread(graph_of(NAME, steps=2), **SPLITS[split])
+    ours["model"] = node("LoadParallelCheckpoint", ckpt_name=f"{NAME}.safetensors", plan=["plan", 0])
+    graph, ours = (with_lora(each, NAME, 0.8) if lora else each for each in (graph, ours))
+    run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    assert "deriving" not in log
+
+
+@pytest.mark.usefixtures("derived")
+def test_the_tab_lists_what_was_derived(chromium: Browser, comfyui: ComfyUI) -> None:
+    with browser.opened(chromium, comfyui) as page:
+        page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
+        section = page.locator(".pp-on-derived")
+        line = section.locator(".pp-finding", has_text="WAN21_CausalAR_T2V")
+        expect(line).to_contain_text("it was found out how to split one kind of calls: ulysses 2 ")
+        expect(section).to_contain_text("New models")
 
 
 @pytest.mark.usefixtures("derived")

@@ -69,6 +69,7 @@ test("what waits in the computer's memory is counted there", () => {
   const status = {
     workers,
     memory: [],
+    derived: [],
     doctor: { doing: "", findings: null },
     comparison: { doing: "", result: null, said: "", run: 0 },
     bench: { doing: "", sides: [], row: "", file: "", said: "" },

@@ -46,6 +46,18 @@ export function verdict(findings, words) {
   return words.say("doctor.found", { found });
 }
 
+/**
+ * Classes that nobody declared, with what each was proved to be split by, or why it is not.
+ *
+ * @param {readonly Finding[]} findings
+ * @param {Words} words
+ * @returns {HTMLElement}
+ */
+export function derivedView(findings, words) {
+  const note = element("p", "pp-note", words.say("derived.note"));
+  return element("div", "", note, ...findings.map((finding) => line(finding, words)));
+}
+
 /** @type {(finding: Finding, words: Words) => HTMLElement} */
 function line({ name, status, text, remedy }, words) {
   const sign = element("span", `pp-sign pp-${status}`, SIGNS[status]);

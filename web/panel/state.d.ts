@@ -43,6 +43,8 @@ export interface Finding {
 export interface Status {
   workers: { groups: GroupStatus[]; runs: number; failure: { text: string; at: number } | null };
   memory: DeviceMemory[];
+  /** What was found of classes that nobody declared. */
+  derived: Finding[];
   doctor: { doing: string; findings: Finding[] | null };
   /** `run` is the number of the run that the result is of. */
   comparison: { doing: string; result: Comparison | null; said: string; run: number };

@@ -9,7 +9,7 @@
 import { linkTo, remedyOf } from "../run/remedies.js";
 import { setDevices, unplanned } from "../settings.js";
 import { benchView } from "./bench.js";
-import { doctorView } from "./doctor.js";
+import { derivedView, doctorView } from "./doctor.js";
 import { button, element } from "./elements.js";
 import { loadersView } from "./loaders.js";
 import { memoryView, workersView } from "./machine.js";
@@ -26,6 +26,7 @@ const TITLES = {
   "last-run": "section.last-run",
   plans: "section.plans",
   bench: "section.bench",
+  derived: "section.derived",
   doctor: "section.doctor",
 };
 
@@ -122,7 +123,7 @@ class Panel {
     const expected = this.#expectations();
     this.#section("loaders", [loaders, expected], () => loadersView(this.#swap, expected, this.#words));
     if (!status) return;
-    const { workers, memory, doctor, comparison, bench } = status;
+    const { workers, memory, derived, doctor, comparison, bench } = status;
     const { failure } = workers;
     const running = workers.groups.some(({ state }) => state === "running" || state === "starting");
     const working = running || [doctor, comparison, bench].some(({ doing }) => doing !== "");
@@ -141,6 +142,7 @@ class Panel {
     this.#section("last-run", [run, this.#whole], () => this.#lastRun(), true);
     this.#section("plans", [run?.decision, comparison, idle, this.#answers], () => this.#plans(idle), !!run);
     this.#section("bench", [bench, idle, this.#answers, loaders.length > 0], () => this.#bench(idle));
+    this.#section("derived", derived, () => derivedView(derived, this.#words), derived.length > 0);
     this.#section("doctor", [doctor, idle, this.#answers], () => this.#doctor(idle));
   };
 

@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import gguf
@@ -56,8 +57,14 @@ def save_scaled(path: Path, form: str, dtype: torch.dtype = torch.float8_e4m3fn,
     return write_scaled(path, flux_tensors(**settings), form, dtype)  # type: ignore[arg-type]
 
 
-def write_scaled(path: Path, values: Mapping[str, Tensor], form: str, dtype: torch.dtype = torch.float8_e4m3fn) -> Path:
-    """The blocks' matrices as scaled fp8, the rest in bf16. `form` is old, marks or metadata."""
+def write_scaled(
+    path: Path,
+    values: Mapping[str, Tensor],
+    form: str,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """The blocks' matrices as scaled fp8, the rest in bf16. `form` is old, marks or metadata; `more` is metadata besides."""
     tensors: dict[str, Tensor] = {}
     layers = {}
     for name, tensor in values.items():
@@ -75,8 +82,10 @@ def write_scaled(path: Path, values: Mapping[str, Tensor], form: str, dtype: tor
             tensors[f"{layer}.comfy_quant"] = torch.tensor(list(json.dumps(layers[layer]).encode()), dtype=torch.uint8)
     if form == "old":
         tensors["scaled_fp8"] = torch.zeros(2, dtype=dtype)
-    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
-    save_file(tensors, path, metadata=metadata if form == "metadata" else None)
+    metadata = dict(more)
+    if form == "metadata":
+        metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
+    save_file(tensors, path, metadata=metadata or None)
     return path
 
 
@@ -85,7 +94,13 @@ def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
     return quantise(path, plain, kind, flux_tensors(**settings))  # type: ignore[arg-type]
 
 
-def quantise(path: Path, plain: Path, kind: Type, tensors: Mapping[str, Tensor]) -> Path:
+def quantise(
+    path: Path,
+    plain: Path,
+    kind: Type,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors.
 
     Rows that are no multiple of the type's blocks are Q8_0, as converters make them.
@@ -105,8 +120,8 @@ def quantise(path: Path, plain: Path, kind: Type, tensors: Mapping[str, Tensor])
                 data = random_blocks(held, rows, width, seed=number, size=float(tensor.std()) / spread)
         stored[name] = data, held
         values[name] = torch.from_numpy(np.array(gguf.dequantize(data, held)))
-    save_file(values, plain)
-    return _write_gguf(path, stored)
+    save_file(values, plain, metadata=dict(metadata) or None)
+    return _write_gguf(path, stored, metadata)
 
 
 FORMS = ("e4m3fn", "scaled fp8", "Q8_0")
@@ -153,8 +168,12 @@ def _in_blocks(name: str, tensor: Tensor) -> bool:
     return "blocks." in name and name.endswith(".weight") and tensor.ndim == 2
 
 
-def _write_gguf(path: Path, tensors: Mapping[str, tuple[np.ndarray, Type]]) -> Path:
+def _write_gguf(
+    path: Path, tensors: Mapping[str, tuple[np.ndarray, Type]], metadata: Mapping[str, str] = MappingProxyType({})
+) -> Path:
     writer = gguf.GGUFWriter(path, "tiny")
+    for name, text in metadata.items():
+        writer.add_string(name, text)
     writer.add_quantization_version(2)
     writer.add_array("general.tags", ["tiny"])
     for name, (data, kind) in tensors.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,7 +43,13 @@ FORMATS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """ComfyUI's name of the format, what its quantiser is told, and what the mark says beside the name."""
 
 
-def save_quantised(path: Path, tensors: Mapping[str, Tensor], form: str, input_scale: float | None = None) -> Path:
+def save_quantised(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    form: str,
+    input_scale: float | None = None,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """The blocks' matrices in a format, the rest as it is."""
     name, told, said = FORMATS[form]
     mark = torch.tensor(list(json.dumps({"format": name} | said).encode()), dtype=torch.uint8)
@@ -58,5 +65,5 @@ def save_quantised(path: Path, tensors: Mapping[str, Tensor], form: str, input_s
             stored[f"{layer}.pre_quant_scale"] = torch.linspace(0.5, 2.0, tensor.shape[1])
         if input_scale is not None:
             stored[f"{layer}.input_scale"] = torch.tensor(input_scale)
-    save_file(stored, path)
+    save_file(stored, path, metadata=dict(metadata) or None)
     return path

@@ -1,0 +1,54 @@
+"""What failed for want of time, or for what may be another later, is tried again when it is asked for again."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from parallel_backend.comfyui_folder import comfyui_version
+from parallel_backend.host.deriving import Derivation
+from tests.derive.asking import NAME, SECONDS, prompt_of
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import save_tiny
+
+COMFYUI = os.environ["COMFYUI_PATH"]
+
+
+def derivation(folder: Path, seconds: float, pause: float) -> Derivation:
+    file = str(folder / f"{NAME}.safetensors")
+    return Derivation("some class", NAME, file, COMFYUI, comfyui_version(COMFYUI), seconds, folder / "kept", pause)
+
+
+def test_what_took_too_long_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    """Its sentence says when, and until then nothing is tried."""
+    prompt = prompt_of(save_tiny(tmp_path, NAME), 7)
+    tried = derivation(tmp_path, seconds=0.6, pause=1.5)
+    tried.wait([prompt], lambda: False)
+    assert tried.failed([prompt.kind]) == (
+        "finding out how to split it failed (it took longer than 1 s; a prompt in 1 min tries again)"
+    )
+    time.sleep(1.6)
+    assert tried.failed([prompt.kind]) == ""
+    assert tried.begin([prompt])
+    tried.stop()
+    assert tried.failed([prompt.kind]) == ""
+    assert tried.found([prompt.kind]) is None
+
+
+@thorough
+def test_what_failed_is_found_once_its_reason_is_gone(tmp_path: Path) -> None:
+    """A file that could not be read."""
+    prompt = prompt_of(save_tiny(tmp_path, NAME), 7)
+    path = tmp_path / f"{NAME}.safetensors"
+    path.rename(tmp_path / "away.safetensors")
+    tried = derivation(tmp_path, seconds=SECONDS, pause=1.0)
+    tried.wait([prompt], lambda: False)
+    assert f"{NAME}.safetensors does not exist" in tried.failed([prompt.kind])
+    (tmp_path / "away.safetensors").rename(path)
+    while tried.failed([prompt.kind]):
+        time.sleep(0.2)
+    tried.wait([prompt], lambda: False)
+    found = tried.found([prompt.kind])
+    assert found is not None
+    assert tried.new_answers() == [found]

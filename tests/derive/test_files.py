@@ -1,0 +1,35 @@
+"""Quantised files, and a checkpoint, of a class that nobody declared: what is derived of them is what is of the plain file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.derive.kept import key_of
+from parallel_backend.derive.small import small_of
+from parallel_backend.models.comfyui.importing import import_comfyui
+from tests.derive.files import FORMS, save_forms
+from tests.support.tiny.comfyui import save_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forms")
+    save_tiny(folder, "causal_wan")
+    save_forms(folder, "causal_wan")
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_files_small_model_is_the_plain_files(form: str, folder: Path) -> None:
+    """And what is kept of one is found for the other."""
+    import_comfyui()
+    plain, small = (small_of(folder / f"causal_wan{end}", 4e9) for end in (".safetensors", f"-{form}"))
+    assert small.kind == plain.kind
+    assert key_of(small.kind, small.described.unet_config, ()) == key_of(plain.kind, plain.described.unet_config, ())
+    ours, theirs = (each.base.diffusion_model.state_dict() for each in (small, plain))
+    assert [*ours] == [*theirs]
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
