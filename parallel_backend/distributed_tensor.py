@@ -106,8 +106,11 @@ class DistributedTensor(torch.Tensor):
 
     @classmethod
     def gathered(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An operation on the whole. A collective."""
-        whole = tree_map_only(cls, lambda part: part.whole(), (tuple(args), dict(kwargs)))
+        """An operation on the whole. A collective.
+
+        The whole is contiguous, as the part says of itself: torch has chosen a view or a copy by that.
+        """
+        whole = tree_map_only(cls, lambda part: part.whole().contiguous(), (tuple(args), dict(kwargs)))
         return func(*whole[0], **whole[1])
 
 

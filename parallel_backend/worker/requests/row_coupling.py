@@ -35,7 +35,8 @@ def refuse_coupled_rows(family: WholeFamily, config: Any, example: Example) -> N
     both = _in_fp32(example.rows(2 * count).tensors)
     generator = torch.Generator().manual_seed(0)
     for key, tensor in both.items():
-        if key != "timestep" and tensor.is_floating_point() and tensor.ndim and tensor.shape[0] == 2 * count:
+        by_row = tensor.is_floating_point() and tensor.ndim and tensor.shape[0] == 2 * count
+        if by_row and key != "timestep" and not _chooses(tensor):
             drawn = torch.randn(tensor[count:].shape, generator=generator)
             both[key] = torch.cat([tensor[:count], drawn.to(tensor)])
     beside = _run(model, replace(example, tensors=both))
@@ -47,6 +48,11 @@ def refuse_coupled_rows(family: WholeFamily, config: Any, example: Example) -> N
                 f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices "
                 "with one GPU in Parallel Plan, or Load Diffusion Model."
             )
+
+
+def _chooses(tensor: Tensor) -> bool:
+    """Whether it looks like a mask, which chooses positions: with other numbers in it, it would choose them all."""
+    return bool((tensor == 1).any() and ((tensor == 0) | (tensor == 1)).all())
 
 
 def _in_fp32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

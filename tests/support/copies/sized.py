@@ -42,6 +42,6 @@ def copied(folder: Path, code: Mapping[str, str]) -> ComfyUI:
     return ComfyUI(
         copy,
         folder / "base",
-        env={VARIABLE: str(folder / "secret")},
+        env={VARIABLE: str(folder / "secret"), "XDG_CACHE_HOME": str(folder / "cache")},
         packs={**PACKS, "other-pack": REPO / "tests" / "support" / "other_pack"},
     )
