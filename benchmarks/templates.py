@@ -1,7 +1,7 @@
 """How many of ComfyUI's own workflow templates run with the loader swapped, and why the others do not.
 
-    COMFYUI_PATH=... python -m benchmarks.templates > docs/templates.md
-    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/templates.md    # with a newer ComfyUI: what differs
+    COMFYUI_PATH=... python -m benchmarks.templates > docs/guide/templates.md
+    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/guide/templates.md    # with a newer ComfyUI: what differs
 
 A template counts by the models that it loads; which class a file is stands in `template_models`. Each is then run as far as the
 workers (`template_runs`). Takes some minutes on two cores; needs no GPU, no network and none of the files.
@@ -57,8 +57,8 @@ class Row:
 
 
 def reasons() -> dict[str, str]:
-    """What docs/models.md says of each class."""
-    return dict(ROW.findall((REPO / "docs" / "models.md").read_text(encoding="utf-8")))
+    """What docs/guide/models.md says of each class."""
+    return dict(ROW.findall((REPO / "docs" / "guide" / "models.md").read_text(encoding="utf-8")))
 
 
 def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
@@ -211,7 +211,7 @@ def main() -> None:
     """Print the page; of the templates that are named, if any are."""
     comfyui, names = Path(os.environ["COMFYUI_PATH"]), sys.argv[1:]
     if names == ["--newer"]:
-        text = (REPO / "docs" / "templates.md").read_text(encoding="utf-8").partition(NEWER)[0]
+        text = (REPO / "docs" / "guide" / "templates.md").read_text(encoding="utf-8").partition(NEWER)[0]
         print(newer(comfyui_name(comfyui), census(comfyui, template_files()), text))
         return
     print(page(census(comfyui, [path for path in template_files() if not names or path.stem in names])))

@@ -134,7 +134,7 @@ def test_a_features_halves_have_one_name() -> None:
     assert there <= here
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/develop/tricks.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/develop/architecture.md", "docs/develop/tricks.md"])
 def test_a_page_names_files_that_are_there(page: str) -> None:
     files = {
         f"/{path.relative_to(REPO)}"
