@@ -3,7 +3,7 @@
 From the repository's root: OMP_NUM_THREADS=1 python -m benchmarks.diffusers_context_parallel
 Both are run as they are, and with their blocks compiled by inductor: diffusers' by its compile_repeated_blocks, for this
 one size; ours as TorchCompileModel asks for it, for all sizes. The four take turns, each as often in front as behind;
-prints Markdown tables and writes docs/diffusers-context-parallel.md.
+prints Markdown tables and writes docs/measured/diffusers-context-parallel.md.
 
 diffusers asks torch.accelerator for devices, of which a CPU has none; `their_model` stands in for it. Their bytes are
 counted in the two functional collectives that they call, ours by the meter; both without what a rank keeps for itself.
@@ -48,7 +48,7 @@ from tests.support.plans import cpu_plan
 from tests.support.tiny.flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH
 from tests.support.tiny.models import randomise
 
-PAGE = Path(__file__).parents[1] / "docs" / "diffusers-context-parallel.md"
+PAGE = Path(__file__).parents[1] / "docs" / "measured" / "diffusers-context-parallel.md"
 COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.diffusers_context_parallel"
 RANKS = 2
 AIM = 0.95

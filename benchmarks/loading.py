@@ -1,4 +1,4 @@
-"""What loading a checkpoint costs each worker, under four plans: bytes read and memory, as the table of docs/loading.md.
+"""What loading a checkpoint costs each worker, under four plans: bytes read and memory, as the table of docs/guide/loading.md.
 
 The pages of the file are dropped from the page cache first, so that reads come from the disk.
 

@@ -1,6 +1,6 @@
 """How ranks of one machine that want the same bytes get them: sent by the one that reads, or read again after it.
 
-Each rank wants a whole file, in the page cache and not in it; the ways take turns. The table of docs/loading.md.
+Each rank wants a whole file, in the page cache and not in it; the ways take turns. The table of docs/guide/loading.md.
 
 Run from the repository root: python -m benchmarks.loading_shared [MiB of the file, 512 by default]
 """

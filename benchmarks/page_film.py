@@ -4,8 +4,8 @@ Run from the repository root, with ComfyUI's folder and a Chromium:
 
     COMFYUI_PATH=... CHROMIUM=... python -m benchmarks.page_film [FOLDER]
 
-It writes FOLDER/run.gif and FOLDER/timeline.png (default: docs). The workers run on the CPU, and how long a frame is shown is
-said here, so that the film is as long on any machine.
+It writes FOLDER/run.gif and FOLDER/timeline.png (default: docs/images). The workers run on the CPU, and how long a frame is
+shown is said here, so that the film is as long on any machine.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def run(comfyui: ComfyUI, workers: int) -> None:
 def main() -> None:
     """Make both."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    line.add_argument("folder", type=Path, nargs="?", default=REPO / "docs")
+    line.add_argument("folder", type=Path, nargs="?", default=REPO / "docs" / "images")
     folder = line.parse_args().folder
     with server("") as comfyui, chromium() as browser, opened(browser, comfyui) as page:
         page.set_default_timeout(PATIENCE)

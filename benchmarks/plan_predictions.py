@@ -1,4 +1,4 @@
-"""The cost model against published measurements: writes docs/plan-predictions.md, or fits its constants again.
+"""The cost model against published measurements: writes docs/measured/plan-predictions.md, or fits its constants again.
 
 python benchmarks/plan_predictions.py          # write the page from the constants in plan/predict/known_machines.py
 python benchmarks/plan_predictions.py --fit    # print the constants that the one- and two-GPU rows give
@@ -23,7 +23,7 @@ from parallel_backend.plan.predict.known_machines import XDIT_COMPILED, XDIT_EAG
 from parallel_backend.plan.predict.known_models import known_model  # noqa: E402
 from parallel_backend.plan.predict.profiles import Device, ModelShape, Profile  # noqa: E402
 
-PAGE = ROOT / "docs" / "plan-predictions.md"
+PAGE = ROOT / "docs" / "measured" / "plan-predictions.md"
 FLUX_PAGE = "xDiT docs/performance/flux.md"
 COG_PAGE = "xDiT docs/performance/cogvideo.md"
 HUNYUAN_PAGE = "xDiT docs/performance/hunyuanvideo.md"

@@ -2,7 +2,8 @@
 
     python -m benchmarks.published_rows
 
-Writes the table of docs/published-rows.md. Nothing is measured here; each row is the fastest exact plan with replicated weights.
+Prints the table of docs/measured/published-rows.md. Nothing is measured here; each row is the fastest exact plan whose
+weights are replicated.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Two ranks, each in a network namespace of its own.
 From the repository's root, as root: OMP_NUM_THREADS=1 COMFYUI_PATH=… python -m benchmarks.slow_network
 The namespaces are joined by a veth pair that `tc` (tbf) holds to a rate in both directions. Each has one worker, started
-as on several machines, and the first has the host too. Prints a Markdown table and writes docs/slow-network.md.
+as on several machines, and the first has the host too. Prints a Markdown table and writes docs/measured/slow-network.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.plans import cpu_plan
 from tests.support.programs import encoded_program
 from tests.support.tiny.flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux
 
-PAGE = Path(__file__).parents[1] / "docs" / "slow-network.md"
+PAGE = Path(__file__).parents[1] / "docs" / "measured" / "slow-network.md"
 COMMAND = "OMP_NUM_THREADS=1 COMFYUI_PATH=… python -m benchmarks.slow_network"
 INTERFACE = "shaped0"
 ADDRESS = Address("10.77.0.1", 29600)

@@ -1,7 +1,7 @@
 """How many of ComfyUI's own workflow templates run with the loader swapped, and why the others do not.
 
-    COMFYUI_PATH=... python -m benchmarks.templates > docs/templates.md
-    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/templates.md    # with a newer ComfyUI: what differs
+    COMFYUI_PATH=... python -m benchmarks.templates > docs/guide/templates.md
+    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/guide/templates.md    # with a newer ComfyUI: what differs
 
 A template counts by the models that it loads; which class a file is stands in `template_models`. Each is then run as far as the
 workers (`template_runs`). Takes some minutes on two cores; needs no GPU, no network and none of the files.
@@ -57,8 +57,8 @@ class Row:
 
 
 def reasons() -> dict[str, str]:
-    """What docs/models.md says of each class."""
-    return dict(ROW.findall((REPO / "docs" / "models.md").read_text(encoding="utf-8")))
+    """What docs/guide/models.md says of each class."""
+    return dict(ROW.findall((REPO / "docs" / "guide" / "models.md").read_text(encoding="utf-8")))
 
 
 def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
@@ -191,14 +191,14 @@ Load Diffusion Model, and of Load Checkpoint for the MODEL.
 """
 
 BODY = """The command executes ComfyUI's own nodes, from the loader to the sampler, with files that have a real header and no
-weights. ComfyUI's own detection says what each is, and the MODEL's own code, as in ComfyUI, what goes to the workers' loop, what
-goes one model call at a time and what is refused. **Assumed and not run:** which class a file is, by its name (the files were not
-read; `benchmarks/template_models.py`); what text encoders, VAEs, vision models, ControlNets and LoRAs give, in whose places are
+weights. ComfyUI's own detection says what each file is. The MODEL's own code, as in ComfyUI, says what goes to the workers' loop, what
+goes one model call at a time and what is refused. **Assumed and not run:** the class of a file, which is taken from its name (the files
+were not read; `benchmarks/template_models.py`); the output of text encoders, VAEs, vision models, ControlNets and LoRAs, replaced by
 zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward itself, which `tests/models` compares
 with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as they are.
 
-A template of models that run whole (UNets, sound, 3D; [models](models.md)) counts by its class and by the names of its nodes, and
-is not gone through: its files' tensors are not looked at. One that only has models for detection, segmentation or upscaling
+A template of models that run whole (UNets, sound, 3D; [models](models.md)) counts by its class and by the names of its nodes. It is
+not executed, and its files' tensors are not looked at. One that only has models for detection, segmentation or upscaling
 counts in the last row of outcomes. One more template has a Load Diffusion Model that is bypassed; it is not counted.
 
 Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in the
@@ -211,7 +211,7 @@ def main() -> None:
     """Print the page; of the templates that are named, if any are."""
     comfyui, names = Path(os.environ["COMFYUI_PATH"]), sys.argv[1:]
     if names == ["--newer"]:
-        text = (REPO / "docs" / "templates.md").read_text(encoding="utf-8").partition(NEWER)[0]
+        text = (REPO / "docs" / "guide" / "templates.md").read_text(encoding="utf-8").partition(NEWER)[0]
         print(newer(comfyui_name(comfyui), census(comfyui, template_files()), text))
         return
     print(page(census(comfyui, [path for path in template_files() if not names or path.stem in names])))

@@ -1,6 +1,6 @@
 """Memory and time of decoding on several ranks, on CPUs with gloo and one thread a rank.
 
-Writes docs/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m benchmarks.vae_decode, and with --counts to
+Writes docs/guide/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m benchmarks.vae_decode, and with --counts to
 count memory and bytes anew, which other programs do not disturb, and keep the times.
 """
 
@@ -32,7 +32,7 @@ from tests.vae.comfy_vaes import KINDS, build
 RANKS = (1, 2, 3, 4)
 ROUNDS = 3
 MEBIBYTE = 1 << 20
-PAGE = REPO / "docs" / "vae.md"
+PAGE = REPO / "docs" / "guide" / "vae.md"
 TIMES = "## Time"
 
 
@@ -172,7 +172,7 @@ INTRODUCTION = [
     "MiniMax-H3's tiles are joined whole, so its frames come at the end. Before they were handed out, 81 "
     "frames of 96x64 by the Wan 2.1 below had a peak of 32.1 MiB on one rank, 17.6 on two and 8.8 on four; "
     "now 27.1, 15.3 and 8.0, as 9 frames have. At full size in bf16, counted without a GPU "
-    "([dry-run.md](dry-run.md)), 81 frames of 1280x720 took 8640 MB on one rank and 2119 on four, and now "
+    "([dry runs](../measured/dry-run.md)), 81 frames of 1280x720 took 8640 MB on one rank and 2119 on four, and now "
     "8242 and 2022.",
 ]
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"
 
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>ComfyUI-Parallel: troubleshooting</title><style>

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except subprocess.TimeoutExpired:
             print(
                 f"{options.file.name} was not derived within {options.minutes:g} minutes: give it more (--minutes), or write its "
-                "declaration by hand (docs/adding-a-model.md).",
+                "declaration by hand (docs/develop/adding-a-model.md).",
                 file=sys.stderr,
             )
             code = 1

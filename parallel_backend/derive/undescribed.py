@@ -21,5 +21,6 @@ class Unproved(Undescribed):
 def not_derived(kind: str, reason: str) -> Refused:
     """For a class of which no declaration is proved."""
     return Refused(
-        f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/adding-a-model.md), or run it whole."
+        f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/develop/adding-a-model.md), "
+        "or run it whole."
     )

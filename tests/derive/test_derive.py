@@ -217,7 +217,7 @@ def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, capfd: pytest.Ca
     assert capfd.readouterr() == (
         "",
         "large.safetensors was not derived within 0.0001 minutes: give it more (--minutes), or write its declaration by hand "
-        "(docs/adding-a-model.md).\n",
+        "(docs/develop/adding-a-model.md).\n",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a step asks of a GPU, counted without one: it may only become less. The table is in docs/dry-run.md."""
+"""What a step asks of a GPU, counted without one: it may only become less. The table is in docs/measured/dry-run.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.comfyuis import is_listed, tell_new
 from tests.support.selection import thorough
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/dry-run.md"
+PAGE = ROOT / "docs/measured/dry-run.md"
 COMMAND = (sys.executable, "-m", "benchmarks.dry_run")
 
 LIMITS = {

@@ -220,7 +220,7 @@ class Bench:
         self.assert_right(workers)
 
     def held(self, fault: str, outcome: str, seconds: float, bound: float) -> None:
-        """Enter a case into the table of docs/reliability.md."""
+        """Enter a case into the table of docs/measured/reliability.md."""
         self._ledger.held("backend", fault, outcome, seconds, bound)
 
     def assert_dies(self, case: Case, others: int = 0) -> None:

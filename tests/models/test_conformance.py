@@ -1,4 +1,4 @@
-"""Every class of model that ComfyUI knows is declared, or docs/models.md says why not.
+"""Every class of model that ComfyUI knows is declared, or docs/guide/models.md says why not.
 
 The page lists the classes of one ComfyUI in full, and marks those that only newer ones have. What a still newer one has is told
 and fails nothing: a file of a class without a declaration is refused by the class's name.

@@ -24,12 +24,14 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.+?)^```$", text(page), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["wsl2.md", "docker.md", "kubernetes.md"])
+@pytest.mark.parametrize("page", ["guide/wsl2.md", "guide/docker.md", "guide/kubernetes.md"])
 def test_a_page_of_what_was_not_run_says_so(page: str) -> None:
     assert text(page).split("\n\n")[1].startswith(NOT_RUN)
 
 
-@pytest.mark.parametrize("page", ["docker.md", "kubernetes.md", "several-machines.md", "measured/README.md"])
+@pytest.mark.parametrize(
+    "page", ["guide/docker.md", "guide/kubernetes.md", "guide/several-machines.md", "measured/README.md"]
+)
 def test_shell_commands_are_well_formed(page: str) -> None:
     found = blocks(page, "bash")
     assert found
@@ -45,8 +47,8 @@ def options_of_workers(command: str) -> set[str]:
 
 def test_workers_are_started_with_options_that_they_have() -> None:
     commands = [
-        *(block for block in blocks("several-machines.md", "bash") if "parallel_backend.worker" in block),
-        *blocks("kubernetes.md", "yaml"),
+        *(block for block in blocks("guide/several-machines.md", "bash") if "parallel_backend.worker" in block),
+        *blocks("guide/kubernetes.md", "yaml"),
     ]
     found = [options_of_workers(command.replace("\\\n", " ")) for command in commands]
     assert len(found) == 4 and all("--listen" in each for each in found)
@@ -55,7 +57,7 @@ def test_workers_are_started_with_options_that_they_have() -> None:
 
 
 def test_the_manifest_starts_as_many_ranks_as_it_has_gpus() -> None:
-    service, pods = yaml.safe_load_all(blocks("kubernetes.md", "yaml")[0])
+    service, pods = yaml.safe_load_all(blocks("guide/kubernetes.md", "yaml")[0])
     (container,) = pods["spec"]["template"]["spec"]["containers"]
     (command,) = container["args"]
     assert f"--nnodes {pods['spec']['replicas']} " in command
@@ -68,10 +70,10 @@ def test_the_manifest_starts_as_many_ranks_as_it_has_gpus() -> None:
 
 
 def test_the_dockerfile_has_instructions_and_the_run_the_flags_that_the_table_explains() -> None:
-    (dockerfile,) = blocks("docker.md", "dockerfile")
+    (dockerfile,) = blocks("guide/docker.md", "dockerfile")
     lines = dockerfile.splitlines()
     assert lines[0].startswith("FROM ") and lines[-1].startswith("CMD [")
     assert {line.split()[0] for line in lines} <= DOCKERFILE
-    run = shlex.split(blocks("docker.md", "bash")[0].partition("docker run")[2])
-    explained = set(re.findall(r"^\| `(-[\w-]+)", text("docker.md"), re.MULTILINE))
+    run = shlex.split(blocks("guide/docker.md", "bash")[0].partition("docker run")[2])
+    explained = set(re.findall(r"^\| `(-[\w-]+)", text("guide/docker.md"), re.MULTILINE))
     assert {each.partition("=")[0] for each in run if each.startswith("-")} - {"--rm", "-v"} == explained

@@ -53,8 +53,8 @@ def test_the_registry_knows_what_it_is() -> None:
     for kind in ("Operating System :: POSIX :: Linux", "Environment :: GPU :: NVIDIA CUDA"):
         assert f'"{kind}"' in text
     for picture, most in (("icon", (400, 400)), ("banner", (2100, 900))):
-        assert f'/raw/main/docs/{picture}.png"' in text
-        with Image.open(REPO / "docs" / f"{picture}.png") as image:
+        assert f'/raw/main/docs/images/{picture}.png"' in text
+        with Image.open(REPO / "docs" / "images" / f"{picture}.png") as image:
             assert image.width * most[1] == image.height * most[0] and image.width <= most[0]
     assert re.search(r'^version = "\d+\.\d+\.\d+"$', text, re.MULTILINE)
     requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")

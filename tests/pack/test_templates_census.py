@@ -39,7 +39,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import is_listed, tell_new
 from tests.support.selection import thorough
 
-PAGE = REPO / "docs" / "templates.md"
+PAGE = REPO / "docs" / "guide" / "templates.md"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.refusals.of_flux import PLANS
 from tests.support.nodes_module import nodes_module
 
 REPO = Path(__file__).parents[2]
-PAGE = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (REPO / "docs" / "guide" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTES = [re.sub(r"\s+", " ", quote) for quote in re.findall(r'"([^"]{12,})"', PAGE)]
 BREAK = re.compile(r"[^A-Za-z' _-]+|\b[A-Z_]{3,}\b")
 """Values, punctuation and names such as SIGKILL; what is between them are the message's own words."""

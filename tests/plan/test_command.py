@@ -107,7 +107,7 @@ def test_refusals(capsys: Capture) -> None:
 
 
 def test_the_documents_examples_are_what_the_command_says(capsys: Capture) -> None:
-    text = (ROOT / "docs" / "plan-command.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "plan-command.md").read_text(encoding="utf-8")
     examples = re.findall(r"```console\n\$ python -m parallel_backend\.plan (.+)\n((?s:.+?))```", text)
     assert len(examples) == 4
     for arguments, output in examples:
@@ -115,7 +115,7 @@ def test_the_documents_examples_are_what_the_command_says(capsys: Capture) -> No
         assert [line.rstrip() for line in said.splitlines()] == output.splitlines()
 
 
-RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+RECIPES = (ROOT / "docs" / "guide" / "recipes.md").read_text(encoding="utf-8")
 TABLES = re.findall(r"<!-- python -m parallel_backend\.plan (--recipe .+) -->\n((?:\|.*\n)+)", RECIPES)
 
 

@@ -314,7 +314,7 @@ def test_the_page_of_predictions_is_up_to_date() -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-        assert module.page() == (ROOT / "docs" / "plan-predictions.md").read_text(), (
+        assert module.page() == (ROOT / "docs" / "measured" / "plan-predictions.md").read_text(), (
             "run benchmarks/plan_predictions.py"
         )
         compiled, *others = module.measurements()

@@ -8,7 +8,7 @@ from scripts.comfyui import REPO, Run
 
 REFUSALS = ("Refused", "PlanRefused")
 """What the errors are called by which this pack says no."""
-PAGE = REPO / "docs" / "stock-nodes.md"
+PAGE = REPO / "docs" / "guide" / "stock-nodes.md"
 NEWER = re.compile(r"^\| (\w+) \| 0\.\d+ \| (.+) \| (.+) \|$", re.MULTILINE)
 SAID = {
     "equal, in the workers' loop": "in the loop",

@@ -14,7 +14,7 @@ class _Row:
 
 
 class Ledger:
-    """Filled by tests as their cases end; printed as a table at the end of the run (docs/reliability.md has one)."""
+    """Filled by tests as their cases end; printed as a table at the end of the run (docs/measured/reliability.md has one)."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str], _Row] = {}

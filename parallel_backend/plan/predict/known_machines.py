@@ -20,7 +20,7 @@ TERA = 1e12
 MICRO = 1e-6
 
 # This project's code; what its blocks start is with the models. Host times are those on one CPU core with tiny tensors: FLUX's
-# blocks take 0.8 of what diffusers' do for 0.38 of the operations (docs/dry-run.md); what Ring adds, 0.7 an operation.
+# blocks take 0.8 of what diffusers' do for 0.38 of the operations (docs/measured/dry-run.md); what Ring adds, 0.7 an operation.
 EAGER = Software(
     ulysses=ULYSSES,
     chunk=CHUNK,
