@@ -77,7 +77,7 @@ def other_packs(server: ComfyUI) -> Refusals:
         ("too strong", "cfg", "1e.38"),
         ("too strong elsewhere", "cfg2", "1e.38"),
     ):
-        said = f"the {name} is {value}, of which no picture comes: set it to a number such as 1"
+        said = f"the {name} is {value}, which makes no picture: set it to a number such as 1"
         yield on_one_worker(guided(kind)), said
     lora = "refused-hooks.safetensors"
     tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}

@@ -32,7 +32,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "other machines or other versions of ComfyUI, torch, diffusers or this pack take part (tests/machines, tests/wire)": {
         "parallel_backend/host/workers/group.py": (
             "…",
-            "the workers at … are others than when",
+            "the workers at … have changed since",
             "these workers are serving another client",
         ),
         "parallel_backend/host/workers/versions.py": (

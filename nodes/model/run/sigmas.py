@@ -27,7 +27,7 @@ def refuse_strengths(guider: Any) -> None:
     for name in ("cfg", *sorted({*vars(guider)} - {"cfg"})):
         value = getattr(guider, name, None) if STRENGTH.fullmatch(name) else None
         if isinstance(value, float | int) and not abs(value) <= MOST:
-            raise Refused(f"the {name} is {value:g}, of which no picture comes: set it to a number such as 1.")
+            raise Refused(f"the {name} is {value:g}, which makes no picture: set it to a number such as 1.")
 
 
 def refuse_guidance(conditioning: Mapping[str, Tensor]) -> None:

@@ -181,7 +181,7 @@ class WorkerGroup:
         if found != self.devices:
             self._end(State.STOPPED)
             raise Refused(
-                f"the workers at {address} are others than when the plan was made ({len(found)} on "
+                f"the workers at {address} have changed since the plan was made ({len(found)} on "
                 f"{', '.join(dict.fromkeys(member.host for member in channel.members))}; {len(self.devices)} then): "
                 "queue again."
             )

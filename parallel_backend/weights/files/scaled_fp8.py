@@ -63,7 +63,7 @@ def _with_scale(checkpoint: Checkpoint, name: str, entry: Entry, scale: Entry) -
     if not plain or scale.shape not in ((), (1,), (1, 1), rows, (*rows, 1)):
         raise Refused(
             f"{checkpoint.path.name} holds the scale of {name} as {scale.storage.name} with the shape "
-            f"{list(scale.shape)}, and one number or one a row is supported: choose another file."
+            f"{list(scale.shape)}, where one number, or one for each row, is supported: choose another file."
         )
     return replace(entry, scale=scale)
 
