@@ -28,14 +28,18 @@ from tests.vae.comfy_vaes import save_image_vae
 FLUX = "flux_dev_full_text_to_image"
 """ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
 
-PARTS = 12
+PARTS = 15
 """In which ComfyUI's templates are tried, fourteen in each."""
 
 CHANGED = 12
 """Of a part's templates, in at least so many a loader changes: those with a VAE, or with a model that runs."""
 
 CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
-SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParallelVAE"}
+SWAPPED = {
+    "UNETLoader": "LoadParallelDiffusionModel",
+    "CheckpointLoaderSimple": "LoadParallelCheckpoint",
+    "VAELoader": "LoadParallelVAE",
+}
 
 UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
 
@@ -382,10 +386,7 @@ def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui
     page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     assert "1 model on all GPUs" in swap(page, "Use all GPUs")
-    changed = copy.deepcopy(prompt)
-    (loader,) = [each for each in changed.values() if each["class_type"] == "CheckpointLoaderSimple"]
-    loader["class_type"] = "LoadParallelCheckpoint"
-    assert without_titles(page.evaluate(PROMPT)) == without_titles(changed)
+    assert_swapped(page, prompt, {name for name, each in prompt.items() if each["class_type"] in SWAPPED})
     swap(page, "Back to one GPU")
     assert page.evaluate(STATE) == before
 
