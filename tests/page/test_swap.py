@@ -231,9 +231,23 @@ def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) 
     open_stock(page, FLUX)
     before = page.evaluate(STATE)
     page.evaluate("app.canvas.read_only = true")
-    page.evaluate("app.extensionManager.command.execute('Parallel.UseAllGPUs')")
-    assert "The canvas is locked" in said(page)
+    for command in ("UseAllGPUs", "BackToOneGPU"):
+        page.evaluate(f"app.extensionManager.command.execute('Parallel.{command}')")
+        assert "The canvas is locked" in said(page)
     page.evaluate("app.canvas.read_only = false")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+@pytest.mark.parametrize("mode", [2, 4], ids=["muted", "bypassed"])
+def test_what_is_in_a_subgraph_that_is_off_stays(page: Page, mode: int) -> None:
+    open_stock(page, FLUX)
+    page.evaluate("mode => { app.graph.nodes.find(n => n.subgraph).mode = mode; }", mode)
+    before = page.evaluate(STATE)
+    text = swap(page, "Use all GPUs")
+    assert "No loader here can change to all GPUs." in text
+    for title in ("Load Diffusion Model", "Load VAE"):
+        assert f"{title} stays: it is muted or bypassed." in text, text
     assert page.evaluate(STATE) == before
 
 
