@@ -202,7 +202,8 @@ def open_tab(page: Page) -> None:
 
 
 SCENES: Mapping[str, Callable[[Page], None]] = {
-    each.__name__: each for each in (sprites, first, templates, starting, run, refused, subgraph, swap, settings, gpus, bench)
+    each.__name__: each
+    for each in (sprites, first, templates, starting, run, refused, subgraph, swap, settings, gpus, bench)
 }
 
 
