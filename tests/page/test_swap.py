@@ -83,9 +83,9 @@ def swap(page: Page, button: str) -> str:
 
 
 def said(page: Page) -> str:
-    toast = page.locator(".p-toast-message")
-    expect(toast).to_have_count(1)
-    text = toast.inner_text()
+    """The one message, which goes of itself after some seconds, so that the page itself reads it once it is there."""
+    told = "{ const all = document.querySelectorAll('.p-toast-message'); return all.length === 1 && all[0].innerText; }"
+    text: str = page.wait_for_function(f"() => {told}", polling=POLLING).json_value()
     dismiss(page)
     return text
 
