@@ -23,6 +23,7 @@ from playwright.sync_api import Page, Route, ViewportSize, expect
 
 from scripts.comfyui import REPO, ComfyUI
 from tests.support.page.browser import PACK, POLLING, SET, chromium, dismiss, open_graph, opened, press
+from tests.support.page.swapping import TRACKER
 
 SIZES: tuple[ViewportSize, ...] = ({"width": 1920, "height": 1080}, {"width": 1280, "height": 720})
 THEMES = ("dark", "light")
@@ -86,6 +87,16 @@ def sprites(page: Page) -> None:
     loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
     texts = f"{loader}.badges.map(badge => (typeof badge === 'function' ? badge() : badge).text)"
     page.wait_for_function(f"{texts}.some(text => /^2 workers: /.test(text))", polling=POLLING)
+
+
+def first(page: Page) -> None:
+    """What is said before a first run, whose workers are not there yet, on the loader and in the tab."""
+    open_graph(page, SPRITES)
+    devices = f"{NODE.format('ParallelPlan')}.widgets.find(w => w.name === 'devices')"
+    page.evaluate(f"{devices}.value = 'cpu:3'")  # which no other scene runs on
+    page.evaluate(f"{TRACKER}.captureCanvasState()")
+    open_tab(page)
+    expect(page.locator(".pp-on-loaders")).to_contain_text("the first run starts workers")
 
 
 def templates(page: Page) -> None:
@@ -191,7 +202,8 @@ def open_tab(page: Page) -> None:
 
 
 SCENES: Mapping[str, Callable[[Page], None]] = {
-    each.__name__: each for each in (sprites, templates, starting, run, refused, subgraph, swap, settings, gpus, bench)
+    each.__name__: each
+    for each in (sprites, first, templates, starting, run, refused, subgraph, swap, settings, gpus, bench)
 }
 
 

@@ -1,7 +1,8 @@
 // @ts-check
 /** The pack's cards in ComfyUI's template browser: those that run at once come first, and each says what it makes.
  *
- * ComfyUI lists a pack's templates as the disk has them, and shows a file's name as title and as description.
+ * ComfyUI lists a pack's templates as the disk has them, and shows a file's name as title and as description. Its search has no
+ * more than that name to go by: tags are of ComfyUI's own templates alone.
  */
 
 /** @import { Api, Templates } from "./comfyui" */

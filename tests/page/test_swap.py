@@ -28,14 +28,18 @@ from tests.vae.comfy_vaes import save_image_vae
 FLUX = "flux_dev_full_text_to_image"
 """ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
 
-PARTS = 12
+PARTS = 15
 """In which ComfyUI's templates are tried, fourteen in each."""
 
 CHANGED = 12
 """Of a part's templates, in at least so many a loader changes: those with a VAE, or with a model that runs."""
 
 CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
-SWAPPED = {"UNETLoader": "LoadParallelDiffusionModel", "VAELoader": "LoadParallelVAE"}
+SWAPPED = {
+    "UNETLoader": "LoadParallelDiffusionModel",
+    "CheckpointLoaderSimple": "LoadParallelCheckpoint",
+    "VAELoader": "LoadParallelVAE",
+}
 
 UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => (key === 'size' ? undefined : value)))"
 
@@ -79,9 +83,9 @@ def swap(page: Page, button: str) -> str:
 
 
 def said(page: Page) -> str:
-    toast = page.locator(".p-toast-message")
-    expect(toast).to_have_count(1)
-    text = toast.inner_text()
+    """The one message, which goes of itself after some seconds, so that the page itself reads it once it is there."""
+    told = "{ const all = document.querySelectorAll('.p-toast-message'); return all.length === 1 && all[0].innerText; }"
+    text: str = page.wait_for_function(f"() => {told}", polling=POLLING).json_value()
     dismiss(page)
     return text
 
@@ -227,9 +231,23 @@ def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) 
     open_stock(page, FLUX)
     before = page.evaluate(STATE)
     page.evaluate("app.canvas.read_only = true")
-    page.evaluate("app.extensionManager.command.execute('Parallel.UseAllGPUs')")
-    assert "The canvas is locked" in said(page)
+    for command in ("UseAllGPUs", "BackToOneGPU"):
+        page.evaluate(f"app.extensionManager.command.execute('Parallel.{command}')")
+        assert "The canvas is locked" in said(page)
     page.evaluate("app.canvas.read_only = false")
+    assert page.evaluate(STATE) == before
+
+
+@thorough
+@pytest.mark.parametrize("mode", [2, 4], ids=["muted", "bypassed"])
+def test_what_is_in_a_subgraph_that_is_off_stays(page: Page, mode: int) -> None:
+    open_stock(page, FLUX)
+    page.evaluate("mode => { app.graph.nodes.find(n => n.subgraph).mode = mode; }", mode)
+    before = page.evaluate(STATE)
+    text = swap(page, "Use all GPUs")
+    assert "No loader here can change to all GPUs." in text
+    for title in ("Load Diffusion Model", "Load VAE"):
+        assert f"{title} stays: it is muted or bypassed." in text, text
     assert page.evaluate(STATE) == before
 
 
@@ -382,10 +400,7 @@ def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui
     page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     assert "1 model on all GPUs" in swap(page, "Use all GPUs")
-    changed = copy.deepcopy(prompt)
-    (loader,) = [each for each in changed.values() if each["class_type"] == "CheckpointLoaderSimple"]
-    loader["class_type"] = "LoadParallelCheckpoint"
-    assert without_titles(page.evaluate(PROMPT)) == without_titles(changed)
+    assert_swapped(page, prompt, {name for name, each in prompt.items() if each["class_type"] in SWAPPED})
     swap(page, "Back to one GPU")
     assert page.evaluate(STATE) == before
 

@@ -11,15 +11,24 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from benchmarks.template_graphs import Node
 from benchmarks.template_models import SIZES, class_of, file_of
 from parallel_backend.models.comfyui.comfy_family import make
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.whole import WHOLE
 from tests.vae.comfy_vaes import save_image_vae
 
-FOLDERS: Mapping[str, str] = {"UNETLoader": "diffusion_models", "VAELoader": "vae"}
+FOLDERS: Mapping[str, str] = {
+    "UNETLoader": "diffusion_models",
+    "CheckpointLoaderSimple": "checkpoints",
+    "VAELoader": "vae",
+}
 """Of the loaders whose files are put in place, where ComfyUI looks for them."""
+
+UNETS: Mapping[str, str] = {"SD15": "sd15", "SDXL": "sdxl", "SDXLRefiner": "sdxl_refiner", "LotusD": "lotus"}
+"""Of the classes that run whole, the small models of them."""
 
 
 def put_files(models: Path, graph: Mapping[str, Node]) -> None:
@@ -34,30 +43,39 @@ def put_files(models: Path, graph: Mapping[str, Node]) -> None:
 
 def _file(folder: Path, node: Node) -> Path:
     kind = "VAE" if node.kind == "VAELoader" else class_of(file_of(node.widgets)) or ""
+    prefix = "model.diffusion_model." if node.kind == "CheckpointLoaderSimple" else ""
     folder.mkdir(exist_ok=True)
-    path = folder / f"{kind}.safetensors"
+    path = folder / f"{prefix}{kind}.safetensors"
     if path.exists():
         return path
     if kind == "VAE":
         return save_image_vae(path)
-    if kind in SIZES:
-        return write_header(path, kind)
+    if kind in SIZES or kind in UNETS:
+        return _write_header(path, _state_dict(kind), prefix)
     save_file({"no model": torch.zeros(1)}, path)
     return path
 
 
-def write_header(path: Path, model: str) -> Path:
-    """A safetensors file without data of a model that `SIZES` has: a hole in the disk."""
+def _state_dict(model: str) -> Mapping[str, Tensor]:
     comfy_on_path()
+    import comfy.ops
     import comfy.supported_models
 
+    if model in UNETS:
+        unet: Mapping[str, Tensor] = WHOLE[UNETS[model]].make(None, comfy.ops.disable_weight_init).state_dict()
+        return unet
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
-    base = make(kind(dict(SIZES[model])), {}, torch.bfloat16)
+    transformer: Mapping[str, Tensor] = make(kind(dict(SIZES[model])), {}, torch.bfloat16).diffusion_model.state_dict()
+    return transformer
+
+
+def _write_header(path: Path, state_dict: Mapping[str, Tensor], prefix: str) -> Path:
+    """A safetensors file without data, which is a hole in the disk."""
     header: dict[str, Any] = {}
     end = 0
-    for key, tensor in base.diffusion_model.state_dict().items():
-        header[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
-        end += 2 * tensor.numel()
+    for key, tensor in state_dict.items():
+        begin, end = end, end + 2 * tensor.numel()
+        header[prefix + key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
