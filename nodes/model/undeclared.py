@@ -49,9 +49,7 @@ OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "
 
 PREPARES_TEXT = "preprocess_text_embeds"
 
-MEANWHILE = (
-    "New model: this picture is made without splitting it, while it is found out how to; queue again in a minute."
-)
+MEANWHILE = "New model: this picture runs unsplit while the pack works out how to split it; queue again in a minute."
 
 WAY_OUT = "use a plan without ulysses, ring, pipefusion and sharded or streamed weights, or Load Diffusion Model"
 
@@ -104,7 +102,7 @@ class Undeclared:
         if answer is not None and answer.declaration is not None:
             remote, self._kinds = self._spread_by(answer.declaration), answer.kinds
             took = [
-                f"New model: found out how to split it ({each.seconds:.0f} s, once)."
+                f"New model: worked out how to split it ({each.seconds:.0f} s, once)."
                 for each in self._derivation.new_answers()
             ]
             if self.whole.wish.compiler:
@@ -113,7 +111,7 @@ class Undeclared:
         if needed:
             raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
         self._kinds = ()
-        return self.whole, [said or f"New model: this picture is made without splitting it, because {reason}."]
+        return self.whole, [said or f"New model: this picture runs unsplit, because {reason}."]
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call of a kind that what is chosen was not proved for."""
@@ -131,7 +129,7 @@ class Undeclared:
             self._derivation.begin(prompts)
             return None, "", MEANWHILE
         if answer is None and not reason:
-            say("New model: finding out how to split it, once")
+            say("New model: working out how to split it, once")
             self._derivation.wait(prompts, comfy.model_management.processing_interrupted)
             comfy.model_management.throw_exception_if_processing_interrupted()
             answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)

@@ -19,4 +19,4 @@ def _said(known: Kept, answer: Answer) -> str:
     if answer.declaration is None:
         return f"in ComfyUI {known.comfyui} it runs whole, because {answer.failure}"
     kinds = "one kind" if len(answer.kinds) == 1 else f"{len(answer.kinds)} kinds"
-    return f"in ComfyUI {known.comfyui} it was found out how to split {kinds} of calls: {answer.proof}"
+    return f"in ComfyUI {known.comfyui} the pack worked out how to split {kinds} of calls: {answer.proof}"

@@ -90,7 +90,7 @@ class Derivation:
             if self._trouble is None or left <= 0 or unlike(self._trouble.kinds, kinds):
                 return ""
             why = f"{self._trouble.failure}; a prompt in {math.ceil(left / 60)} min tries again"
-            return f"finding out how to split it failed ({why})"
+            return f"working out how to split it failed ({why})"
 
     def new_answers(self) -> list[Answer]:
         """What was found since this was last asked."""
@@ -168,7 +168,7 @@ class Derivation:
         if answer.declaration:
             self._new.append(answer)
             log.info(
-                "Parallel: new model %s: found out how to split it (%.0f s, once; %s): queue again",
+                "Parallel: new model %s: worked out how to split it (%.0f s, once; %s): queue again",
                 self._kind, answer.seconds, answer.proof,
             )  # fmt: skip
         else:

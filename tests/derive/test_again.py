@@ -26,7 +26,7 @@ def test_what_took_too_long_is_tried_again_after_a_while(tmp_path: Path) -> None
     tried = derivation(tmp_path, seconds=0.6, pause=1.5)
     tried.wait([prompt], lambda: False)
     assert tried.failed([prompt.kind]) == (
-        "finding out how to split it failed (it took longer than 1 s; a prompt in 1 min tries again)"
+        "working out how to split it failed (it took longer than 1 s; a prompt in 1 min tries again)"
     )
     time.sleep(1.6)
     assert tried.failed([prompt.kind]) == ""

@@ -149,7 +149,7 @@ def test_the_doctor_opens_no_gpu():
 def test_classes_that_were_derived_are_listed_with_what_was_proved() -> None:
     facts = dataclasses.replace(GOOD, derived=(DERIVED,))
     assert [each.text for each in examine(facts) if each.name == "NewModel"] == [
-        "in ComfyUI 0.46.0 it was found out how to split 2 kinds of calls: ulysses 2 1.0e-07, ring 3 2.0e-07",
+        "in ComfyUI 0.46.0 the pack worked out how to split 2 kinds of calls: ulysses 2 1.0e-07, ring 3 2.0e-07",
         "in ComfyUI 0.46.0 it runs whole, because its blocks take turns",
     ]
 

@@ -43,8 +43,8 @@ LAYER = "diffusion_model.blocks.1.self_attn.q"
 PATIENCE = 3600.0
 """Seconds to derive in, on a machine that other tests share."""
 
-FOUND = re.compile(r"Parallel: new model (\w+): found out how to split it \(\d+ s, once; (.*)\): queue again")
-FINDING = "New model: finding out how to split it, once"
+FOUND = re.compile(r"Parallel: new model (\w+): worked out how to split it \(\d+ s, once; (.*)\): queue again")
+FINDING = "New model: working out how to split it, once"
 
 
 def of_file(file: str, graph: Graph | None = None) -> Graph:
@@ -185,7 +185,7 @@ def test_the_tab_lists_what_was_derived(chromium: Browser, comfyui: ComfyUI) -> 
         page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
         section = page.locator(".pp-on-derived")
         line = section.locator(".pp-finding", has_text="WAN21_CausalAR_T2V")
-        expect(line).to_contain_text("it was found out how to split one kind of calls: ulysses 2 ")
+        expect(line).to_contain_text("the pack worked out how to split one kind of calls: ulysses 2 ")
         expect(section).to_contain_text("New models")
 
 
