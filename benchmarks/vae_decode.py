@@ -165,7 +165,7 @@ INTRODUCTION = [
     "the other, over rows of the same clip had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a "
     "fifth and two fifths more than ours (its norms enlarge the latent before they convolve it).",
     "",
-    "ComfyUI's decoders of clips hand out frames as they make them, so that a rank holds about eight of them "
+    "ComfyUI's decoders of clips hand out frames as they make them. So a rank holds about eight of them "
     "however long the clip is, and the host has the first ones while the next are decoded. Wan 2.1 "
     "(Qwen-Image's too) makes two at a time, Wan 2.2 four, HunyuanVideo and 1.5 eight, LTX-Video as many as "
     "its own limit of bytes allows: a small clip is made at once. CogVideoX's come batch by batch. "
