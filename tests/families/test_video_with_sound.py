@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import (
@@ -42,7 +43,7 @@ from tests.support.graphs.sound import SHOWN, assert_same, both, shown, sound_gr
 from tests.support.latents import relative_error
 from tests.support.sampler_names import LOCAL
 from tests.support.selection import pairwise, thorough
-from tests.support.tiny.comfyui import LTXAV
+from tests.support.tiny.families.ltx import LTXAV
 from tests.vae.comfy_vaes import KINDS, build
 
 SOUND_PLANS: list[dict[str, Any]] = [
@@ -77,6 +78,19 @@ LAYERS = {
     ),
 }
 """What their LoRAs change."""
+
+
+@pytest.fixture(scope="module")
+def stock(comfyui: ComfyUI) -> Any:
+    """What the stock loader gives, once for each graph."""
+    done: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def get(graph: Graph) -> tuple[Tensor, Tensor]:
+        if (key := repr(graph)) not in done:
+            done[key] = both(comfyui, graph)[:2]
+        return done[key]
+
+    return get
 
 
 @pytest.fixture(scope="module", autouse=True)

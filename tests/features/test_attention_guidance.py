@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph,
 from tests.support.graphs.guidance import NAG
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
-
-__all__ = ["graph_with"]
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
@@ -43,11 +40,9 @@ def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, b
 
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
-def test_krea2_is_guided_as_on_the_stock_loader(
-    graph_with: Callable[[str], Graph], comfyui: ComfyUI, latent_of: LatentOf, plan: str
-) -> None:
+def test_krea2_is_guided_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
     """Whose blocks have text and picture in one stream. Both prompts are equally long, so that they are in one call."""
-    graph = graph_with("krea2")
+    graph = graph_with(comfyui, "krea2")
     graph["negative"] = {
         "class_type": "ConditioningMultiply",
         "inputs": {"conditioning": ["positive", 0], "multiplier": 0.5},

@@ -13,7 +13,8 @@ from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, save_families, save_latent, spread
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
-from tests.support.tiny.comfyui import HEADS, TINY
+from tests.support.tiny.comfyui import TINY
+from tests.support.tiny.family import HEADS
 
 pytestmark = thorough
 

@@ -30,8 +30,9 @@ from tests.support.graphs.vae import pixels, saved
 from tests.support.latents import relative_error
 from tests.support.page.template_widgets import widgets_of
 from tests.support.selection import thorough
-from tests.support.tiny.comfyui import LTXAV23, TINY, save_tiny
+from tests.support.tiny.comfyui import TINY, save_tiny
 from tests.support.tiny.controlnet import save_wan_vae
+from tests.support.tiny.families.ltx import LTXAV23
 from tests.support.tiny.flux import save_flux
 from tests.support.tiny.models import randomise
 from tests.vae.comfy_vaes import KINDS, OF_A_FILE, build, save_comfy_vae, save_image_vae

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
@@ -19,23 +16,18 @@ LATENTS = {
 }
 
 
-@pytest.fixture
-def graph_with(comfyui: ComfyUI) -> Callable[[str], Graph]:
-    """The stock graph of a model, which is written with its prompts."""
-
-    def make(name: str) -> Graph:
-        save_tiny(comfyui.base_dir / "models" / "diffusion_models", name)
-        graph = graph_of("wan") | {"latent": LATENTS[name]}
-        graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
-        for side, tokens in TOKENS.items():
-            [(cond, options)] = TINY[name].prompt(tokens, seed=tokens)
-            save_file({"cond": cond, **options}, comfyui.input_dir / f"{name}-{side}.safetensors")
-            graph[side]["inputs"]["conditioning"] = f"{name}-{side}.safetensors"
-        return graph
-
-    return make
-
-
 TEXT = {"wide_qwen": 3584, "wide_z_image": 64, "wide_chroma": 4096}
 MATTERS = 10 * TOLERANCE
 """What masks and references change is little, as there is but one block."""
+
+
+def graph_with(server: ComfyUI, name: str) -> Graph:
+    """The stock graph of a model, which is written with its prompts."""
+    save_tiny(server.base_dir / "models" / "diffusion_models", name)
+    graph = graph_of("wan") | {"latent": LATENTS[name]}
+    graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
+    for side, tokens in TOKENS.items():
+        [(cond, options)] = TINY[name].prompt(tokens, seed=tokens)
+        save_file({"cond": cond, **options}, server.input_dir / f"{name}-{side}.safetensors")
+        graph[side]["inputs"]["conditioning"] = f"{name}-{side}.safetensors"
+    return graph

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
@@ -40,19 +39,6 @@ def both(server: ComfyUI, graph: Graph) -> tuple[Tensor, Tensor, list[str]]:
     run, log = queue_logged(server, graph)
     run.check()
     return saved_latent(server, run), saved_latent(server, run, "save sound"), ways(log)
-
-
-@pytest.fixture(scope="module")
-def stock(comfyui: ComfyUI) -> Any:
-    """What the stock loader gives, once for each graph."""
-    done: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def get(graph: Graph) -> tuple[Tensor, Tensor]:
-        if (key := repr(graph)) not in done:
-            done[key] = both(comfyui, graph)[:2]
-        return done[key]
-
-    return get
 
 
 def assert_same(server: ComfyUI, graph: Graph, expected: tuple[Tensor, Tensor], way: str = "loop") -> None:

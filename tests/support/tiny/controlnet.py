@@ -11,7 +11,8 @@ from diffusers import FluxControlNetModel, SD3ControlNetModel
 from safetensors.torch import save_file
 
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.tiny.comfyui import HEADS, save_fp8
+from tests.support.tiny.comfyui import save_fp8
+from tests.support.tiny.family import HEADS
 from tests.support.tiny.flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 from tests.support.tiny.models import randomise
 

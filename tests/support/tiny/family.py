@@ -11,6 +11,9 @@ import torch
 
 from tests.support.tiny.models import draw
 
+HEADS = 3
+"""Odd, so that no even degree divides them."""
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -50,3 +53,13 @@ def of_class(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any
         return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **layer_settings(operations, device))
 
     return make
+
+
+def shown(tokens: int) -> Mapping[str, Any]:
+    """The mask of a text that is not padded."""
+    return {"attention_mask": torch.ones(1, tokens, dtype=torch.int64)}
+
+
+def padded(tokens: int) -> Mapping[str, Any]:
+    """The mask of a text whose last two tokens are padding."""
+    return {"attention_mask": (torch.arange(tokens) < tokens - 2).long()[None]}

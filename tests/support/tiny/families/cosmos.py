@@ -1,0 +1,48 @@
+"""Cosmos Predict2 and Anima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tests.support.tiny.family import Tiny, layer_settings
+
+
+def _anima(_: Any, operations: Any) -> Any:
+    """Whose text adapter alone is wide."""
+    from comfy.ldm.anima.model import Anima
+
+    return Anima(
+        max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
+        model_channels=256, pos_emb_cls="rope3d", use_adaln_lora=True, adaln_lora_dim=256,
+        **layer_settings(operations, "meta"),
+    )  # fmt: skip
+
+
+def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
+    """Of ten blocks and sixteen heads, which ComfyUI takes those of an unknown width to have."""
+
+    def make(_: Any, operations: Any) -> Any:
+        from comfy.ldm.cosmos.predict2 import MiniTrainDIT
+
+        return MiniTrainDIT(
+            max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
+            patch_temporal=1, model_channels=256, pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30,
+            use_adaln_lora=True, adaln_lora_dim=256, **layer_settings(operations),
+        )  # fmt: skip
+
+    return make
+
+
+def _words(tokens: int) -> Mapping[str, Any]:
+    """What Anima's adapter puts in the place of the text: words of another vocabulary, and what each weighs."""
+    return {"t5xxl_ids": torch.arange(tokens) + 5, "t5xxl_weights": torch.linspace(0.5, 1.5, tokens)}
+
+
+TINY: Mapping[str, Tiny] = {
+    "cosmos": Tiny(_cosmos(16), (16, 1, 8, 10), 1024),
+    "cosmos_i2v": Tiny(_cosmos(17), (16, 3, 8, 10), 1024),
+    "anima": Tiny(_anima, (16, 1, 9, 14), 1024, _words),
+}
