@@ -17,6 +17,7 @@ from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.small import SMALL, SOUND, small
+from tests.comfy_oracle import comfy_on_path
 from tests.derive.subjects import subject_of
 from tests.derive.undeclared import UNDECLARED
 
@@ -53,6 +54,7 @@ def _spent() -> float:
 
 
 if __name__ == "__main__":
+    comfy_on_path()
     torch.set_num_threads(1)
     for name in sys.argv[1:] or SUBJECTS:
         print(row(name), flush=True)
