@@ -78,23 +78,18 @@ def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
 
 REFUSED: Mapping[str, str] = {
     "vace, two controls": "its blocks of blocks and vace_blocks take turns",
-    "mochi, padded text": "has keys of the picture that are not laid as its queries",
     "humo": "what fits it was not proved",
     "humo, reference": "its forward fails on a small call",
     "hidream, a picture to edit": "its forward fails on a small call",
-    "ltxv, masked text and a timestep a token": "its forward fails on a small call",
-    "ltxv, guide": "its forward fails on a small call",
-    "ltxv, weighed guide": "its forward fails on a small call",
-    "scail 2": "its forward fails on a small call",
-    "wan s2v": "what fits it was not proved",
-    "wan s2v, reference and motion": "its forward fails on a small call",
+    "ltxv, weighed guide": "is given an object of the class GuideAttentionMask",
+    "wan s2v, reference and motion": "what fits it was not proved",
     "wan dancer": "its forward fails on a small call",
     "wan dancer, few frames a second": "its forward fails on a small call",
     "wan animate": "its blocks of blocks and face_adapter.fuser_blocks take turns",
 }
 """What is not derived, and a word of why."""
 
-WITHOUT_PATCHES = ("chroma radiance", "krea 2, zero-timestep references", "scail")
+WITHOUT_PATCHES = ("chroma radiance", "krea 2, zero-timestep references", "scail", "scail 2", "wan s2v")
 """What is proved for pictures that are not cut into patches alone."""
 
 
