@@ -135,6 +135,7 @@ class Group(Word, frozen=True):
     arguments: Annotated[tuple[tuple[Name, Argument], ...], msgspec.Meta(max_length=64)] = ()
     attentions: Attentions | Chosen = ()
     attends_in: Name = ""
+    operations: Number = 0
 
 
 Groups = Annotated[tuple[Group, ...], msgspec.Meta(max_length=64)]

@@ -15,6 +15,7 @@ from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
 from .groups import fitting_groups, fitting_heads, grouped
+from .looking import look
 from .sites import Parts, Sites, find_parts, look_again, look_closely
 from .undescribed import Undescribed
 
@@ -72,7 +73,10 @@ def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], Parts]:
     for longer, larger in itertools.product((0, subject.sizes.text), (1, LARGER)):
         sizes = [_sizes(subject.sizes, larger * unit, factors, text + longer) for factors, text in SIZES]
         try:
-            return sizes, find_parts(subject.model, subject.call(sizes[0]))
+            parts = find_parts(subject.model, subject.call(sizes[0]))
+            for each in sizes[1:]:
+                look(subject.model, subject.call(each))
+            return sizes, parts
         except Undescribed as error:
             failed = failed or error
     assert failed is not None

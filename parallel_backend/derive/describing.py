@@ -41,6 +41,7 @@ class Description:
         pictured: the arguments that have the picture's tokens.
         attentions: the block's calls, in order.
         queries: for each of these the tensors whose tokens its queries are, one behind the other; empty if not told.
+        attended: of text whose end takes no part in attention, how many of its tokens do.
 
     Raises:
         Undescribed: there is no word for something that it does.
@@ -52,6 +53,7 @@ class Description:
         self.path = sites[0].run.path
         self.attentions: list[d.Attention] = []
         self.queries: list[tuple[str, ...]] = []
+        self.attended: dict[str, int] = {}
         self._dims: dict[str, tuple[int, ...]] = {}
         self._follows: dict[str, Followed] = {}
         site = sites[0]
@@ -155,7 +157,9 @@ class Description:
         return tuple(order)
 
     def _is_run_at(self, name: str, places: Tensor, at: int) -> bool:
-        return is_run(places[at : at + self.length(name)], self.length(name))
+        """Whether a tensor's tokens come there; behind all others, of text its first ones may do."""
+        run, length = places[at : at + self.length(name)], self.length(name)
+        return is_run(run, run.numel() if name not in self.pictured and run.numel() else length)
 
     def _attention(self, number: int) -> None:
         """What kind an attention is of, and whose tokens its queries are."""
@@ -166,6 +170,8 @@ class Description:
         for name in keys:
             alike, at = alike and self._is_run_at(name, queries[name], at), at + self.length(name)
         if alike:
+            if at > operands.k.shape[2]:
+                self.attended[keys[-1]] = self.length(keys[-1]) - (at - operands.k.shape[2])
             self.attentions.append(d.Spread(keys, kv_heads=shared_heads(operands.q, operands.k, operands.v)))
             self.queries.append(keys)
             return

@@ -11,6 +11,7 @@ from ..models.spread import declaration as d
 from ..models.spread.functions import Chosen
 from .describing import Description
 from .kinds import argument_kinds
+from .operations import operations_of
 from .sites import Sites
 from .undescribed import Undescribed
 
@@ -69,6 +70,7 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
     if any(len(each.returns) != len(returns) for each in members):
         raise Undescribed(f"its blocks of {path} return different numbers of values")
     attentions = _attentions(model, path, members)
+    operations = max(operations_of(each.probe.run) for each in members)
     for placed in itertools.product(*streams.values()):
         for chosen in itertools.product(*arguments.values()):
             yield d.Group(
@@ -78,6 +80,7 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
                 attentions=attentions,
                 returns=returns,
                 attends_in=first.attends_in,
+                operations=operations,
             )
 
 

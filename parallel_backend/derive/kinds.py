@@ -59,6 +59,9 @@ def _are_runs(value: Any, end: int) -> bool:
 def _of_number(block: Description, name: str) -> Iterator[d.Argument]:
     """Of what has no tensor in it: a place that goes with the size, or the same for all."""
     values = [site.run.values.get(name) for site in block.sites]
+    for stream, count in block.attended.items():
+        if type(values[0]) is int and values[0] == count:
+            yield d.TextLength(stream)
     if all(isinstance(value, int) for value in values) and len({*values}) > 1:
         for stream in block.streams:
             lengths = [block.length(stream, site) for site in block.sites]

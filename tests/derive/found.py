@@ -45,6 +45,7 @@ FOUND = Declaration(
             },
             attentions=Chosen("cross", (Spread(("x", "context"), kv_heads=2), Local()), (Spread(("x",)),)),
             attends_in="comfy.ldm.some.model",
+            operations=43,
         ),
         Group("tail", streams={"x": Pictured(grid=True, dim=2, start=StartAt(3))}, returns=("x",)),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ def subject_of(case: Case) -> Subject:
 
 
 def _times(times: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
-    """One for each frame where there are so many."""
+    """One for each token, of one value, or for each frame, where there are so many."""
+    if times.ndim == 3 and times.shape[1] == math.prod(own.picture):
+        return torch.linspace(0, 0.9, math.prod(sizes.picture)).view(1, -1, 1)
     if times.ndim == 2 and times.shape[1] == own.picture[0]:
         return torch.linspace(0.1, 0.8, sizes.picture[0]).expand(times.shape[0], -1)
     return times
@@ -42,17 +45,24 @@ def _resized(name: str, value: Any, own: Sizes, sizes: Sizes) -> Any:
 
 
 def _tensor(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
-    """Its last dimensions, if they are the picture's or so many times as much; its second, if it is the text's."""
+    """Its last dimensions, if they are the picture's or so many times as much; its second, if it is the text's.
+
+    Frames beside the picture's own stay as many.
+    """
     shape, dims = list(tensor.shape), len(own.picture)
     times = {size // was for size, was in zip(shape[-2:], own.picture[-2:], strict=True)} if len(shape) > 3 else {0}
     if len(times) == 1 and [each * was for each in times for was in own.picture[-2:]] == shape[-2:]:
         (each,) = times
         shape[-2:] = [each * size for size in sizes.picture[-2:]]
-        if dims == 3 and shape[-3] == own.picture[0]:
-            shape[-3] = sizes.picture[0]
+        if len(shape) > 4 and dims == 3 and (shape[-3] == own.picture[0] or (each == 1 and shape[-3] > own.picture[0])):
+            shape[-3] += sizes.picture[0] - own.picture[0]
     elif len(shape) in (2, 3) and shape[1] == own.text:
         shape[1] = sizes.text
     if shape == list(tensor.shape):
+        return tensor
+    if tensor.ndim > 3 and bool(((tensor == 0) | (tensor == 1)).all()):  # a mask
+        for dim, (was, size) in enumerate(zip(tensor.shape, shape, strict=True)):
+            tensor = tensor.index_select(dim, torch.arange(size) * was // size)
         return tensor
     if not tensor.is_floating_point():
         return torch.nn.functional.pad(tensor, (0, shape[1] - tensor.shape[1]), value=1)

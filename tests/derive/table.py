@@ -19,6 +19,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.small import SMALL, SOUND, small
 from tests.derive.subjects import subject_of
 from tests.derive.undeclared import UNDECLARED
+from tests.support.comfy_oracle import comfy_on_path
 
 
 def _declared(name: str) -> Subject:
@@ -53,6 +54,7 @@ def _spent() -> float:
 
 
 if __name__ == "__main__":
+    comfy_on_path()
     torch.set_num_threads(1)
     for name in sys.argv[1:] or SUBJECTS:
         print(row(name), flush=True)

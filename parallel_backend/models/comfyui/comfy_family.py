@@ -446,7 +446,7 @@ def plan_shape(
     sizes = [sum(p.numel() for p in block.module.parameters()) for block in blocks]
     inside = sum(sizes)
     double = sum(sizes[:doubles])
-    operations = [of_a_block(type(block.module).__name__) for block in blocks]
+    operations = [block.group.operations or of_a_block(type(block.module).__name__) for block in blocks]
     spread = [attention for block in blocks for attention in _spread_attentions(block)]
     kv_heads = max((attention.kv_heads or heads for attention in spread), default=heads)
     double_operations = sum(operations[:doubles])

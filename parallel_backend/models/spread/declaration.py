@@ -226,6 +226,7 @@ class Group:
         attentions: the block's calls of attention, in order; a function of the block where they depend on it.
         modulations: submodules of a block that make something of one argument alone that is the same for all tokens and patches.
         attends_in: the module of ComfyUI's that calls attention, where it passes no transformer_options on.
+        operations: the most that a block starts on a device; 0 where that goes by its class (`plan/predict/operations.py`).
     """
 
     path: str
@@ -236,6 +237,7 @@ class Group:
     attentions: Sequence[Attention] | Callable[[nn.Module], Sequence[Attention]] = ()
     modulations: tuple[str, ...] = ()
     attends_in: str = ""
+    operations: int = 0
 
 
 def rows_differ(tensor: Tensor | None) -> bool:
