@@ -190,13 +190,13 @@ Made by `python -m benchmarks.templates` from the workflow templates that ComfyU
 Load Diffusion Model, and of Load Checkpoint for the MODEL.
 """
 
-BODY = """The command executes ComfyUI's own nodes, from the loader to the sampler, with files that have a real header and no weights.
-ComfyUI's own detection says what each file is. The MODEL's own code, as in ComfyUI, says what goes to the workers' loop, what
-goes one model call at a time and what is refused. **Assumed and not run:** the class of a file, which is taken from its name
-(the files were not read; `benchmarks/template_models.py`); the output of text encoders, VAEs, vision models, ControlNets and
-LoRAs, replaced by zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward itself, which
-`tests/models` compares with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay
-as they are.
+BODY = """The command executes ComfyUI's own nodes, from the loader to the sampler, with files that have a real header and no
+weights. ComfyUI's own detection says what each file is. The MODEL's own code, as in ComfyUI, says what goes to the workers'
+loop, what goes one model call at a time and what is refused. **Assumed and not run:** the class of a file, which is taken from
+its name (the files were not read; `benchmarks/template_models.py`); the output of text encoders, VAEs, vision models,
+ControlNets and LoRAs, replaced by zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward
+itself, which `tests/models` compares with ComfyUI's for every class. Loaders of other models in a template (UNets, depth,
+segmentation) stay as they are.
 
 A template of models that run whole (UNets, sound, 3D; [models](models.md)) counts by its class and by the names of its nodes.
 It is not executed, and its files' tensors are not looked at. One that only has models for detection, segmentation or upscaling
