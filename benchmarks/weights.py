@@ -31,7 +31,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
-from parallel_backend.models.comfyui.small.six_families import wan as small_wan
+from parallel_backend.models.comfyui.small.often_used import wan as small_wan
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import Job, needs

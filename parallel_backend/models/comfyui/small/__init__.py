@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .case import Builder, Case, Small
+from .often_used import OFTEN_USED
 from .pictures import PICTURES
-from .six_families import SIX_FAMILIES
 from .sound import SOUND
 from .videos import VIDEOS
 from .wan import WAN
 
-__all__ = ["PICTURES", "SIX_FAMILIES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "small"]
+__all__ = ["OFTEN_USED", "PICTURES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "small"]
 
-SMALL: Mapping[str, Small] = MappingProxyType({**SIX_FAMILIES, **PICTURES, **VIDEOS, **WAN, **SOUND})
+SMALL: Mapping[str, Small] = MappingProxyType({**OFTEN_USED, **PICTURES, **VIDEOS, **WAN, **SOUND})
 
 
 def small(name: str, builder: Builder = Builder()) -> Case:  # noqa: B008 (frozen)

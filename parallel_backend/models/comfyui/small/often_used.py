@@ -128,7 +128,7 @@ Z_IMAGE: Mapping[str, Any] = {
     "pad_tokens_multiple": 32,
 }
 
-SIX_FAMILIES: Mapping[str, Small] = {
+OFTEN_USED: Mapping[str, Small] = {
     "flux": _flux,
     "flux, references": lambda builder: _flux(builder, references=True),
     "flux 2, zero-timestep reference": _flux2,

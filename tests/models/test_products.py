@@ -1,4 +1,4 @@
-"""The first families on ComfyUI's own forward: every product of ranks, shared weights, batches, bf16, and stale patches.
+"""Families in frequent use on ComfyUI's own forward: every product of ranks, shared weights, batches, bf16, and stale patches.
 
 The oracle is ComfyUI's forward in one process. For stale patches that forward runs once a patch, with keys and values that
 this file keeps by PipeFusion's rule. FLUX.1 through workers and samplers: tests/engine/test_products.py.
