@@ -81,7 +81,7 @@ def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
 REFUSED: Mapping[str, str] = {
     "vace, two controls": "its blocks of blocks and vace_blocks take turns",
     "humo": "what fits it was not proved",
-    "humo, reference": "its forward fails on a small call",
+    "humo, reference": "what fits it was not proved",
     "hidream, a picture to edit": "its forward fails on a small call",
     "ltxv, weighed guide": "is given an object of the class GuideAttentionMask",
     "wan s2v, reference and motion": "what fits it was not proved",
