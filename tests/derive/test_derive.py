@@ -85,8 +85,8 @@ REFUSED: Mapping[str, str] = {
     "hidream, a picture to edit": "its forward fails on a small call",
     "ltxv, weighed guide": "is given an object of the class GuideAttentionMask",
     "wan s2v, reference and motion": "what fits it was not proved",
-    "wan dancer": "its forward fails on a small call",
-    "wan dancer, few frames a second": "its forward fails on a small call",
+    "wan dancer": "what fits it was not proved",
+    "wan dancer, few frames a second": "what fits it was not proved",
     "wan animate": "its blocks of blocks and face_adapter.fuser_blocks take turns",
 }
 """What is not derived, and a word of why."""
