@@ -1,7 +1,7 @@
 """Blocks compiled by inductor in real workers: what a second start finds, and a machine without a C++ compiler.
 
 Each test has a cache of its own, which is empty at first. That the result is ComfyUI's is shown with it; more plans and
-kinds of file are in `host/test_inductor`.
+kinds of file are in `features/test_inductor`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models for pictures, and some that ComfyUI takes to have a certain width at that width.
 
 These have one block of a kind or two, in fp8. Kandinsky 5 has all tests at that width; the others take hundreds of megabytes
-and long, and have theirs small in test_comfy_sized.
+and long, and have theirs small in test_large_classes.
 """
 
 from __future__ import annotations

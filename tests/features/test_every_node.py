@@ -1,7 +1,7 @@
 """Every kind of node that takes part in sampling, on a parallel MODEL against the stock loader's: equal, or refused by name.
 
 ComfyUI itself tells which nodes there are, so a new one shows up here. The page lists those of one ComfyUI in full, and of newer
-ones those that were tried (`test_newer_nodes` has the ones that FLUX.1 does not read). What a still newer ComfyUI has is tried
+ones those that were tried (`newer/test_nodes` has the ones that FLUX.1 does not read). What a still newer ComfyUI has is tried
 too, and told with what became of it; one whose inputs its description does not tell is told as not tried.
 """
 
@@ -79,7 +79,7 @@ PARTS = 3
 """Of the nodes, by their names in order: the quick run takes the first of each three."""
 
 ELSEWHERE = {"TorchCompileModel"}
-"""What test_comfy_quantised and test_graphs compare, because it takes as long as all others."""
+"""What test_quantised and test_stock_nodes_on_flux compare, because it takes as long as all others."""
 
 SOUND: Mapping[str, Any] = {"audio_encoder_output": ["sound", 0]}
 MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -35,7 +35,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 QUICK = ("ScaleROPE", "SkipLayerGuidanceDiT")
-"""What is about the model; test_graphs has the others on FLUX.1."""
+"""What is about the model; test_stock_nodes_on_flux has the others on FLUX.1."""
 
 
 def job(kind: str) -> Graph:

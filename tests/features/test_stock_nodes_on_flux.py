@@ -27,7 +27,7 @@ from tests.support.server import NARROW, NARROW_DEV
 SEED = 1100
 STEPS = 4
 SIZE = 64
-"""Pixels of a side; larger pictures are test_parity's."""
+"""Pixels of a side; larger pictures are test_flux_parity's."""
 
 
 def basic(model: str = NARROW, **settings: Any) -> Graph:
@@ -400,7 +400,7 @@ def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph
     assert ways(log) == ["loop"]
 
 
-@thorough  # in the quick run test_comfy_quantised compiles blocks, with the same node, against the same oracle
+@thorough  # in the quick run test_quantised compiles blocks, with the same node, against the same oracle
 def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
     """On CPUs cudagraphs is what is left of it without a recorder: the same graphs, run as they are; inductor takes minutes.
 

@@ -2,7 +2,7 @@
 
 In the places of text encoders, and of autoencoders that ComfyUI takes to be of one size, of gigabytes (Wan 2.2's, HunyuanVideo
 1.5's, MiniMax-H3's, and LTX-2's of sound), are stand-ins. Not here: Chroma, Qwen-Image and Z-Image, whose width ComfyUI takes to
-be the real one; CogVideoX and PixArt, which test_templates has; sprites, which test_frontend has.
+be the real one; CogVideoX and PixArt, which test_templates has; sprites, which test_contents has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are refused beside those of test_refusals: other containers, marks of quantisation, diffusers' models."""
+"""Files that are refused beside those of test_flux: other containers, marks of quantisation, diffusers' models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that are refused beside those of test_refusals: saved prompts, other packs, other machines, videos and sound."""
+"""Inputs that are refused beside those of test_flux: saved prompts, other packs, other machines, videos and sound."""
 
 from __future__ import annotations
 

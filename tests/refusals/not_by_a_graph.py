@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "a button of the tab, which shows the sentence itself (test_panel, test_panel_page)": {
+    "a button of the tab, which shows the sentence itself (page/test_panel, test_panel_routes)": {
         "parallel_backend/host/backend.py": (
             "the workers are busy: wait until they",
             "no workers are running, so there is",
@@ -83,7 +83,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/host/workers/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
         "parallel_backend/wire/interfaces.py": ("… is … and this machine's network interfaces",),
     },
-    "a class that nobody declared, which takes minutes to derive (host/test_derived)": {
+    "a class that nobody declared, which takes minutes to derive (families/test_derived)": {
         "nodes/model/undeclared.py": (
             "… cannot be run under this plan, because",
             "… was not proved to give the same on",
@@ -101,7 +101,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the program of the sampler … is not well-formed",
         ),
     },
-    "ComfyUI 0.30 has no node with an attention override (models/test_overriding, host/test_attention_overrides)": {
+    "ComfyUI 0.30 has no node with an attention override (models/test_overriding, features/test_attention_overrides)": {
         "nodes/model/features/attention_override.py": (
             "an attention override (….…) cannot be",
             "an attention override (…) sees all",

@@ -96,7 +96,7 @@ IDEOGRAM: dict[str, Any] = {
 
 
 MAGE_FLOW: dict[str, Any] = {"num_attention_heads": HEADS, "attention_head_dim": 32, "axes_dims_rope": ROPE}
-"""Sizes that ComfyUI takes for granted: a file says others, and host/test_comfy_sized.py has a ComfyUI that reads them."""
+"""Sizes that ComfyUI takes for granted: a file says others, and families/test_large_classes.py has a ComfyUI that reads them."""
 
 
 TINY: Mapping[str, Tiny] = {
