@@ -100,13 +100,18 @@ def expected(prompt: Graph, swapped: set[str]) -> Graph:
     return graph
 
 
-def without_titles(prompt: Graph) -> Graph:
-    return {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
+def comparable(prompt: Graph) -> Graph:
+    """Without titles, and without what ComfyUI's Painter has drawn: it is a file of a new name whenever a prompt is made."""
+    found = {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
+    for each in found.values():
+        if each.get("class_type") == "Painter":
+            each["inputs"] = {key: value for key, value in each["inputs"].items() if key != "mask"}
+    return found
 
 
 def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:
     """What would be queued is the same but for these loaders; what is saved opens as the same again."""
-    assert without_titles(page.evaluate(PROMPT)) == without_titles(expected(before, swapped))
+    assert comparable(page.evaluate(PROMPT)) == comparable(expected(before, swapped))
 
 
 def test_one_click_has_fluxs_own_template_on_all_gpus_and_the_picture_is_the_same(
