@@ -147,6 +147,7 @@ def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it(
     assert {each: several for each, several in found.items() if len(several) != 1} == {}
     excused, shown = {place.name for (place,) in found.values()}, Reached().all()
     assert len(excused) == len(named)
+    assert excused & shown == set(), "a graph does cause these: take them out of not_by_a_graph.py"
     every = {place.name for place in places()}
     assert len(every) == len(places()) > 200
     assert every - excused - shown == set(), (

@@ -100,12 +100,20 @@ def expected(prompt: Graph, swapped: set[str]) -> Graph:
     return graph
 
 
+DRAWN = re.compile(r"painter-\d+-\d+\.png \[input\]")
+"""What ComfyUI's Painter has drawn: the page writes a file of a new name whenever it makes a prompt, and names it in the node."""
+
+
+def undrawn(value: Any) -> Any:
+    """A value of a field, or that of a Painter that has drawn nothing yet."""
+    return "" if isinstance(value, str) and DRAWN.fullmatch(value) else value
+
+
 def comparable(prompt: Graph) -> Graph:
-    """Without titles, and without what ComfyUI's Painter has drawn: it is a file of a new name whenever a prompt is made."""
+    """Without titles, and before any Painter has drawn."""
     found = {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
     for each in found.values():
-        if each.get("class_type") == "Painter":
-            each["inputs"] = {key: value for key, value in each["inputs"].items() if key != "mask"}
+        each["inputs"] = {key: undrawn(value) for key, value in each["inputs"].items()}
     return found
 
 
@@ -324,8 +332,8 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
         found = page.evaluate(STATE if sized else UNSIZED)
         for graph in (found, *found.get("definitions", {}).get("subgraphs", ())):
             for each in graph["nodes"]:
-                if each["type"] == "Painter":  # see `comparable`
-                    each.pop("widgets_values", None)
+                if isinstance(values := each.get("widgets_values"), list):
+                    each["widgets_values"] = [*map(undrawn, values)]
         return found
 
     open_stock(page, name)
