@@ -26,6 +26,7 @@ PATIENCE = 600.0
 
 
 def children() -> set[int]:
+    """Compared by `<=`: one that an earlier test is just ending may go meanwhile."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
@@ -39,7 +40,7 @@ def test_a_class_and_one_that_is_not_there_are_answered_and_nothing_is_left() ->
     assert 50 << 20 < answers[0].memory < 2 << 30
     assert unlike.failure == "this pack has no small comfy.ldm.wan.model.AnotherModel"
     assert missing.failure.startswith("AttributeError:")
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_child_over_a_limit_is_ended(limits: dict[str, float], failure: str) -
     prover = Prover(FOLDER, [WAN, WAN], **({"seconds": PATIENCE} | limits))  # type: ignore[arg-type]
     (watched,) = prover.answers()
     assert watched.answer.failure == failure
-    assert children() == before
+    assert children() <= before
 
 
 def test_a_child_that_fails_says_so() -> None:
@@ -65,7 +66,7 @@ def test_a_child_that_fails_says_so() -> None:
 def test_a_child_is_ended_when_it_is_no_longer_wanted() -> None:
     before = children()
     assert [*Prover(FOLDER, [WAN], seconds=PATIENCE).answers(lambda: True)] == []
-    assert children() == before
+    assert children() <= before
 
 
 @thorough
