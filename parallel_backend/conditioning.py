@@ -53,6 +53,15 @@ ASKED = "asked"
 SIDES = "cond_or_uncond"
 """ComfyUI's name among these options of the sides in a call's batch, 0 for the positive one."""
 
+CONSTANTS = "constants"
+"""Tensors that belong to all rows of a batch, by ComfyUI's names of them, go under this name."""
+
+TOGETHER = "rows_together"
+"""How many rows of a call's batch are not computed apart, whatever the model."""
+
+ALONE = "as_one_call"
+"""Says that ComfyUI has no other rows in its call than those that are computed together."""
+
 SIGMAS = ("sigmas", "sample_sigmas")
 """ComfyUI's names among these options of the sigmas of a call and of all steps."""
 

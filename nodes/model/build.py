@@ -15,7 +15,6 @@ import torch
 from comfy.cli_args import PerformanceFeature, args
 from torch import Tensor
 
-from ...parallel_backend.conditioning import SIDES
 from ...parallel_backend.derived import Declaration
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import PlanRefused, Refused
@@ -23,7 +22,7 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES, family_of
 from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.models.family import Family
-from ...parallel_backend.plan import ModelLimits, ModelShape, ParallelPlan, check
+from ...parallel_backend.plan import ModelLimits, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.files.keymap import tensor_sizes
@@ -31,7 +30,6 @@ from ...parallel_backend.weights.layers.packing import expanded_bytes, held_byte
 from ..memory.loaded_models import Shares
 from .dtypes import dtype_name
 from .features.lora import AdapterReader
-from .named_options import named_by
 from .patcher import ParallelModelPatcher
 from .proofs import proofs
 from .proxy import DiffusionProxy
@@ -109,7 +107,6 @@ def load_model(
     remote = remote_of(backend, family, config, part, spec, plan, devices, precision)
     whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
-    refuse_both_sides(part.path.name, remote.shape, model.diffusion_model)
     proofs().begin(config, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
     undeclared = None
@@ -184,20 +181,5 @@ def judge_model(path: str) -> Any:
         Refused: Load Parallel Diffusion Model would refuse the file whatever the plan.
     """
     checkpoint = read_header(path)
-    family_name = running("comfyui", checkpoint)
-    part, config = FAMILIES[family_name].inspect(checkpoint)
-    shape = FAMILIES[family_name].shape(config)
-    if shape.whole:
-        config.described.set_inference_dtype(torch.float32, None)  # of a model without data
-        model = SKELETONS[family_name].make(config.described, part.meta_tensors(), config)
-        refuse_both_sides(part.path.name, shape, model.diffusion_model)
+    _, config = FAMILIES[running("comfyui", checkpoint)].inspect(checkpoint)
     return config.described
-
-
-def refuse_both_sides(name: str, shape: ModelShape, diffusion_model: torch.nn.Module) -> None:
-    """Raises Refused for a model whose code reads which prompts a call has: workers may have one side alone, and are not told."""
-    if SIDES in named_by(diffusion_model):
-        raise Refused(
-            f"{name} is a {shape.name} model, which looks at both prompts of a call together, so they cannot be computed apart: "
-            "use Load Diffusion Model."
-        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
 from typing import Any
 
 import comfy.conds
@@ -11,7 +11,18 @@ import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor
 
-from ...parallel_backend.conditioning import NAMES, OPTIONS, SIDES, SIGMAS, Conditioning, flatten, in_dict
+from ...parallel_backend.conditioning import (
+    CONSTANTS,
+    CROSS_ATTENTION,
+    NAMES,
+    OPTIONS,
+    SIDES,
+    SIGMAS,
+    TOGETHER,
+    Conditioning,
+    flatten,
+    in_dict,
+)
 from ...parallel_backend.diffusion import Value
 
 TEXT_MASK = "attention_mask"
@@ -63,19 +74,32 @@ def by_mask(call: Conditioning) -> list[Conditioning]:
     ]
 
 
-def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype) -> Conditioning:
+def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype, batch: int) -> Conditioning:
     """Of one entry of a CONDITIONING whatever ComfyUI's model class has made of it, in the dtype to which ComfyUI casts it.
+
+    Args:
+        batch: of the latents; where a tensor belongs to all of them, they are computed together.
 
     Raises:
         Refused: it cannot be sent.
     """
     conditioning = Conditioning({})
     for name, condition in model_conds.items():
-        flatten(NAMES.get(name, name), _sent(name, condition.cond), conditioning.tensors, conditioning.values)
+        cond = condition.cond
+        if is_constant_tensor(condition):
+            conditioning.values[TOGETHER] = batch
+            conditioning.tensors[f"{CONSTANTS}.{name}"] = cond if cond.dtype in UNCAST else cond.to(dtype)
+        else:
+            flatten(NAMES.get(name, name), _sent(name, cond), conditioning.tensors, conditioning.values)
     for name, tensor in conditioning.tensors.items():
         untouched = (tensor.dtype in UNCAST and name not in NAMES.values()) or in_dict(name, conditioning.values)
         conditioning.tensors[name] = tensor if untouched else tensor.to(dtype)
     return conditioning
+
+
+def is_constant_tensor(condition: Any) -> bool:
+    """Whether it is one tensor for all rows of a batch, such as the voxels of all its shapes."""
+    return isinstance(condition, comfy.conds.CONDConstant) and isinstance(condition.cond, Tensor)
 
 
 def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
@@ -91,10 +115,17 @@ def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
     return conditioning
 
 
-def repeated_text(model: Any) -> tuple[type, ...]:
+def repeated_text(model: Any, prompts: Sequence[Mapping[str, Any]]) -> tuple[type, ...]:
     """The kind of text that ComfyUI repeats to the length of another, where that changes nothing but how it is rounded: a UNet
-    only attends to it, and the workers run texts of two lengths apart."""
-    return (comfy.conds.CONDCrossAttn,) if isinstance(model.diffusion_model.skeleton, UNetModel) else ()
+    only attends to it, and the workers run texts of two lengths apart. Or where it repeats none of a model's that runs whole.
+
+    Args:
+        prompts: what ComfyUI's class has made of each.
+    """
+    proxy, kinds = model.diffusion_model, (comfy.conds.CONDCrossAttn,)
+    texts = [conds[CROSS_ATTENTION] for conds in prompts if CROSS_ATTENTION in conds]
+    repeats = any(one.can_concat(other) and one.size() != other.size() for one, other in combinations(texts, 2))
+    return kinds if isinstance(proxy.skeleton, UNetModel) or (proxy.remote.shape.whole and not repeats) else ()
 
 
 def check_prompt(entry: Mapping[str, Any], more_kinds: tuple[type, ...] = ()) -> None:

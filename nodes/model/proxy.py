@@ -15,12 +15,23 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 from torch import Tensor, nn
 
-from ...parallel_backend.conditioning import CONCAT, NAMES, SHAPES, Conditioning, flatten
+from ...parallel_backend.conditioning import (
+    ALONE,
+    CONCAT,
+    NAMES,
+    OPTIONS,
+    SHAPES,
+    SIDES,
+    TOGETHER,
+    Conditioning,
+    flatten,
+)
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.rows import CONTROL
-from ...parallel_backend.models.comfyui.whole_family import WholeFamily
+from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
+from ...parallel_backend.weights.values import values_of as values_of_entry
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ..memory.loaded_models import Shares
 from ..progress import say
@@ -36,6 +47,7 @@ from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
+from .named_options import named_by
 from .proofs import AnotherResult, proofs
 from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
@@ -71,7 +83,14 @@ class DiffusionProxy(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_skeleton"][0], name)
+            value = getattr(self.__dict__["_skeleton"][0], name)
+        return self._in_file(name, value) if isinstance(value, Tensor) and value.is_meta else value
+
+    def _in_file(self, name: str, tensor: Tensor) -> Tensor:
+        """The values of a tensor of the model's that its file has as it is, such as the texts of SeedVR2, which a node reads."""
+        config = self.__dict__["remote"].config
+        entry = config.part.entries.get(name) if isinstance(config, WholeConfig) else None
+        return tensor if entry is None else values_of_entry(entry).to(tensor.dtype)
 
     @property
     def skeleton(self) -> Any:
@@ -109,6 +128,9 @@ class DiffusionProxy(nn.Module):
             lists = {kind: list(tensors) for kind, tensors in control.items()}
             flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
+        if self.remote.shape.whole and SIDES in named_by(self.skeleton):
+            flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
+            conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         compared = guides_as_values(transformer_options)
         conditioning.values.update(options_of(transformer_options) | values_of(skipped) | compared)
         overriding = self.override(transformer_options, x.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.attention.kernels import choose_kernel
-from ...parallel_backend.conditioning import OPTIONS, Conditioning, packed_shapes, picture_shape
+from ...parallel_backend.conditioning import ALONE, OPTIONS, Conditioning, packed_shapes, picture_shape
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
@@ -110,6 +110,7 @@ class RemoteModel:
             workload,
             job,
             compiler,
+            ALONE in forward.values,
         )
         try:
             return self.backend.plan(

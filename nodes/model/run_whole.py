@@ -7,11 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ...parallel_backend.conditioning import SIDES
 from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.models.comfyui.whole_family import NAME
 from ...parallel_backend.weights.files.checkpoint import read_header
-from .named_options import named_by
 from .proofs import AnotherResult
 from .remote_model import RemoteModel
 
@@ -22,10 +20,10 @@ def whole_instead(remote: RemoteModel, skeleton: Any, fault: AnotherResult) -> R
     Args:
         skeleton: the diffusion model, on the meta device.
         fault: the verdict of the proof, which is raised where that cannot be: workers would share a forward, or the class has
-            its text prepared by its weights, or reads which prompts a call has, as whole models are not asked to.
+            its text prepared by its weights.
     """
     prepares = hasattr(skeleton, "preprocess_text_embeds")
-    if len(remote.devices) > 1 or prepares or SIDES in named_by(skeleton):
+    if len(remote.devices) > 1 or prepares:
         raise fault
     family = FAMILIES[NAME]
     _, config = family.inspect(read_header(remote.spec.path))

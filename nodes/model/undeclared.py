@@ -31,7 +31,7 @@ from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConf
 from ...parallel_backend.plan import ModelLimits, Workload
 from ...parallel_backend.plan.resolve import feasible, planned_devices
 from ..progress import say
-from .conditioning import SAMPLING_KEYS, of_prompt, options_of
+from .conditioning import SAMPLING_KEYS, is_constant_tensor, of_prompt, options_of
 from .features.attention_override import OPTION as OVERRIDE
 from .features.compile import compiler_of
 from .features.networks import PATCHES
@@ -159,6 +159,8 @@ def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
         return "its latent is several ones packed together"
     if any(CROSS_ATTENTION not in entry["model_conds"] for entry in entries):
         return "its prompts have no text"
+    if any(map(is_constant_tensor, (each for entry in entries for each in entry["model_conds"].values()))):
+        return "its prompts hold a tensor for the whole batch"
     if any(entry.get("control") is not None for entry in entries):
         return "a ControlNet is for written declarations only"
     if strange := [name for name in (PATCHES, REPLACED, OVERRIDE) if options.get(name)]:
@@ -174,7 +176,7 @@ def _prompts(run: SamplerRun) -> list[Prompt]:
     found: dict[CallKind, Prompt] = {}
     for entries in run.guider.conds.values():
         for entry in entries or ():
-            kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype))
+            kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype, run.noise.shape[0]))
             found.setdefault(kind, Prompt(_entries(entry), tuple(run.noise.shape), kind))
     return [*found.values()]
 

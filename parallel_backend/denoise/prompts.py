@@ -56,6 +56,7 @@ class Batch:
             values=self.values,
             behind=behind,
             sigmas=sigmas,
+            sides=tuple(side for side, _ in self.members),
         )
 
     def stack(self, latent: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ MAX_DIMS = 8
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int32, torch.int64)
 }
 
 Tensors = Mapping[str, Tensor]

@@ -75,7 +75,7 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     prompts = []
     for entries in guider.conds.values():
         for entry in entries:
-            conditioning = of_prompt(entry["model_conds"], dtype)
+            conditioning = of_prompt(entry["model_conds"], dtype, run.noise.shape[0])
             prompts.append(conditioning)
             remote.check(run.noise, conditioning)
             refuse_guidance(conditioning.tensors)

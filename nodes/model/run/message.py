@@ -25,7 +25,7 @@ from ..noise_process import sampling_of
 from ..recording.record import Recording
 from ..refusals import refuse_prompts, refuse_transformer_options
 from ..sampler_run import SamplerRun
-from .sides import two_sided
+from .sides import kept_together, two_sided
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
@@ -45,7 +45,8 @@ def example_of(run: SamplerRun) -> Conditioning:
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=_text_length)
-    conditioning = of_prompt(longest, dtype)
+    conditioning = of_prompt(longest, dtype, batch)
+    conditioning.values.update(kept_together(run))
     tensors = {
         name: tensor if in_dict(name, conditioning.values) else tensor[:1].expand(batch, *tensor.shape[1:])
         for name, tensor in conditioning.tensors.items()
@@ -106,9 +107,11 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     skeleton = run.guider.inner_model.diffusion_model.skeleton
     options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
-    kinds = repeated_text(run.guider.inner_model)
+    options |= kept_together(run)
+    made = [entry["model_conds"] for entries in sides.values() for entry in entries or ()]
+    kinds = repeated_text(run.guider.inner_model, made)
     return {
-        side: _side(side, entries, dtype, tensors, options, kinds)
+        side: _side(side, entries, (dtype, run.noise.shape[0]), tensors, options, kinds)
         for side, entries in sides.items()
         if entries is not None
     }, tensors
@@ -117,7 +120,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
 def _side(
     side: str,
     entries: Sequence[Mapping[str, Any]],
-    dtype: torch.dtype,
+    latents: tuple[torch.dtype, int],
     tensors: dict[str, Tensor],
     options: Mapping[str, Value],
     more_kinds: tuple[type, ...],
@@ -127,7 +130,7 @@ def _side(
         if entry.get("control") is not None:
             raise NotSupported("ControlNet")
         check_prompt(entry, more_kinds)
-        own = of_prompt(entry["model_conds"], dtype)
+        own = of_prompt(entry["model_conds"], *latents)
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from comfy.patcher_extension import WrappersMP
+from comfy.samplers import cond_equal_size
 from torch import Tensor
 
+from ....parallel_backend.conditioning import ALONE, SIDES, TOGETHER
+from ....parallel_backend.diffusion import Value
 from ..features.step_cache import known_wrappers
+from ..named_options import named_by
 from ..own_code import own, put_back
 from ..recording.standing_in import KEEPS_NEGATIVE
 from ..sampler_run import SamplerRun
@@ -37,6 +42,20 @@ def two_sided(run: SamplerRun, keeps_negative: bool) -> bool:
     if not (wrappers := _wrappers(run)) and plain_guider(run.guider):
         return _negative_counts(run, keeps_negative)
     return any(_asked(run, sigma, wrappers, keeps_negative) > 1 for sigma in run.sigmas[:-1])
+
+
+def kept_together(run: SamplerRun) -> dict[str, Value]:
+    """Values that go with the prompts of a class which reads the sides of a call, where ComfyUI makes a call of each prompt.
+
+    Such a class may compute rows from one another, as SeedVR2 does, so the rows of a prompt stay together.
+    """
+    proxy = run.guider.inner_model.diffusion_model
+    if not proxy.remote.shape.whole or SIDES not in named_by(proxy.skeleton):
+        return {}
+    prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
+    if any(cond_equal_size(*pair) for pair in itertools.combinations(prompts, 2)):
+        return {}
+    return {TOGETHER: run.noise.shape[0], ALONE: True}
 
 
 def _known(run: SamplerRun) -> bool:

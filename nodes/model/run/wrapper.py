@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ....parallel_backend.attention.kernels import describe
+from ....parallel_backend.conditioning import ALONE
 from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
@@ -86,7 +87,7 @@ def run_in_workers(
         # of a call whose rows change one another no worker can have some alone
         planned_for = replace(job, batch=1, two_sided=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
-        if message is not None and remote.backend.couples_rows(remote.spec):
+        if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
             reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run)
         if message is not None and max(plan.patches, plan.pipefusion) > 1:
             whole = whole_picture_only(message[0], recording)

@@ -31,7 +31,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is wanted for, on a machine that shows `gpus` GPUs; `compiler` is what the workers compile blocks with."""
+    """What a plan is wanted for, on a machine that shows `gpus` GPUs; `compiler` is what the workers compile blocks with.
+
+    `alone` says that no plan parts the rows that ComfyUI puts into one call.
+    """
 
     wish: ParallelPlan
     gpus: int
@@ -40,6 +43,7 @@ class Question:
     workload: Workload
     job: Job
     compiler: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Planner:
         Raises:
             Refused: no plan can work; the sentence names one that does, or what to change.
         """
-        if question.spec in self._together:
+        if question.spec in self._together and not question.alone:
             question = _on_one_device(question) or question
         wish, shape, job = question.wish, question.shape, question.job
         found = feasible(wish, question.gpus, shape.limits, question.workload)

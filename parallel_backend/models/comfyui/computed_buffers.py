@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,13 +36,23 @@ def made_elsewhere(make: Callable[[], Any]) -> Any:
 
 
 def missing_buffers(module: nn.Module) -> list[str]:
-    """Buffers that come from no file and are on the meta device; empty ones are marks."""
+    """Buffers that come from no file and are on the meta device, and tensors that are plain attributes; empty ones are marks."""
     filed = module.state_dict().keys()
-    return [name for name, buffer in module.named_buffers() if name not in filed and buffer.is_meta and buffer.numel()]
+    plain = (
+        (f"{path}.{name}".lstrip("."), value)
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    )
+    return [
+        name
+        for name, tensor in chain(module.named_buffers(), plain)
+        if name not in filed and tensor.is_meta and tensor.numel()
+    ]
 
 
 def compute_buffers(module: nn.Module, described: Any, tensors: dict[str, Tensor]) -> None:
-    """Give a module on the meta device these buffers' values, in fp32, by making it once more without weights.
+    """Give a module on the meta device the values of these, in fp32, by making it once more without weights.
 
     Args:
         described: ComfyUI's configuration of the model, as it was made.
@@ -59,4 +70,4 @@ def compute_buffers(module: nn.Module, described: Any, tensors: dict[str, Tensor
         described.unet_config["dtype"] = dtype
     for name in missing:
         owner, _, last = name.rpartition(".")
-        module.get_submodule(owner)._buffers[last] = made.get_buffer(name)
+        setattr(module.get_submodule(owner), last, getattr(made.get_submodule(owner), last))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...conditioning import in_dict
+from ...conditioning import TOGETHER, in_dict
 from ...diffusion import Value
 from ...plan import ResolvedPlan
 
@@ -20,8 +20,8 @@ FRAMES = "num_video_frames"
 
 def rows_a_unit(values: Mapping[str, Value]) -> int:
     """How many rows of a batch belong together, one behind the other."""
-    frames = values.get(FRAMES, 1)
-    return frames if isinstance(frames, int) else 1
+    rows = values.get(TOGETHER, values.get(FRAMES, 1))
+    return rows if isinstance(rows, int) else 1
 
 
 def parts_of(plan: ResolvedPlan, batch: int, values: Mapping[str, Value]) -> list[slice]:

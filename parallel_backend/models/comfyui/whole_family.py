@@ -35,6 +35,9 @@ of Stable Audio, which are outside of its diffusion model."""
 SEQUENCES = frozenset({"TripoSplat"})
 """Classes whose latents are `[batch, tokens, channels]`."""
 
+VOXELS = frozenset({"Trellis2"})
+"""Classes whose latents are a cube of voxels, or the list of some, whose third dimension is of size 1."""
+
 WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 """Of UNets what a prompt's text and its pooled text are called in ComfyUI's configuration."""
 
@@ -165,6 +168,8 @@ class WholeFamily:
         dims, place, takes = config.latent_dims + 2, 1, f"{channels}, {sizes}"
         if config.kind in SEQUENCES:
             dims, place, takes = 3, 2, f"tokens, {channels}"
+        if config.kind in VOXELS:
+            dims, takes = latent.ndim if latent.ndim in (4, 5) else 5, f"{channels}, ...voxels"
         if latent.ndim != dims or shape[place] != channels or min(shape) < 1:
             raise Refused(
                 f"the latent has the shape {shape} and {config.kind} takes [batch, {takes}], none of them 0: use the empty "

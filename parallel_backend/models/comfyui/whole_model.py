@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from ...conditioning import (
+    ALONE,
     ATTENTION_GUIDANCE,
     ATTENTION_OVERRIDE,
+    CONSTANTS,
     FREE_U,
     OPTIONS,
     SHAPES,
+    SIDES,
     SIGMAS,
     SKIPPED_BLOCKS,
+    TOGETHER,
     arguments,
 )
 from ..family import Execution
@@ -61,6 +65,8 @@ class WholeModel:
         import comfy.utils
 
         kwargs = arguments(inputs.conditioning, inputs.values)
+        kwargs |= kwargs.pop(CONSTANTS, {})
+        kwargs = {name: value for name, value in kwargs.items() if name not in (TOGETHER, ALONE)}
         concat, context = kwargs.pop("concat", None), kwargs.pop("context", None)
         options: dict[str, Any] = kwargs.pop(OPTIONS, {})
         options.pop(ATTENTION_OVERRIDE, None)
@@ -68,6 +74,7 @@ class WholeModel:
             options[OVERRIDE] = override(slice(None), 0)
         sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
         options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
+        options.setdefault(SIDES, list(inputs.sides) or [0])  # an example is of one side
         timestep, control = kwargs.pop("timestep", inputs.timestep), kwargs.pop(CONTROL, None)
         if SKIPPED_BLOCKS in options:
             options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))

@@ -13,6 +13,7 @@ from ...attention.kernels import choose_kernel, kernel_refusals
 from ...attention.packages import package_faults
 from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
+from ...conditioning import ALONE
 from ...errors import Refused
 from ...mesh import build_mesh
 from ...models import family_of
@@ -93,12 +94,12 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
 
 
 def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) -> str:
-    """Why the rows of a batch cannot be computed apart; nothing if they can.
+    """Why the rows of a batch cannot be computed apart; nothing if they can, or are not.
 
     Rank 0 tries that alone, as it is so of a class wherever it runs. A collective.
     """
     problem = ""
-    if rank.group.rank == 0:
+    if rank.group.rank == 0 and ALONE not in example.values:
         try:
             refuse_coupled_rows(family, config, example)
         except Refused as refusal:

@@ -9,6 +9,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.clip_vision
@@ -624,6 +625,28 @@ class PackEncoders:
         return PackText(conditioning), *(PackEncoder(shape) for shape in shapes)
 
 
+class PackVoxels:
+    """Gives two shapes as voxels, and a VAE that makes one voxel of each where TRELLIS.2's makes more."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"batch": ("INT",)}}
+
+    RETURN_TYPES = ("VOXEL", "VAE")
+    FUNCTION = "give"
+
+    def give(self, batch: int) -> tuple[Any, Any]:
+        chance = torch.rand(batch, 32, 32, 32, generator=torch.Generator().manual_seed(3))
+        finer = SimpleNamespace(upsample_shape=self._finer)
+        vae = SimpleNamespace(prepare_decode=lambda shape: None, first_stage_model=finer, vae_dtype=torch.float32)
+        return SimpleNamespace(data=chance < 0.002), vae
+
+    @staticmethod
+    def _finer(shape: Any, upsample_times: int) -> torch.Tensor:
+        coords = shape.coords
+        return torch.cat([coords[:, :1], coords[:, 1:] << upsample_times], dim=1)
+
+
 class PackObjects:
     """Gives one object of each type."""
 
@@ -858,6 +881,7 @@ NODE_CLASS_MAPPINGS = {
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,
     "PackObjects": PackObjects,
+    "PackVoxels": PackVoxels,
     "PackEncoders": PackEncoders,
     "PackPrompt": PackPrompt,
     "PackVision": PackVision,

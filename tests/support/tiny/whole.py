@@ -110,6 +110,16 @@ ACE15: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+SEEDVR2: Mapping[str, Any] = {
+    "image_model": "seedvr2", "vid_dim": 256, "heads": 2, "num_layers": 2, "mm_layers": 1, "norm_eps": 1e-5,
+    "mlp_type": "swiglu", "vid_out_norm": True, "expand_ratio": 1,
+}  # fmt: skip
+TRELLIS2: Mapping[str, Any] = {
+    "image_model": "trellis2", "resolution": 64, "model_channels": 128, "cond_channels": 48, "num_blocks": 2, "num_heads": 2,
+    "init_txt_model": True,
+}  # fmt: skip
+
+
 def _words_of_two(tokens: int) -> dict[str, Tensor]:
     """What HunyuanDiT takes beside its text: masks, and T5's text."""
     masks = {"attention_mask": torch.ones(1, 5), "attention_mask_mt5xl": (torch.arange(6) < tokens)[None].float()}
@@ -180,6 +190,8 @@ WHOLE: Mapping[str, Tiny] = {
     "hidream_o1": sized("HiDreamO1", "hidream_o1.model.HiDreamO1Transformer", HIDREAM_O1, (3, 64, 96), 64, _ids),
     "ace15": sized("ACEStep15", "ace.ace_step15.AceStepConditionGenerationModel", ACE15, (64, 40), 48, _song),
     "triposplat": sized("TripoSplat", "triposplat.model.LatentSeqMMFlowModel", TRIPOSPLAT, (37, 16), 48),
+    "seedvr2": sized("SeedVR2", "seedvr.model.NaDiT", SEEDVR2, (16, 3, 8, 10), 5120),
+    "trellis2_small": sized("Trellis2", "trellis2.model.Trellis2", TRELLIS2, (32, 16, 16, 16), 48),
     "stable_audio3": Tiny(
         of_class(
             "audio.dit.AudioDiffusionTransformer",

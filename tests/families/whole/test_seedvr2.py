@@ -1,0 +1,101 @@
+"""SeedVR2, whose class swaps the halves of a call with both prompts: each alone on a worker, with texts that the file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import pytest
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.copies.sized import sized_copy
+from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, masked, save_latent, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after, node, queue_logged, ways
+from tests.support.graphs.whole import SPLITS
+from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY, save_tiny
+from tests.support.tiny.models import draw
+
+NAME = "seedvr2"
+BATCH = 3
+TEXTS = {"positive": 58, "negative": 64}
+"""Tokens of each text, as published."""
+
+pytestmark = thorough
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """A copy that reads the class's sizes from the file, with the model and latents."""
+    server = sized_copy(tmp_path_factory.mktemp("seedvr2"))
+    path = save_tiny(server.base_dir / "models" / "diffusion_models", NAME)
+    texts = {f"{side}_conditioning": draw(tokens, 5120, seed=tokens) for side, tokens in TEXTS.items()}
+    save_file(load_file(path) | texts, path, TINY[NAME].metadata)
+    for name in (NAME, "seen"):
+        save_latent(server, name, BATCH, *TINY[NAME].latent)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def upscaled(**settings: Any) -> Graph:
+    """A batch of three, by the stock loader; the MODEL's own texts, and what is to be upscaled."""
+    graph = graph_of(NAME, steps=2, **settings) | {
+        "seen": node("LoadLatent", latent="seen.latent"),
+        "positive": node("SeedVR2Conditioning", model=["model", 0], vae_conditioning=["seen", 0]),
+    }
+    del graph["negative"]
+    graph["sampler"]["inputs"]["negative"] = ["positive", 1]
+    return graph
+
+
+@pytest.mark.parametrize("split", ["cfg 2", "one worker"])
+def test_each_prompt_alone(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The texts are of such lengths that ComfyUI never has both in one call."""
+    stock = latent_of(upscaled())
+    assert relative_error(latent_of(upscaled(cfg=1.0)), stock) > DIFFERENT
+    run, log = queue_logged(comfyui, spread(upscaled(), **SPLITS[split]))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert ways(log) == ["loop"]
+
+
+def test_a_batch_stays_together(comfyui: ComfyUI) -> None:
+    """ComfyUI's class gives every video of a batch the first one's text."""
+    said = refused(comfyui, spread(upscaled(), **SPLITS["data 2, cfg 2"]))
+    assert said.startswith("data 2 is more than the batch of 1")
+
+
+def test_prompts_that_share_a_call(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = upscaled()
+    graph["sampler"]["inputs"]["negative"] = graph["sampler"]["inputs"]["positive"]
+    alone = spread(graph, "cpu:1", strict=False)
+    assert relative_error(latent_of(alone), latent_of(graph)) <= TOLERANCE
+    assert "computes the rows of a batch together" in refused(comfyui, spread(graph, strict=False, cfg=2))
+
+
+@pytest.mark.parametrize("split", ["cfg 2", "one worker"])
+def test_one_call_at_a_time(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """A prompt with a mask has each call made as ComfyUI makes it."""
+    shown = {"mask": ["where", 0], "strength": 1.0, "set_cond_area": "default"}
+    graph = insert_after(upscaled(), "positive", "ConditioningSetMask", "conditioning", **shown)
+    graph["where"] = node("SolidMask", value=0.6, width=80, height=64)
+    stock = latent_of(graph)
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS[split]))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert "mask in the conditioning" in ways(log)[0]
+
+
+def test_without_a_negative(latent_of: LatentOf) -> None:
+    """As its templates have it."""
+    graph = upscaled(cfg=1.0)
+    assert relative_error(latent_of(spread(graph, "cpu:1")), latent_of(graph)) <= TOLERANCE
+
+
+def test_with_a_mask(latent_of: LatentOf) -> None:
+    graph = masked(upscaled(), 10, 8, 3)
+    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE

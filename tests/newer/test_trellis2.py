@@ -1,0 +1,86 @@
+"""TRELLIS.2, whose voxels belong to a whole batch and whose class reads the sides of a call: stage by stage, from ComfyUI 0.34."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from safetensors.torch import save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.comfyuis import only_in_newer
+from tests.support.copies.sized import sized_copy
+from tests.support.graphs.comfyui import DIFFERENT, TOKENS, TOLERANCE, LatentOf, save_families, spread
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, node, queue_logged, ways
+from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.node_outcomes import newer_nodes
+from tests.support.tiny.models import draw
+
+NAME = "trellis2_small"
+STAGES = ("Trellis2ShapeStage", "Trellis2UpsampleStage", "Trellis2TextureStage")
+
+
+@pytest.fixture(scope="module")
+def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """A copy that reads the class's sizes from the file, with the model and its prompts; `comfyui` says whether there is one."""
+    only_in_newer(STAGES[0], bool(comfyui.object_info(STAGES[0])))
+    server = sized_copy(tmp_path_factory.mktemp("trellis2"))
+    save_families(server, NAME)
+    for side, tokens in TOKENS.items():
+        save_file({"embeds": draw(1, 7, 48, seed=tokens)}, server.input_dir / f"{NAME}-embeds-{side}.safetensors")
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
+    """A sampler for each stage, by the stock loader; without any, for the structure. The last one is "sampler"."""
+    settings = {"sampler_name": "euler", "scheduler": "simple", "seed": 7, "steps": 2, "cfg": cfg, "denoise": 1.0}
+    graph: Graph = {
+        "model": node("UNETLoader", unet_name=f"{NAME}.safetensors", weight_dtype="default"),
+        "voxels": node("PackVoxels", batch=batch),
+        "structure": node("EmptyTrellis2LatentStructure", batch_size=batch),
+    }
+    for side in TOKENS:
+        graph[f"text-{side}"] = node("LoadConditioning", conditioning=f"{NAME}-positive.safetensors")
+        graph[side] = node("PackPrompt", conditioning=[f"text-{side}", 0], file=f"{NAME}-embeds-{side}.safetensors")
+    prompts, latent, before = [["positive", 0], ["negative", 0]], ["structure", 0], ""
+    for number, stage in enumerate(stages):
+        given = {
+            "Trellis2ShapeStage": {"voxel": ["voxels", 0]},
+            "Trellis2UpsampleStage": {"shape_latent": [before, 0], "vae": ["voxels", 1], "target_resolution": 1024},
+            "Trellis2TextureStage": {"shape_latent": [before, 0]},
+        }[stage]
+        graph[stage] = node(stage, positive=["positive", 0], negative=["negative", 0], **given)
+        prompts, latent = [[stage, 0], [stage, 1]], [stage, 2]
+        before = "sampler" if number == len(stages) - 1 else f"sampler {number}"
+        sides = dict(zip(TOKENS, prompts, strict=True))
+        graph[before] = node("KSampler", model=["model", 0], latent_image=latent, **sides, **settings)
+    if not stages:
+        sides = dict(zip(TOKENS, prompts, strict=True))
+        graph["sampler"] = node("KSampler", model=["model", 0], latent_image=latent, **sides, **settings)
+    return graph | {"save": node("SaveLatent", samples=["sampler", 0], filename_prefix="trellis2")}
+
+
+@pytest.mark.parametrize("stages", [(), STAGES[:1], STAGES[:2], (STAGES[0], STAGES[2])], ids="-".join)
+def test_a_stage_under_cfg_2(stages: tuple[str, ...], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = staged(stages)
+    stock = latent_of(graph)
+    run, log = queue_logged(comfyui, spread(graph, cfg=2))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert set(ways(log)) == {"loop"}
+    if stages:
+        assert relative_error(latent_of(staged(stages, cfg=1.0)), stock) > DIFFERENT
+        assert newer_nodes()[stages[-1]] == "in the loop"
+
+
+def test_shapes_of_a_batch(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Their voxels are one list, so that a rank has all of them."""
+    graph = staged(STAGES[:1], batch=2)
+    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert refused(comfyui, spread(graph, data=2)).startswith("data 2 is more than the batch of 1")
