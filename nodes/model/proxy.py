@@ -31,8 +31,8 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
-from ...parallel_backend.weights.values import values_of as values_of_entry
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
+from ...parallel_backend.weights.values import values_of as values_of_entry
 from ..memory.loaded_models import Shares
 from ..progress import say
 from .conditioning import of_call, options_of, sigmas_of

@@ -26,13 +26,11 @@ from tests.support.graphs.flux import Graph, insert_after_model, node, queue_log
 from tests.support.graphs.sound import shown, sound_graph
 from tests.support.latents import relative_error, saved_latent
 from tests.support.node_outcomes import REFUSALS, newer_nodes, refused
-from tests.support.tiny.comfyui import save_unread
 from tests.support.tiny.controlnet import save_wan_vae
 
 SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": {"cfg": 1, "ulysses": 2}, "cfg 2": {"cfg": 2}}
 WAN_ANIMATE_2 = "WanAnimate2ToVideo"
 CACHE = "WanAnimate2Cache"
-TRELLIS_2 = ("Trellis2ShapeStage", "Trellis2TextureStage", "Trellis2UpsampleStage")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,23 +161,6 @@ def test_a_cache_that_the_model_fills_is_refused(comfyui: ComfyUI) -> None:
     graph = insert_after_model(animated(), CACHE, device="cpu", dtype="default")
     assert refused(CACHE, comfyui.queue(spread(graph, cfg=2)))
     assert newer_nodes()[CACHE] == "refused"
-
-
-@pytest.mark.parametrize("kind", TRELLIS_2)
-def test_a_stage_of_a_model_that_looks_at_both_prompts(kind: str, comfyui: ComfyUI) -> None:
-    """The nodes put voxels into the prompts of TRELLIS.2, whose file no parallel loader takes."""
-    only_in_newer(kind, bool(comfyui.object_info(kind)))
-    path = save_unread(comfyui.base_dir / "models" / "diffusion_models", "trellis2")
-    graph = spread(graph_of("ltxav"))
-    graph["model"]["inputs"]["unet_name"] = path.name
-    run = comfyui.queue(graph | {"latent": node("EmptyTrellis2LatentStructure", batch_size=1)})
-    assert run.error is not None
-    assert run.error.node_type == "LoadParallelDiffusionModel"
-    assert run.error.exception_message == (
-        f"{path.name} is a Trellis2 model, which looks at both prompts of a call together, so they cannot be computed apart: "
-        "use Load Diffusion Model."
-    )
-    assert newer_nodes()[kind] == "refused"
 
 
 def test_a_shift_that_minimax_h3_may_not_take(comfyui: ComfyUI) -> None:

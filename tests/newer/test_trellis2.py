@@ -1,4 +1,4 @@
-"""TRELLIS.2, whose voxels belong to a whole batch and whose class reads the sides of a call: stage by stage, from ComfyUI 0.34."""
+"""TRELLIS.2, from ComfyUI 0.34: its stages under cfg 2, and voxels that belong to a whole batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
 from tests.support.tiny.models import draw
 
-NAME = "trellis2_small"
+NAME = "trellis2"
 STAGES = ("Trellis2ShapeStage", "Trellis2UpsampleStage", "Trellis2TextureStage")
 
 

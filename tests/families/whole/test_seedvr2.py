@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from safetensors.torch import load_file, save_file
 

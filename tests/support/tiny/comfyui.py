@@ -17,7 +17,7 @@ from tests.support.tiny.families import chroma, cosmos, flux, hunyuan, ltx, lumi
 from tests.support.tiny.families.chroma import wide_chroma, wide_radiance
 from tests.support.tiny.families.lumina import wide_z_image
 from tests.support.tiny.families.qwen import wide_qwen
-from tests.support.tiny.family import Tiny, layer_settings
+from tests.support.tiny.family import Tiny
 from tests.support.tiny.models import draw, randomise
 from tests.support.tiny.whole import WHOLE
 
@@ -84,19 +84,11 @@ def save_fp8(path: Path, model: Any, seed: int, prefix: str = "") -> Path:
     return path
 
 
-def _trellis2(operations: Any) -> Any:
-    """Of newer ComfyUIs."""
-    from comfy.ldm.trellis2.model import Trellis2
-
-    return Trellis2(64, init_txt_model=True, **layer_settings(operations, "meta"))
-
-
 WIDE: Mapping[str, Callable[..., Any]] = {
     "wide_qwen": wide_qwen,
     "wide_z_image": wide_z_image,
     "wide_radiance": wide_radiance,
     "wide_chroma": wide_chroma,
-    "trellis2": _trellis2,
 }
 
 
