@@ -149,7 +149,6 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/wire/frames.py": ("a message with … GB of tensors is over",),
     },
     "takes the blocks of a model too large for a test, of which the class alone is tested (tests/models)": {
-        "nodes/model/build.py": ("… is a … model, which looks at both",),
         "nodes/model/proxy.py": ("A ControlNet cannot be used with a",),
         "parallel_backend/models/comfyui/comfy_family.py": ("the picture to edit is a latent … high",),
         "parallel_backend/models/spread/arguments.py": (
