@@ -151,13 +151,14 @@ def test_a_newer_comfyuis_part_has_what_differs() -> None:
 
 @thorough
 def test_templates_are_run_as_far_as_the_workers() -> None:
-    """One that runs, whose model has layers of another library's, and one whose node is refused."""
-    templates = "image_anima_preview", "image_flux2_klein_9b_kv_image_edit"
+    """One that runs, whose model has layers of another library's, one whose node is refused, and one with a note."""
+    templates = "image_anima_preview", "image_flux2_klein_9b_kv_image_edit", "image_longcat_text_to_image"
     command = [sys.executable, "-m", "benchmarks.templates", *templates]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    (first, kinds, outcome, why), (second, *_, refused, reason) = TEMPLATE.findall(done.stdout)
-    assert (first, second) == templates
+    (first, kinds, outcome, why), (second, *_, refused, reason), noted = TEMPLATE.findall(done.stdout)
+    assert (first, second, noted[0]) == templates
     assert (kinds, outcome, why) == ("`Anima`", RUNS, "")
     assert refused == REFUSED
     assert reason.startswith("Replacing diffusion_model.params.default_ref_method")
+    assert noted[2:] == (NOTED, "one model call at a time: _apply_model of LongCatImage")
