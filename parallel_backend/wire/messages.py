@@ -330,10 +330,11 @@ class Done(Message, frozen=True):
 
 
 class MachineMeasured(Message, frozen=True):
-    """The answer to MeasureMachine."""
+    """The answer to MeasureMachine; `again` says that workers which start now have faster links than these."""
 
     request: int
     machine: Machine
+    again: bool = False
 
 
 class MemoryMeasured(Message, frozen=True):

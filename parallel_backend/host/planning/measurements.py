@@ -29,12 +29,20 @@ class Measurements:
     Args:
         ask: has a request carried out by the workers of its plan.
         number: a new request's.
+        end: ends the workers of these devices, so that the next request starts new ones.
         on_event: told of what takes a while.
     """
 
-    def __init__(self, ask: Callable[[Exchange], Answer], number: Callable[[], int], on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Exchange], Answer],
+        number: Callable[[], int],
+        end: Callable[[tuple[str, ...]], None],
+        on_event: OnEvent,
+    ) -> None:
         self._ask = ask
         self._number = number
+        self._end = end
         self._on_event = on_event
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
@@ -43,7 +51,10 @@ class Measurements:
         request = MeasureMachine(self._number(), _side_by_side(plan))
         message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
         assert isinstance(message, MachineMeasured)
-        return message.machine
+        if not message.again:
+            return message.machine
+        self._end(plan.devices)
+        return self.measure(plan, is_cancelled)
 
     def machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """The machine's speeds, measured once and kept on disk."""

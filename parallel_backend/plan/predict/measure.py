@@ -111,7 +111,7 @@ def measure(
     large = torch.zeros(1 << (26 if gpu else 22), device=device)
     host = pinned(large.shape, large.dtype).zero_() if gpu else torch.zeros_like(large)
     small = torch.zeros(1, device=device)
-    bandwidth, latency = _link(device, ranks)
+    bandwidth, latency = link_speed(device, ranks)
     rates = {
         "matmul": 2 * side**3 / _seconds(lambda: matrix @ matrix, device),
         "attention": 4 * heads.shape[2] * tokens**2 * HEAD_DIM / _seconds(lambda: attend(heads, heads, heads), device),
@@ -212,7 +212,7 @@ def _of_all(value: float, device: torch.device, ranks: Ranks) -> list[float]:
     return [float(one) for one in ranks.gather(local, [1] * ranks.size).flatten()]
 
 
-def _link(device: torch.device, link: Ranks) -> tuple[float, float]:
+def link_speed(device: torch.device, link: Ranks) -> tuple[float, float]:
     """Bytes/s out of one rank, and seconds of an all-to-all of one element; every rank runs the same number of times."""
 
     def seconds(elements: int, runs: int) -> float:

@@ -20,6 +20,7 @@ from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
 from ...wire.messages import RESIDUAL
 from .environment import Environment
+from .host_ways import kept_way
 
 TEXT_BYTES = 1024
 
@@ -38,9 +39,10 @@ class ProcessGroup:
     def __init__(self, environment: Environment, store: Store) -> None:
         backend = "gloo"
         if environment.device.type == "cuda":
-            for name, value in nccl_settings(torch.__version__).items():
-                os.environ.setdefault(name, value)
             torch.cuda.set_device(environment.device)
+            way = kept_way(environment.world_size)
+            for name, value in {**nccl_settings(torch.__version__), **(way.settings if way else {})}.items():
+                os.environ.setdefault(name, value)
             backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
         store.set_timeout(FOREVER)
         dist.init_process_group(

@@ -36,6 +36,7 @@ from ...wire.messages import (
     MemoryMeasured,
 )
 from ..memory.stage_part import STORAGE_DTYPES
+from ..process.host_ways import has_ways, try_ways
 from .example import Example
 from .rank import Rank
 from .row_coupling import refuse_coupled_rows
@@ -55,8 +56,11 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_faults(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
+    again = False
+    if has_ways(rank.group, rank.neighbours.machines, rank.device):
+        again = bool(try_ways(rank.group, rank.device, rank.status.on_progress).settings)
     if mesh.reports:
-        rank.host.send(MachineMeasured(message.request, machine))
+        rank.host.send(MachineMeasured(message.request, machine, again))
 
 
 def measure_memory(rank: Rank, message: MeasureMemory) -> None:

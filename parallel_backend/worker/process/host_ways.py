@@ -1,0 +1,119 @@
+"""NCCL's ways through host memory, between GPUs that do not reach each other's: each is tried once, and the fastest is kept.
+
+NCCL reads these settings once in a process (NCCL's list of environment variables), so each is tried in processes of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from ...cache import Store
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroup
+
+FASTER = 1.1
+"""By how much a way has to be faster than NCCL's own choice."""
+
+SECONDS = 50.0
+"""For one trial, the start of its processes included."""
+
+SENDS, BOTH = "1", "3"
+WAYS: Sequence[Mapping[str, str]] = (
+    {},
+    {"NCCL_SHM_USE_CUDA_MEMCPY": "1", "NCCL_SHM_MEMCPY_MODE": SENDS},
+    {"NCCL_SHM_USE_CUDA_MEMCPY": "1", "NCCL_SHM_MEMCPY_MODE": BOTH},
+)
+"""NCCL's own choice; copies by the GPUs' copy engines where a GPU sends, and where it receives as well."""
+
+log = logging.getLogger(__name__)
+
+
+class HostWay(msgspec.Struct, frozen=True):
+    """The settings that were the fastest, and the bytes/s of each way; 0 for one that failed."""
+
+    settings: dict[str, str]
+    speeds: tuple[float, ...]
+
+
+def kept_way(world_size: int) -> HostWay | None:
+    """What was found for so many workers on this machine's GPUs; None if nothing was."""
+    return _store().read(_key(world_size))
+
+
+def has_ways(group: ProcessGroup, machines: Sequence[int], device: torch.device) -> bool:
+    """Whether there are ways to try: all ranks are GPUs of this machine, none of which reaches another's memory, and neither an
+    earlier trial nor the user has chosen. A collective."""
+    gpus = [each for each in group.gather(str(device)) if each.startswith("cuda")]
+    chosen = any(name.startswith(("NCCL_SHM_", "NCCL_P2P_")) for name in os.environ)
+    alone = group.size < 2 or len(gpus) < group.size or len(set(machines)) > 1 or len(set(gpus)) < group.size
+    return group.agree(
+        not alone
+        and not chosen
+        and kept_way(group.size) is None
+        and not any(_reach(*pair) for pair in permutations(gpus, 2))
+    )
+
+
+def try_ways(
+    group: ProcessGroup, device: torch.device, on_progress: Callable[[], None], ways: Sequence[Mapping[str, str]] = WAYS
+) -> HostWay:
+    """Try each way, the first being NCCL's own choice, and keep the fastest. A collective; all ranks get the same."""
+    speeds = []
+    for number, settings in enumerate(ways):
+        with tempfile.TemporaryDirectory() as folder:
+            file = group.gather(str(Path(folder) / f"way-{number}"))[0]
+            every = group.gather(_trial(group.rank, group.size, device, file, settings))
+        speeds.append(min(map(float, every)) if all(every) else 0.0)
+        on_progress()
+    best = max(range(len(ways)), key=speeds.__getitem__)
+    way = HostWay(dict(ways[best if speeds[best] >= FASTER * speeds[0] else 0]), tuple(speeds))
+    if group.rank == 0:
+        _store().write(_key(group.size), way)
+        log.info("NCCL's ways through host memory: %s GB/s", ", ".join(f"{speed / 1e9:.1f}" for speed in speeds))
+    return way
+
+
+def _trial(rank: int, world_size: int, device: torch.device, file: str, settings: Mapping[str, str]) -> str:
+    """What this rank's process says, bytes/s; empty if it failed."""
+    command = [
+        sys.executable,
+        "-m",
+        "parallel_backend.worker.link_trial",
+        str(rank),
+        str(world_size),
+        str(device),
+        file,
+    ]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | settings, capture_output=True, text=True, timeout=SECONDS, check=True
+        )
+        return str(float(done.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.info("A way through host memory failed with %s: %s", dict(settings), error)
+        return ""
+
+
+def _reach(one: str, other: str) -> bool:
+    return torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+
+
+def _store() -> Store[HostWay]:
+    return Store("hostway", HostWay)
+
+
+def _key(world_size: int) -> str:
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return "\n".join([str(world_size), *names, torch.__version__, str(torch.version.cuda)])

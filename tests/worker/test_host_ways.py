@@ -1,0 +1,94 @@
+"""NCCL's ways through host memory: tried once in processes of their own, the fastest kept, none where it is not the question."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+
+from parallel_backend.host.planning.measurements import Measurements
+from parallel_backend.host.workers.exchange import Answer
+from parallel_backend.wire.frames import Frame
+from parallel_backend.wire.messages import MachineMeasured
+from parallel_backend.worker.process.environment import Environment, Launched
+from parallel_backend.worker.process.host_ways import has_ways, kept_way, try_ways
+from parallel_backend.worker.process.process_group import ProcessGroup
+from scripts.comfyui import REPO
+from tests.support.plans import MEASURED, cpu_plan
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+
+CPU = torch.device("cpu")
+FAILS = {"GLOO_SOCKET_IFNAME": "none-of-this-name"}
+WORKS = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        pytest.param(({}, FAILS), {}, id="NCCL's own where the other fails", marks=thorough),
+        pytest.param((FAILS, WORKS), WORKS, id="the other where it is faster"),
+    ],
+)
+def test_the_fastest_is_kept(tmp_path: Path, ways: tuple[Mapping[str, str], ...], expected: Mapping[str, str]) -> None:
+    marks = 0
+
+    def mark() -> None:
+        nonlocal marks
+        marks += 1
+
+    def tried(rank: int) -> tuple[dict[str, str], list[float], int, bool, bool]:
+        group = group_of(rank, tmp_path)
+        way = try_ways(group, CPU, mark, ways)
+        group.agree(True)  # rank 0 has kept it
+        return way.settings, [*way.speeds], marks, kept_way(2) == way, has_ways(group, (0, 0), CPU)
+
+    for settings, speeds, progress, kept, more in run_ranks(2, tried, joined=False):
+        assert settings == expected
+        assert [speed > 0 for speed in speeds] == [each is not FAILS for each in ways]
+        assert progress == len(ways)
+        assert kept
+        assert not more
+
+
+def test_what_workers_measure_on_a_slower_way_is_not_taken() -> None:
+    """Those that measured it are ended, and those that start then are asked."""
+    measured = [replace(MEASURED, link_bandwidth=bandwidth) for bandwidth in (1e9, 2e9)]
+    answers = [MachineMeasured(0, measured[0], again=True), MachineMeasured(1, measured[1])]
+    ended: list[tuple[str, ...]] = []
+    measurements = Measurements(
+        ask=lambda exchange: Answer(Frame(answers.pop(0), {}), []),
+        number=itertools.count().__next__,
+        end=ended.append,
+        on_event=lambda event: None,
+    )
+    plan = cpu_plan(ulysses=2)
+    assert measurements.measure(plan, lambda: False) == measured[1]
+    assert ended == [plan.devices]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_gpus_that_reach_each_other_have_none(tmp_path: Path) -> None:
+    def asked(rank: int) -> tuple[bool, bool]:
+        reaches = torch.cuda.can_device_access_peer(0, 1)
+        return has_ways(group_of(rank, tmp_path), (0, 0), torch.device("cuda", rank)), reaches
+
+    for tries, reaches in run_ranks(2, asked, joined=False):
+        assert tries != reaches
+
+
+def group_of(rank: int, folder: Path) -> ProcessGroup:
+    """Two ranks, each with its CPU."""
+    environment = Environment(rank, 2, CPU, Launched("", "", 1, -1, ""), (), "", None)
+    return ProcessGroup(environment, dist.FileStore(str(folder / "store"), 2))
