@@ -17,7 +17,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `dtype` is what weights are held in that the file does not quantise, `compute` the type that ComfyUI computes in and quantised
     layers expand to; with `fast_fp8` plain fp8 weights are multiplied in fp8. `digest` is the file's content
-    (`weights/files/digest.py`), by which other machines find their copy. `derived` says how a model of ComfyUI's is spread for
+    (`weights/files/digest.py`), which tells other machines their copy. `derived` says how a model of ComfyUI's is spread for
     whose class no declaration is written.
     """
 

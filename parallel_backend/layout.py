@@ -41,7 +41,7 @@ class SequenceSplit:
     """The tokens of each of ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
 
     `shares` are in proportion to what each of them is to do; tokens are cut by them already, heads are by their sums.
-    `kv_heads` are the heads of keys and values, each of which as many of the queries' heads, one after the other, share; 0
+    `kv_heads` are the heads of keys and values, each shared by equally many consecutive heads of the queries; 0
     where every head has its own.
     """
 
@@ -56,7 +56,7 @@ class SequenceSplit:
     def of(
         cls, runs: Sequence[int], heads: int, ring: int, ulysses: int, shares: tuple[int, ...], kv_heads: int = 0
     ) -> SequenceSplit:
-        """Of runs of so many tokens, such as text and image, each of which all ranks share."""
+        """Of runs of so many tokens, such as text and image, each shared by all ranks."""
         parts = zip(*(cut_by(run, shares) for run in runs), strict=True)
         return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses, shares, kv_heads)
 

@@ -61,7 +61,7 @@ def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
     """Refuse a checkpoint that ComfyUI takes to be of another class than its diffusion model is by itself.
 
     Args:
-        checkpoint: the whole file, of which the header and the marks of quantised layers are looked into.
+        checkpoint: the whole file; only its header and the marks of quantised layers are read.
         alone: ComfyUI's configuration of the diffusion model alone.
 
     Raises:

@@ -34,7 +34,7 @@ def two_sided(run: SamplerRun, keeps_negative: bool) -> bool:
     `keeps_negative` says that the sampler itself uses the negative whatever the cfg.
 
     A guider of ComfyUI's is asked, because only it knows (the cfg of DualCFGGuider is not where CFGGuider keeps it, CFGOverride
-    changes it as it goes). What another pack's does only its own code knows, which is run once a step and no oftener: all
+    changes it as it goes). Only its own code knows what another pack's does, and that runs no more than once a step: all
     sides that it has count.
     """
     if not _known(run):

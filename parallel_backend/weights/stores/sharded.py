@@ -1,4 +1,4 @@
-"""Weights of which each rank holds a part of every block, gathered for the time of use."""
+"""Weights whose blocks are divided over the ranks and gathered for the time of use."""
 
 from __future__ import annotations
 

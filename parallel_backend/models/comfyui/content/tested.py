@@ -16,7 +16,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `how` says whether the tests ran against it, or someone has read what changed and found nothing that matters. `files` has
     the digests of the files in which the things lie and of those that declared models consist of, `things` those of their
-    syntax and all that they call, and `functions` those of single functions, by which one that has changed is named.
+    syntax and all that they call, and `functions` those of single functions, which name one that has changed.
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""Random numbers and weights of which every part matters."""
+"""Random numbers and weights, every part of which matters."""
 
 from __future__ import annotations
 
