@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 pytest_plugins = ("tests.support.fixtures",)
+pytest.register_assert_rewrite("tests.support.graphs")  # checks that tests share say what they compared
 
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")

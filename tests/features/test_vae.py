@@ -96,7 +96,7 @@ def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: Com
     ],
 )
 def test_comfyuis_own_code_over_rows(server: ComfyUI, stock: Stock, vae: str, latent: str, workers: int) -> None:
-    """Others, which ComfyUI takes to be too large, are in test_large_classes."""
+    """Others, which ComfyUI takes to be too large, are in families: TestSized."""
     file = server.base_dir / "models" / "vae" / f"{vae}.safetensors"
     if vae == "flux2":  # of 340 MB
         save_comfy_vae(file, vae, **OF_A_FILE)

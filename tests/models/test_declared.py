@@ -34,7 +34,7 @@ AROUND = ("apply_model", "_apply_model")
 """What ComfyUI does around its diffusion model; the workers do the same."""
 
 CARRIED = {"LongCatImage": ["_apply_model"]}
-"""What it adds, positions that are moved, goes with each forward (tests/families/test_declared_pictures.py)."""
+"""What it adds, positions that are moved, goes with each forward (tests/families/test_longcat_image.py)."""
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)

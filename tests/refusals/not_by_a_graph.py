@@ -83,7 +83,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/host/workers/group.py": ("PARALLEL_DEADLINES=… is not understood:",),
         "parallel_backend/wire/interfaces.py": ("… is … and this machine's network interfaces",),
     },
-    "a class that nobody declared, which takes minutes to derive (families/test_derived)": {
+    "a class that nobody declared, which takes minutes to derive (families/test_causal_wan)": {
         "nodes/model/undeclared.py": (
             "… cannot be run under this plan, because",
             "… was not proved to give the same on",

@@ -40,10 +40,13 @@ FILES = {
             FEATURES,
             (
                 "families/test_cogvideox_and_pixart",
-                "families/test_hunyuan_and_ltx",
+                "families/test_hunyuan_image",
+                "families/test_hunyuan_video15",
                 "families/test_infinite_talk",
-                "families/test_large_classes",
-                "families/test_wan_by_frame",
+                "families/test_ltxv",
+                "families/test_scail",
+                "families/test_wan_dancer",
+                "families/test_wan_s2v",
                 "page/test_bench",
                 "page/test_templates_queued",
                 "refusals/test_sizes",
@@ -57,6 +60,11 @@ FILES = {
 What ends its ComfyUI comes last in its group: no other has to be started.
 """
 
+CLASSES = {"TestImages": MODELS, "TestVideos": MODELS, "TestSized": FEATURES}
+"""The groups of classes of tests that do not go with their file, after all files of the group: one has a ComfyUI of its own."""
+
+PLACES = [*FILES, *CLASSES]
+
 LONGEST = (FEATURES, MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
 """The groups that begin first, so that the processes end at about the same time."""
 
@@ -66,19 +74,25 @@ LONGEST_OF_ALL = (FEATURES, "tests/faults", "tests/engine", FAULTY, PAGE, MODELS
 
 def group(nodeid: str) -> str:
     """A test's group."""
-    file = nodeid.partition("::")[0]
+    file, of_class = _file_and_class(nodeid)
     folder = file.rpartition("/")[0]
-    return FILES.get(file) or FOLDERS.get(folder, folder)
+    return CLASSES.get(of_class) or FILES.get(file) or FOLDERS.get(folder, folder)
 
 
 def turn(nodeid: str, *, everything: bool) -> tuple[int, int]:
-    """What tests are sorted by: the place of the group, and that of the file in it where it matters."""
-    name, file = group(nodeid), nodeid.partition("::")[0]
+    """What tests are sorted by: the place of the group, and that of the class or the file in it where it matters."""
+    name, (file, of_class) = group(nodeid), _file_and_class(nodeid)
     longest = LONGEST_OF_ALL if everything else LONGEST
+    place = of_class if of_class in CLASSES else file
     return (
         longest.index(name) if name in longest else len(longest),
-        list(FILES).index(file) if file in FILES else 0,
+        PLACES.index(place) if place in PLACES else 0,
     )
+
+
+def _file_and_class(nodeid: str) -> tuple[str, str]:
+    file, _, test = nodeid.partition("::")
+    return file, test.partition("::")[0]
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]

@@ -138,7 +138,7 @@ NOISE_INSIDE: dict[str, Any] = {
 def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
     """Write one of `KINDS` to a file, with other settings of its code if given.
 
-    LTX-Video's files say what they are; the sizes of others are for a ComfyUI that looks for them (families/test_large_classes).
+    LTX-Video's files say what they are; the sizes of others are for a ComfyUI that looks for them (families/conftest).
     """
     tensors = {key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}
     sizes = {**KINDS[name].settings, **settings}

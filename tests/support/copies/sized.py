@@ -26,6 +26,38 @@ def model_config_from_unet(*args, metadata=None, **kwargs):
     return found
 """
 
+VAE_SIZES = """
+
+_made = VAE.__init__
+
+
+def _sized(of_a_kind, sizes):
+    def change(settings):
+        if "num_res_blocks" in settings:
+            settings |= sizes
+        for inner in settings.values():
+            if isinstance(inner, dict):
+                change(inner)
+        return settings
+
+    return lambda **settings: of_a_kind(**change(settings))
+
+
+def _with_sizes(self, sd=None, device=None, config=None, dtype=None, metadata=None):
+    global AutoencoderKL, AutoencodingEngine
+    known = AutoencoderKL, AutoencodingEngine, comfy.ldm.wan.vae2_2.WanVAE
+    sizes = json.loads((metadata or {}).get("sizes", "{}"))
+    AutoencoderKL, AutoencodingEngine, comfy.ldm.wan.vae2_2.WanVAE = (_sized(kind, sizes) for kind in known)
+    try:
+        _made(self, sd, device, config, dtype, metadata)
+    finally:
+        AutoencoderKL, AutoencodingEngine, comfy.ldm.wan.vae2_2.WanVAE = known
+
+
+VAE.__init__ = _with_sizes
+"""
+"""What comes behind ComfyUI's `sd` for the sizes of VAEs."""
+
 
 def sized_copy(folder: Path, **code: str) -> ComfyUI:
     """The one at hand, copied into a folder; `code` comes behind the files of these names in its package, beside SIZES."""

@@ -1,4 +1,4 @@
-"""The tests of families whose layers a file of this folder names: each split, a LoRA and what their own nodes bring."""
+"""The tests that files of families share: each split, a LoRA, what their own nodes bring, and a model's real width."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.support.graphs.comfyui import (
     DIFFERENT,
     EVERY_SPLIT,
     TOKENS,
-    TOLERANCE,
     LatentOf,
     graph_of,
     masked,
     save_families,
     save_latent,
-    spread,
     with_reference,
 )
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, insert_after
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.latents import relative_error
+from tests.support.latents import latents, relative_error
+from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
 
 Layers = Mapping[str, tuple[str, ...]]
@@ -95,35 +95,52 @@ def save_with_prompts(server: ComfyUI, name: str) -> None:
 
 def save_with_loras(server: ComfyUI, layers: Layers) -> None:
     """Write models, prompts, latents and LoRAs."""
-    models = server.base_dir / "models"
     for name, changed in layers.items():
         save_with_prompts(server, name)
-        tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
-        names = tuple(f"diffusion_model.{layer}" for layer in changed)
-        save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
+        save_lora_of(server, name, changed)
+
+
+def save_lora_of(server: ComfyUI, name: str, layers: tuple[str, ...]) -> None:
+    """Write a LoRA of a model that has been written."""
+    models = server.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
+    names = tuple(f"diffusion_model.{layer}" for layer in layers)
+    save_lora(models / "loras" / f"{name}-lora.safetensors", names, tensors)
 
 
 def assert_same(latent_of: LatentOf, name: str, split: str, graph: Graph) -> None:
     """A family's job under a split gives the stock result."""
-    ours = spread(graph, strict=name not in ONE_CALL, **EVERY_SPLIT[split])
-    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=name not in ONE_CALL, **EVERY_SPLIT[split])
 
 
+def assert_real_width(comfyui: ComfyUI, latent_of: LatentOf, name: str) -> None:
+    """A model with one block of a kind or two, in fp8, of the width that ComfyUI takes it to have: hundreds of megabytes.
+
+    In one step, as all weights are cast in each call.
+    """
+    save_with_prompts(comfyui, name)
+    assert_same(latent_of, name, "ulysses 2", job(name, steps=1))
+    (comfyui.base_dir / "models" / "diffusion_models" / f"{name}.safetensors").unlink()  # some take a gigabyte
+
+
+@thorough
 class Families:
-    """The tests of a module's families: each split but what is `refused`, LoRA, and what is `given` beside the text.
+    """The tests of a family's models: each split but what is `refused`, and a LoRA.
 
-    LoRA and what is given change the picture by more than `matters`.
+    What they are given changes the picture by more than `matters`.
     """
 
     layers: ClassVar[Layers]
-    given: ClassVar[Mapping[str, Given]]
     matters: ClassVar[float] = DIFFERENT
     refused: ClassVar[tuple[tuple[str, str], ...]] = ()
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _files(cls, comfyui: ComfyUI) -> None:
+        save_with_loras(comfyui, cls.layers)
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "label" in metafunc.fixturenames:
-            metafunc.parametrize(("label", "split"), [*product(self.given, ("ring 3", "pipefusion 2"))])
-        elif "split" in metafunc.fixturenames:
+        if "split" in metafunc.fixturenames:
             splits = [case for case in product(self.layers, EVERY_SPLIT) if case not in self.refused]
             metafunc.parametrize(("name", "split"), splits)
         else:
@@ -138,8 +155,34 @@ class Families:
         assert relative_error(latent_of(plain), latent_of(graph)) > self.matters
         assert_same(latent_of, name, "sharded", graph)
 
+
+class FamiliesGiven(Families):
+    """The same, and what is `given` beside the text."""
+
+    given: ClassVar[Mapping[str, Given]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "label" in metafunc.fixturenames:
+            metafunc.parametrize(("label", "split"), [*product(self.given, ("ring 3", "pipefusion 2"))])
+        else:
+            super().pytest_generate_tests(metafunc)
+
     def test_what_is_given(self, label: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
         given = self.given[label]
         graph = given.graph(comfyui)
         assert relative_error(latent_of(job(given.name)), latent_of(graph)) > self.matters
         assert_same(latent_of, given.name, split, graph)
+
+
+class Sized:
+    """Tests in a ComfyUI that reads sizes from files, as it takes their models to be too large for a test."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def comfyui(cls, sized_comfyui: ComfyUI) -> ComfyUI:
+        return sized_comfyui
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def latent_of(cls, comfyui: ComfyUI) -> LatentOf:
+        return latents(comfyui)

@@ -13,7 +13,29 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.tiny.families import chroma, cosmos, flux, hunyuan, ltx, lumina, minimax, pictures, videos, wan
+from tests.support.tiny.families import (
+    auraflow,
+    boogu,
+    chroma,
+    cosmos,
+    ernie_image,
+    flux,
+    hidream,
+    hunyuan,
+    ideogram4,
+    joyimage,
+    kandinsky5,
+    krea2,
+    lens,
+    ltx,
+    lumina,
+    mage_flow,
+    minimax,
+    mochi,
+    omnigen2,
+    sd3,
+    wan,
+)
 from tests.support.tiny.families.chroma import wide_chroma, wide_radiance
 from tests.support.tiny.families.lumina import wide_z_image
 from tests.support.tiny.families.qwen import wide_qwen
@@ -92,16 +114,28 @@ WIDE: Mapping[str, Callable[..., Any]] = {
 }
 
 
-TINY: Mapping[str, Tiny] = {
-    **WHOLE,
-    **flux.TINY,
-    **chroma.TINY,
-    **wan.TINY,
-    **hunyuan.TINY,
-    **ltx.TINY,
-    **minimax.TINY,
-    **lumina.TINY,
-    **cosmos.TINY,
-    **pictures.TINY,
-    **videos.TINY,
-}
+FAMILIES = (
+    auraflow,
+    boogu,
+    chroma,
+    cosmos,
+    ernie_image,
+    flux,
+    hidream,
+    hunyuan,
+    ideogram4,
+    joyimage,
+    kandinsky5,
+    krea2,
+    lens,
+    ltx,
+    lumina,
+    mage_flow,
+    minimax,
+    mochi,
+    omnigen2,
+    sd3,
+    wan,
+)
+
+TINY: Mapping[str, Tiny] = {**WHOLE, **{name: tiny for family in FAMILIES for name, tiny in family.TINY.items()}}

@@ -14,6 +14,9 @@ from tests.support.tiny.models import draw
 HEADS = 3
 """Odd, so that no even degree divides them."""
 
+ROPE = [8, 12, 12]
+"""The channels of a head of 32."""
+
 
 @dataclass(frozen=True)
 class Tiny:

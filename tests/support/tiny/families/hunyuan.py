@@ -7,6 +7,15 @@ from typing import Any
 
 from tests.support.tiny.family import HEADS, Tiny, layer_settings, padded
 
+LAYERS = (
+    "double_blocks.0.img_attn.qkv",
+    "double_blocks.1.txt_mlp.2",
+    "single_blocks.0.linear1",
+    "txt_in.individual_token_refiner.blocks.0.self_attn.qkv",
+    "final_layer.linear",
+)
+"""What a LoRA changes of each."""
+
 
 def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
     def make(_: Any, operations: Any) -> Any:

@@ -10,6 +10,9 @@ from typing import Any
 from tests.support.tiny.family import HEADS, Tiny, layer_settings
 from tests.support.tiny.models import draw
 
+LAYERS = ("blocks.0.self_attn.q", "blocks.1.cross_attn.v", "blocks.1.ffn.2", "time_projection.1", "head.head")
+"""What a LoRA changes of each model over its blocks."""
+
 
 def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
     def make(_: Any, operations: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Other models for videos: Kandinsky 5 and Mochi."""
+"""Mochi."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.tiny.family import HEADS, Tiny, layer_settings, of_class, padded
-
-KANDINSKY: Mapping[str, Any] = {"time_dim": 64, "ff_dim": 256, "num_text_blocks": 1}
-
+from tests.support.tiny.family import HEADS, Tiny, layer_settings, padded
 
 MOCHI: dict[str, Any] = {
     "hidden_size_x": HEADS * 32,
@@ -19,6 +16,7 @@ MOCHI: dict[str, Any] = {
     "mlp_ratio_x": 128.0,  # its class insists on the width inside its feed-forward layers
     "mlp_ratio_y": 2.0,
 }
+"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
 
 
 def _mochi(_: Any, operations: Any) -> Any:
@@ -37,26 +35,5 @@ TINY: Mapping[str, Tiny] = {
         4096,
         padded,
         metadata={"sizes": json.dumps(MOCHI)},
-    ),
-    "kandinsky": Tiny(
-        of_class("kandinsky5.model.Kandinsky5", model_dim=HEADS * 64, num_visual_blocks=3, **KANDINSKY),
-        (16, 3, 8, 10),
-        3584,
-        pooled=768,
-    ),
-    "kandinsky_image": Tiny(
-        of_class(
-            "kandinsky5.model.Kandinsky5",
-            "meta",
-            model_dim=2560,
-            visual_embed_dim=64,
-            num_visual_blocks=2,
-            axes_dims=(32, 48, 48),
-            rope_scale_factor=(1.0, 1.0, 1.0),
-            **KANDINSKY,
-        ),
-        (16, 10, 14),
-        3584,
-        pooled=768,
     ),
 }

@@ -1,12 +1,10 @@
-"""Classes that nobody declared, derived by a real ComfyUI from a graph's own call, then spread: the stock loader's result."""
+"""Causal Wan, which nobody declared, derived by a real ComfyUI from a graph's own call, then spread: the stock result."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +14,8 @@ from safetensors.torch import load_file
 from parallel_backend.wire.secret import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.derive.files import save_checkpoint, save_forms
-from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import (
     DIFFERENT,
-    TOKENS,
     TOLERANCE,
     LatentOf,
     graph_of,
@@ -27,8 +23,8 @@ from tests.support.graphs.comfyui import (
     save_latent,
     spread,
 )
+from tests.support.graphs.derived import FOUND, PATIENCE, own_cache
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, insert_after, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.latents import latents, relative_error, saved_latent
@@ -40,11 +36,6 @@ pytestmark = thorough
 
 NAME = "causal_wan"
 LAYER = "diffusion_model.blocks.1.self_attn.q"
-PATIENCE = 3600.0
-"""Seconds to derive in, on a machine that other tests share."""
-
-FOUND = re.compile(r"Parallel: new model (\w+): worked out how to split it \(\d+ s, once; (.*)\): queue again")
-FINDING = "New model: working out how to split it, once"
 
 
 def of_file(file: str, graph: Graph | None = None) -> Graph:
@@ -54,14 +45,9 @@ def of_file(file: str, graph: Graph | None = None) -> Graph:
     return graph | {"model": model}
 
 
-def own_cache(folder: Path) -> dict[str, str]:
-    """Of a ComfyUI that has derived nothing yet."""
-    return {"XDG_CACHE_HOME": str(folder / "cache"), "PARALLEL_DEADLINES": f"derive={PATIENCE}"}
-
-
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """Such a ComfyUI."""
+    """A ComfyUI that has derived nothing yet."""
     folder = tmp_path_factory.mktemp("derived")
     server = ComfyUI(
         os.environ["COMFYUI_PATH"],
@@ -206,24 +192,3 @@ def test_what_only_written_declarations_take_is_refused(comfyui: ComfyUI) -> Non
     graph = insert_after(graph, "model", "ScaleROPE", "model", **scales, **shifts)
     said = refused(comfyui, spread(graph, ulysses=2, cfg=1, strict=False))
     assert said.startswith("WAN21_CausalAR_T2V cannot be run under this plan, because the option rope_options")
-
-
-def test_hunyuan_dit_from_file_to_picture(tmp_path: Path) -> None:
-    """Its calls are of two kinds, as a mask hides some of one side's text; Cancel ends the wait, the next prompt waits again."""
-    server = sized_copy(tmp_path)
-    server.env |= own_cache(tmp_path)
-    save_with_prompts(server, "hunyuan_dit")
-    save_latent(server, "hunyuan_dit", 1, *TINY["hunyuan_dit"].latent)
-    graph = graph_of("hunyuan_dit", steps=2)
-    for side in TOKENS:
-        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"hunyuan_dit-beside-{side}.safetensors")
-    ours = spread(graph, strict=False, ulysses=2, cfg=1)
-    with server:
-        cancelled = server.queue(
-            ours, on_text=lambda told: told.text == FINDING and server.interrupt(), timeout=PATIENCE
-        )
-        assert cancelled.status == "interrupted"
-        assert not FOUND.search(server.log)
-        run, stock = (server.queue(each, timeout=PATIENCE).check() for each in (ours, graph))
-        assert relative_error(saved_latent(server, run), saved_latent(server, stock)) <= TOLERANCE
-        assert FOUND.search(server.log)

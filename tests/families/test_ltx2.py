@@ -1,0 +1,234 @@
+"""LTX-2 and 2.3 through a real ComfyUI against its loader: video with sound, packed in one latent, both compared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    PLANS,
+    LatentOf,
+    masked,
+    save_families,
+    save_latent,
+    spread,
+    with_guides,
+    with_tensors,
+)
+from tests.support.graphs.comfyui_inputs import MATTERS
+from tests.support.graphs.family_checks import assert_stock, one_quick
+from tests.support.graphs.family_tests import save_lora_of
+from tests.support.graphs.flux import Graph, node
+from tests.support.graphs.sound import assert_same, sound_graph
+from tests.support.graphs.sound_tests import (
+    LORA_PLANS,
+    SOUND_PLANS,
+    Stock,
+    assert_latent_is_refused,
+    assert_lora,
+    assert_one_forward_at_a_time,
+    assert_sampler,
+    every_sampler,
+    packed,
+    stock_of,
+    with_masked_sound,
+)
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+from tests.support.tiny.families.ltx import LTXAV
+from tests.vae.comfy_vaes import KINDS, build
+
+LORA = (
+    "transformer_blocks.0.attn1.to_q",
+    "transformer_blocks.0.audio_ff.net.2",
+    "transformer_blocks.1.video_to_audio_attn.to_v",
+    "video_embeddings_connector.transformer_1d_blocks.0.attn1.to_k",
+    "audio_adaln_single.linear",
+    "proj_out",
+)
+
+
+@pytest.fixture(scope="module")
+def stock(comfyui: ComfyUI) -> Stock:
+    return stock_of(comfyui)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "ltxav")
+    save_latent(comfyui, "ltxav-sound", 1, 8, 11, 16)
+
+
+@pytest.fixture(scope="module")
+def more_files(comfyui: ComfyUI) -> None:
+    """LTX-2.3, and LTX-2's LoRA and full checkpoint."""
+    save_families(comfyui, "ltxav23")
+    save_lora_of(comfyui, "ltxav", LORA)
+    models = comfyui.base_dir / "models"
+    tensors = load_file(models / "diffusion_models" / "ltxav.safetensors")
+    whole = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
+    whole |= {f"vae.{key}": tensor for key, tensor in build("ltx2").state_dict().items()}
+    config = {"transformer": LTXAV, "vae": KINDS["ltx2"].settings}
+    (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(whole, models / "checkpoints" / "ltxav-full.safetensors", {"config": json.dumps(config)})
+
+
+@pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 1))
+def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    graph = sound_graph("ltxav")
+    assert_same(comfyui, spread(graph, **plan), stock(graph))
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", LORA_PLANS)
+def test_lora(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    assert_lora(comfyui, stock, "ltxav", plan)
+
+
+@thorough  # MiniMax-H3's is quick
+def test_one_forward_at_a_time(comfyui: ComfyUI, stock: Stock) -> None:
+    assert_one_forward_at_a_time(comfyui, stock, "ltxav")
+
+
+@thorough
+@every_sampler("ltxav")
+def test_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    assert_sampler(comfyui, stock, name, sampler, split)
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+def test_text_that_the_models_own_layers_finish(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """LTX-2.3, whose text encoder leaves that to the model."""
+    plain = sound_graph("ltxav23", steps=2)
+    graph = with_tensors(comfyui, plain, "ltxav23", {"unprocessed_ltxav_embeds": torch.tensor(True)})
+    expected = stock(graph)
+    assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", [SOUND_PLANS[0], SOUND_PLANS[3]])
+def test_a_full_checkpoint(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """With the VAE in it, beside ComfyUI's own loader of such files."""
+    graph = sound_graph("ltxav", steps=2)
+    ours = spread(graph, **plan)
+    ours["model"]["inputs"]["unet_name"] = "checkpoints/ltxav-full.safetensors"
+    graph["model"] = node("CheckpointLoaderSimple", ckpt_name="ltxav-full.safetensors")
+    assert_same(comfyui, ours, stock(graph))
+
+
+@pytest.mark.parametrize("plan", [PLANS[0], pytest.param(SOUND_PLANS[3], marks=thorough)])
+def test_first_frame_by_a_mask(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """Each frame of the video has a timestep of its own, the sound has one."""
+    plain = sound_graph("ltxav", steps=2)
+    graph = masked(plain, 4, 5, 3, of="video")
+    expected = stock(graph)
+    assert relative_error(stock(plain)[0], expected[0]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+def test_a_video_without_sound(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """Without sound it could be cut into patches."""
+    graph = {name: each for name, each in sound_graph("ltxav", steps=2).items() if name not in ("apart", "save sound")}
+    graph |= {"latent": graph["video"], "save": node("SaveLatent", samples=["sampler", 0], filename_prefix="video")}
+    assert_stock(latent_of, graph, **plan, patches=1)
+
+
+def heard(graph: Graph, guided: bool = False) -> Graph:
+    """A job with a sound as a reference, and with the guidance by it that the node puts on the MODEL."""
+    links = {"model": ["model", 0], "positive": ["positive", 0], "negative": ["negative", 0]}
+    strength = {"identity_guidance_scale": 3.0, "start_percent": 0.0, "end_percent": 1.0}
+    sound = {"reference_audio": ["voice", 0], "audio_vae": ["encoders", 3]}
+    given = graph["sampler"]["inputs"] | {"positive": ["heard", 1], "negative": ["heard", 2]}
+    return graph | {
+        "encoders": node("PackEncoders", conditioning=["positive", 0]),
+        "voice": node("EmptyAudio", duration=0.15, sample_rate=16000, channels=2),
+        "heard": node("LTXVReferenceAudio", **links, **strength, **sound),
+        "sampler": node("KSampler", **given | ({"model": ["heard", 0]} if guided else {})),
+    }
+
+
+@thorough
+@pytest.mark.usefixtures("more_files")
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("name", ["ltxav", "ltxav23"])
+def test_reference_sound(name: str, guided: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """With the guidance one forward at a time."""
+    plain = sound_graph(name, steps=2)
+    graph = heard(plain, guided)
+    expected = stock(graph)
+    for changed, unchanged in zip(expected, stock(plain), strict=True):
+        assert relative_error(unchanged, changed) > DIFFERENT
+    way = "the model option sampler_post_cfg_function" if guided else "loop"
+    assert_same(comfyui, spread(graph, strict=not guided, **plan), expected, way)
+
+
+@thorough
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_sde", "sa_solver"])
+@pytest.mark.parametrize("plan", [PLANS[0], {"devices": "cpu:2", "data": 2}, {"devices": "cpu:2", "cfg": 2}])
+def test_a_batch(plan: dict[str, Any], sampler: str, comfyui: ComfyUI, stock: Stock) -> None:
+    """From latents, with a sound as a reference for each."""
+    save_latent(comfyui, "videos", 3, 128, 3, 5, 4)
+    save_latent(comfyui, "sounds", 3, 8, 11, 16)
+    graph = heard(sound_graph("ltxav", sampler_name=sampler, denoise=0.7)) | {
+        "video": node("LoadLatent", latent="videos.latent"),
+        "sound": node("LoadLatent", latent="sounds.latent"),
+    }
+    assert_same(comfyui, spread(graph, **plan), stock(graph))
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+@pytest.mark.parametrize("both_masked", [False, True])
+def test_a_mask_of_the_sound(both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """A part of the sound is kept, with the video's first frame or without."""
+    plain, graph = with_masked_sound(comfyui, "ltxav", (128, 3, 5, 4), (8, 11, 16), both_masked=both_masked)
+    expected = stock(graph)
+    assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+GUIDES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "weak": {"strength": 0.7},
+    "masked": {"attention_mask": ["half", 0]},
+    "strong": {"strength": 1.5, "attention_mask": ["half", 0]},
+}
+
+
+@thorough
+@pytest.mark.parametrize("plan", SOUND_PLANS)
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides(guide: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """Strength and mask of a guide weigh attention between its tokens and the video's."""
+    graph = guided(comfyui, guide)
+    expected = stock(graph)
+    if guide != "whole":
+        assert relative_error(stock(guided(comfyui, "whole"))[0], expected[0]) > MATTERS
+    assert_same(comfyui, spread(graph, **plan), expected)
+
+
+def guided(server: ComfyUI, guide: str) -> Graph:
+    half = {
+        "none": node("SolidMask", value=0.0, width=128, height=160),
+        "some": node("SolidMask", value=0.6, width=64, height=160),
+        "half": node("MaskComposite", destination=["none", 0], source=["some", 0], x=0, y=0, operation="add"),
+    }
+    return with_guides(server, sound_graph("ltxav", steps=2) | half, "video", **GUIDES[guide])
+
+
+def test_other_latents_are_refused(comfyui: ComfyUI) -> None:
+    assert_latent_is_refused(comfyui, "ltxav", packed("video", "video"), "takes [batch, 8, length, 16]")

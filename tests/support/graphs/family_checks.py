@@ -1,0 +1,53 @@
+"""What several families are checked for, each in its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    spread,
+    with_reference,
+)
+from tests.support.graphs.flux import Graph, step_by_step
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+
+
+def one_quick(plans: Collection[Any], quick: int) -> list[Any]:
+    """Plans of which the quick run takes one."""
+    return [pytest.param(plan, marks=() if place == quick else thorough) for place, plan in enumerate(plans)]
+
+
+def assert_stock(latent_of: LatentOf, graph: Graph, *, strict: bool = True, **plan: Any) -> None:
+    """A graph on workers gives the stock loader's result."""
+    assert relative_error(latent_of(spread(graph, strict=strict, **plan)), latent_of(graph)) <= TOLERANCE
+
+
+def assert_matters_and_stock(latent_of: LatentOf, plain: Graph, graph: Graph, **plan: Any) -> None:
+    """The same, of a graph that gives another picture than a plain one."""
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    assert_stock(latent_of, graph, **plan)
+
+
+def assert_references(latent_of: LatentOf, name: str, file: str) -> None:
+    """A reference picture, in the loop and with one forward a call."""
+    graph = with_reference(graph_of(name, cfg=1.0), file)
+    assert_matters_and_stock(latent_of, graph_of(name, cfg=1.0), graph)
+    assert_stock(latent_of, step_by_step(graph), strict=False)
+
+
+def assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of: LatentOf, graph: Graph) -> None:
+    patches: dict[str, Any] = {"patches": 2, "warmup_steps": 1}
+    one = latent_of(spread(graph, "cpu:1", pipefusion=1, **patches))
+    two = latent_of(spread(graph, "cpu:2", pipefusion=2, **patches))
+    four = latent_of(spread(graph, "cpu:4", pipefusion=2, ulysses=2, **patches))
+    assert relative_error(two, one) <= TOLERANCE
+    assert relative_error(four, one) <= TOLERANCE
+    assert relative_error(one, latent_of(graph)) > TOLERANCE, "nothing was stale"

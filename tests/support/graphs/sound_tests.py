@@ -1,0 +1,133 @@
+"""What the families of videos with sound are checked for, each in its own file: both are packed in one latent and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    PLANS,
+    TOLERANCE,
+    graph_of,
+    masked,
+    save_families,
+    save_latent,
+    spread,
+)
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import UNKNOWN_WRAPPER, Graph, insert_after, node, step_by_step
+from tests.support.graphs.loras import with_lora
+from tests.support.graphs.sound import assert_same, both, sound_graph
+from tests.support.latents import relative_error
+from tests.support.sampler_names import LOCAL
+from tests.support.selection import pairwise
+
+SOUND_PLANS: list[dict[str, Any]] = [
+    PLANS[0],
+    {"devices": "cpu:3", "ring": 3},
+    {"devices": "cpu:2", "cfg": 2, "weights": "sharded"},
+    {"devices": "cpu:2", "pipefusion": 2},
+    {"devices": "cpu:4", "ulysses": 2, "ring": 2},
+]
+LORA_PLANS = [SOUND_PLANS[2], SOUND_PLANS[3]]
+
+SPLITS_OR_STAGES: Mapping[str, dict[str, Any]] = {
+    "ulysses 2": PLANS[0],
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "pipefusion 2": SOUND_PLANS[3],
+}
+
+Stock = Callable[[Graph], tuple[Tensor, Tensor]]
+
+
+def stock_of(server: ComfyUI) -> Stock:
+    """What the stock loader gives, once for each graph."""
+    done: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def get(graph: Graph) -> tuple[Tensor, Tensor]:
+        if (key := repr(graph)) not in done:
+            done[key] = both(server, graph)[:2]
+        return done[key]
+
+    return get
+
+
+def every_sampler(family: str) -> pytest.MarkDecorator:
+    """Of all samplers, both families and splits or stages some combinations, those of a family: `name` is the family."""
+    names, cases = pairwise(sampler=LOCAL, name=("minimax", "ltxav"), split=SPLITS_OR_STAGES).args
+    return pytest.mark.parametrize(names, [case for case in cases if case.values[1] == family])
+
+
+def assert_sampler(server: ComfyUI, stock: Stock, name: str, sampler: str, split: Mapping[str, Any]) -> None:
+    """Noise is of both latents, packed in one.
+
+    CFG++ adds what guidance gives at full weight in each step, and MiniMax-H3's sound is scaled by up to 4, so rounding of
+    2e-7 in a forward grows to 6e-6 at cfg 1.5, which is what it is made for, and in proportion to cfg.
+    """
+    cfg = 1.5 if sampler.endswith("cfg_pp") else 2.5
+    graph = sound_graph(name, sampler_name=sampler, steps=4, cfg=cfg)
+    assert_same(server, spread(graph, **split), stock(graph))
+
+
+def assert_lora(server: ComfyUI, stock: Stock, name: str, plan: Mapping[str, Any]) -> None:
+    """One that changes both."""
+    plain = sound_graph(name, steps=2)
+    graph = with_lora(plain, name, 0.8)
+    expected = stock(graph)
+    for changed, unchanged in zip(expected, stock(plain), strict=True):
+        assert relative_error(unchanged, changed) > DIFFERENT
+    assert_same(server, spread(graph, **plan), expected)
+
+
+def assert_one_forward_at_a_time(server: ComfyUI, stock: Stock, name: str) -> None:
+    graph = step_by_step(sound_graph(name, steps=2))
+    video, sound, (way,) = both(server, spread(graph, strict=False))
+    assert way == UNKNOWN_WRAPPER
+    for found, expected in zip((video, sound), stock(graph), strict=True):
+        assert relative_error(found, expected) <= TOLERANCE
+
+
+def with_masked_sound(
+    server: ComfyUI, name: str, video: tuple[int, ...], sound: tuple[int, ...], *, both_masked: bool
+) -> tuple[Graph, Graph]:
+    """From latents of these shapes, and that with a part of the sound kept: with the video's first frame or without."""
+    save_latent(server, "kept-video", 1, *video)
+    save_latent(server, "kept-sound", 1, *sound)
+    plain = sound_graph(name, steps=2) | {
+        "video": node("LoadLatent", latent="kept-video.latent"),
+        "sound": node("LoadLatent", latent="kept-sound.latent"),
+        "latent": packed("video", "sound"),
+    }
+    _, height, width = sound
+    halves = {
+        "kept": node("SolidMask", value=0.0, width=width, height=height),
+        "made": node("SolidMask", value=0.7, width=width, height=height // 2),
+        "of the sound": node("MaskComposite", destination=["kept", 0], source=["made", 0], x=0, y=0, operation="add"),
+    }
+    graph = insert_after(plain, "sound", "SetLatentNoiseMask", "samples", mask=["of the sound", 0]) | halves
+    if both_masked:
+        _, frames, height, width = video
+        graph = masked(graph, width, height, frames, of="video")
+    return plain, graph
+
+
+def packed(video: str, sound: str) -> Any:
+    return node("LTXVConcatAVLatent", video_latent=[video, 0], audio_latent=[sound, 0])
+
+
+def assert_latent_is_refused(server: ComfyUI, name: str, latent: Any, said: str) -> None:
+    """Of a graph with latents to choose from: "video" and "sound" are LTX-2's, "two" and "two sounds" MiniMax-H3's."""
+    save_families(server, name)
+    save_latent(server, "ltxav-sound", 1, 8, 11, 16)
+    shapes = {"silent": (1, 24, 2, 4, 4), "two": (2, 24, 2, 4, 4), "two sounds": (2, 32, 2, 9)}
+    for file, shape in shapes.items():
+        save_latent(server, file, *shape)
+    graph = sound_graph("ltxav") | {file: node("LoadLatent", latent=f"{file}.latent") for file in shapes}
+    loaders = {key: graph_of(name)[key] for key in ("model", "positive", "negative")}
+    graph |= {**loaders, "wan": graph_of("wan")["latent"], "latent": latent}
+    assert said in refused(server, spread(graph))
