@@ -13,15 +13,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import torch
 
 from ...cache import Store
-
-if TYPE_CHECKING:
-    from .process_group import ProcessGroup
 
 FASTER = 1.1
 """By how much a way has to be faster than NCCL's own choice."""
@@ -40,6 +37,19 @@ WAYS: Sequence[Mapping[str, str]] = (
 log = logging.getLogger(__name__)
 
 
+class Ranks(Protocol):
+    """The part of a ProcessGroup that is needed here."""
+
+    rank: int
+    size: int
+
+    def gather(self, text: str) -> list[str]:
+        """What every rank says, in their order."""
+
+    def agree(self, flag: bool) -> bool:
+        """Rank 0's flag on every rank."""
+
+
 class HostWay(msgspec.Struct, frozen=True):
     """The settings that were the fastest, and the bytes/s of each way; 0 for one that failed."""
 
@@ -52,7 +62,7 @@ def kept_way(world_size: int) -> HostWay | None:
     return _store().read(_key(world_size))
 
 
-def has_ways(group: ProcessGroup, machines: Sequence[int], device: torch.device) -> bool:
+def has_ways(group: Ranks, machines: Sequence[int], device: torch.device) -> bool:
     """Whether there are ways to try: all ranks are GPUs of this machine, none of which reaches another's memory, and neither an
     earlier trial nor the user has chosen. A collective."""
     gpus = [each for each in group.gather(str(device)) if each.startswith("cuda")]
@@ -67,7 +77,7 @@ def has_ways(group: ProcessGroup, machines: Sequence[int], device: torch.device)
 
 
 def try_ways(
-    group: ProcessGroup, device: torch.device, on_progress: Callable[[], None], ways: Sequence[Mapping[str, str]] = WAYS
+    group: Ranks, device: torch.device, on_progress: Callable[[], None], ways: Sequence[Mapping[str, str]] = WAYS
 ) -> HostWay:
     """Try each way, the first being NCCL's own choice, and keep the fastest. A collective; all ranks get the same."""
     speeds = []
