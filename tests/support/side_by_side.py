@@ -39,11 +39,12 @@ FILES = {
         (
             FEATURES,
             (
-                "families/test_cogvideox_and_pixart",
+                "families/test_cogvideox",
                 "families/test_hunyuan_image",
                 "families/test_hunyuan_video15",
                 "families/test_infinite_talk",
                 "families/test_ltxv",
+                "families/test_pixart",
                 "families/test_scail",
                 "families/test_wan_dancer",
                 "families/test_wan_s2v",

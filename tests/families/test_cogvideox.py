@@ -1,0 +1,206 @@
+"""CogVideoX through a real ComfyUI: stock nodes on our MODELs, against diffusers' pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, CogVideoXPipeline
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import LatentOf
+from tests.support.graphs.diffusers import CFG, SEED, STEPS, family_graph, refused
+from tests.support.graphs.diffusers_checks import (
+    SAMPLERS,
+    TOLERANCE,
+    WEIGHTS,
+    assert_compiled,
+    assert_folder,
+    assert_loop,
+    assert_lora,
+    assert_quantised,
+    models_of,
+    samplers,
+    save_other_model,
+)
+from tests.support.graphs.flux import Graph, node
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
+from tests.support.tiny import cogvideox as tiny_cogvideox
+from tests.support.tiny.models import draw
+from tests.support.tiny.vae import REAL
+
+ZERO_SNR = 1e-3
+"""What the first step differs by where pure noise is a sigma of 4518 and not infinity; measured 2e-4."""
+
+FRAMES, HEIGHT, WIDTH, TEXT = 4, 6, 10, 7
+SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7, "5b-i2v": 0.7, "1.5-i2v": 0.7}
+QUICK_KINDS = ("2b",)
+"""Each kind against diffusers, on any plan: tests/engine/test_cogvideox.py."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    for kind in SCALE:
+        tiny_cogvideox.save_cogvideox(models_of(comfyui) / f"cogvideox-{kind}.safetensors", kind)
+    pixels = np.random.default_rng(9).integers(0, 256, (8 * HEIGHT, 8 * WIDTH, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(comfyui.input_dir / "first-frame.png")
+    for name, seed in (("video-positive", 2), ("video-negative", 4)):
+        save_file(
+            {"cond": draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=seed)}, comfyui.input_dir / f"{name}.safetensors"
+        )
+    save_file({"cond": draw(1, TEXT, 33, seed=1)}, comfyui.input_dir / "video-wide.safetensors")
+
+
+def video(kind: str, *, length: int = 4 * FRAMES - 3, **settings: Any) -> Graph:
+    size = {"width": 16 * (WIDTH // 2), "height": 16 * (HEIGHT // 2), "length": length, "batch_size": 1}
+    latent = node("EmptyHunyuanLatentVideo", **size)
+    return family_graph("LoadParallelCogVideoX", f"cogvideox-{kind}", "video", latent, **settings)
+
+
+def image_to_video(kind: str, vae: str, **settings: Any) -> Graph:
+    """`video`, from a picture by stock nodes; the VAE is a parallel one too."""
+    graph = video(kind, **settings)
+    prompts = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    graph |= {
+        "vae": node("LoadParallelVAE", vae_name=vae, plan=["plan", 0]),
+        "picture": node("LoadImage", image="first-frame.png"),
+        "prompts": node("InstructPixToPixConditioning", **prompts, vae=["vae", 0], pixels=["picture", 0]),
+    }
+    graph["sampler"]["inputs"] |= {"positive": ["prompts", 0], "negative": ["prompts", 1]}
+    return graph
+
+
+@pytest.fixture(scope="module")
+def original_video(comfyui: ComfyUI, video_vae: Path) -> Callable[[str], Tensor]:
+    """A type's video by diffusers' pipeline and CogVideoX's DDIM steps (its eta is 0)."""
+    done: dict[str, Tensor] = {}
+
+    def make(kind: str) -> Tensor:
+        if kind not in done:
+            transformer = tiny_cogvideox.cogvideox(kind, max_text_seq_length=TEXT)
+            scheduler = tiny_cogvideox.schedulers(kind)["cogvideox_ddim"]
+            image: dict[str, Any] = {}
+            if kind.endswith("i2v"):
+                pipeline = CogVideoXImageToVideoPipeline(
+                    None, None, diffusers_encoder(kind, video_vae), transformer, scheduler
+                )
+                image["image"] = Image.open(comfyui.input_dir / "first-frame.png")
+            else:
+                pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
+            pipeline.set_progress_bar_config(disable=True)
+            done[kind] = pipeline(
+                **image,
+                prompt_embeds=draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=2),
+                negative_prompt_embeds=draw(1, TEXT, tiny_cogvideox.TEXT_WIDTH, seed=4),
+                height=8 * HEIGHT,
+                width=8 * WIDTH,
+                num_frames=4 * FRAMES - 3,
+                num_inference_steps=STEPS,
+                guidance_scale=CFG,
+                latents=draw(1, 16, FRAMES, HEIGHT, WIDTH, seed=SEED).transpose(1, 2),
+                output_type="latent",
+            ).frames.transpose(1, 2)
+        return done[kind]
+
+    return make
+
+
+def diffusers_encoder(kind: str, path: Path) -> AutoencoderKLCogVideoX:
+    """A file's VAE by diffusers, with the settings published with a type of model; only its encoder can be used."""
+    with torch.device("meta"):
+        vae = AutoencoderKLCogVideoX(
+            block_out_channels=REAL,
+            latent_channels=16,
+            scaling_factor=SCALE[kind],
+            invert_scale_latents=kind.startswith("1.5"),
+        )
+    vae.load_state_dict(load_file(path), assign=True)
+    vae.encoder.float()
+    return vae.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK_KINDS)) for kind in SCALE])
+def test_cogvideox_ddim_in_stock_nodes_equals_diffusers(
+    latent_of: LatentOf, original_video: Callable[[str], Tensor], video_vae: Path, kind: str
+) -> None:
+    expected = original_video(kind).double()
+    make = partial(image_to_video, vae=video_vae.name) if kind.endswith("i2v") else video
+    for sampler in ("KSampler", "ParallelSampler"):
+        graph = make(kind, node=sampler, sampler_name="cogvideox_ddim")
+        assert relative_error(latent_of(graph) * SCALE[kind], expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["2b", pytest.param("5b", marks=thorough), pytest.param("1.5", marks=thorough)])
+def test_euler_is_ddim_up_to_the_first_steps_snr(
+    latent_of: LatentOf, original_video: Callable[[str], Tensor], kind: str
+) -> None:
+    error = relative_error(latent_of(video(kind)) * SCALE[kind], original_video(kind).double())
+    print(f"{kind}: euler is {error:.1e} from diffusers' DDIM")
+    assert TOLERANCE < error <= ZERO_SNR
+
+
+def test_diffusers_folders(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    tiny_cogvideox.cogvideox("1.5").save_pretrained(models_of(comfyui) / "cogvideox-folder", max_shard_size="2MB")
+    assert_folder(comfyui, latent_of, video("1.5"), "cogvideox-folder")
+
+
+def test_quantised_files(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    assert_quantised(comfyui, latent_of, video("1.5"), "cogvideox-1.5")
+
+
+@thorough  # the blocks themselves, compiled over ranks, against diffusers: tests/models/test_diffusers.py
+def test_torch_compile_compiles_the_workers_blocks(comfyui: ComfyUI, original_video: Callable[[str], Tensor]) -> None:
+    graph = video("2b", sampler_name="cogvideox_ddim")
+    assert_compiled(comfyui, graph, original_video("2b").double() / SCALE["2b"])
+
+
+LAYERS = ("blocks.0.norm1.linear", "blocks.1.q", "blocks.2.attn_out", "patch_embed.proj")
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_lora_equals_a_file_that_has_it_in(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
+    assert_lora(comfyui, latent_of, video("1.5"), "cogvideox-1.5", LAYERS, weights)
+
+
+@pytest.mark.parametrize("sampler", samplers("cogvideox_dpm", *SAMPLERS, "heun"))
+def test_the_loop_equals_comfyuis_with_one_forward_a_call(comfyui: ComfyUI, latent_of: LatentOf, sampler: str) -> None:
+    if sampler != "heun":  # from a sigma of 4518 it multiplies the rounding of its second call by hundreds
+        assert_loop(comfyui, latent_of, video("2b", sampler_name=sampler))
+    if sampler != "cogvideox_dpm":  # which is for whole denoises
+        assert_loop(comfyui, latent_of, video("1.5", sampler_name=sampler, denoise=0.6))
+
+
+def test_bad_input_is_refused_in_one_sentence(comfyui: ComfyUI) -> None:
+    other = save_other_model(comfyui)
+    graph = video("2b")
+    graph["model"]["inputs"]["unet_name"] = other
+    assert refused(comfyui, graph) == (
+        "flux-for-families.safetensors has no CogVideoX tensors: choose a CogVideoX 2b, 5b or 1.5-5B file."
+    )
+    assert refused(comfyui, video("5b-i2v")).startswith(
+        "this CogVideoX model turns an image into a video and was given none: put InstructPixToPixConditioning"
+    )
+    assert (
+        "has 3 frames (of 4 video frames each, the first of 1) and CogVideoX 1.5 computes them by twos: use 4 (a length of 13"
+        in refused(comfyui, video("1.5", length=9))
+    )
+    graph = video("2b")
+    graph["positive"]["inputs"]["conditioning"] = "video-wide.safetensors"
+    assert f"this model takes [batch, tokens, {tiny_cogvideox.TEXT_WIDTH}]" in refused(comfyui, graph)
+    graph = video("2b")
+    graph["latent"] = node("EmptyLatentImage", width=64, height=64, batch_size=1)
+    comfyui.queue(graph, timeout=300).check()  # ComfyUI makes it a video of one frame
+    latent = node("EmptyLatentImage", width=80, height=64, batch_size=1)
+    given = {"node": "ParallelSampler", "sampler_name": "cogvideox_ddim"}
+    graph = family_graph("LoadParallelFlux", other.removesuffix(".safetensors"), "video", latent, **given)
+    graph["positive"]["inputs"]["conditioning"] = graph["negative"]["inputs"]["conditioning"] = "cond-37.safetensors"
+    assert "The sampler 'cogvideox_ddim' is made for CogVideoX" in refused(comfyui, graph)
