@@ -595,7 +595,11 @@ def _choices(series: Measurement, missed: list[str]) -> Iterator[str]:
             continue
         chosen, fastest = min(group, key=series.predict), min(group, key=lambda row: row.seconds)
         lost = 100 * (chosen.seconds / fastest.seconds - 1)
-        best = "the best published" if chosen is fastest else f"{lost:.1f} % slower than {fastest.name}, the best published"
+        best = (
+            "the best published"
+            if chosen is fastest
+            else f"{lost:.1f} % slower than {fastest.name}, the best published"
+        )
         yield f"- {world} GPUs: the model chooses {chosen.name}, {best}."
         if lost > 5:
             missed.append(f"the choice among {world} GPUs of {series.title} costs {lost:.1f} %")

@@ -165,11 +165,13 @@ INTRODUCTION = [
     "that module had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a fifth and two fifths more than ours "
     "(its norms enlarge the latent before they convolve it).",
     "",
-    "ComfyUI's decoders of clips hand out frames as they make them, so a rank holds about eight of them however long the clip is, "
+    "ComfyUI's decoders of clips hand out frames as they make them, so a rank holds about eight of them "
+    "however long the clip is, "
     "and the host has the first ones while the next are decoded. Wan 2.1 (Qwen-Image's too) makes two at a time, Wan 2.2 four, "
     "HunyuanVideo and 1.5 eight, LTX-Video as many as its own limit of bytes allows (a small clip at once), CogVideoX a batch. "
     "MiniMax-H3's tiles are joined whole, so its frames come at the end. The peak of 81 frames of 96x64 by the Wan 2.1 below is "
-    "27.1 MiB on one rank, 15.3 on two and 8.0 on four, as that of 9 frames; without handing out, 32.1, 17.6 and 8.8. At full size "
+    "27.1 MiB on one rank, 15.3 on two and 8.0 on four, as that of 9 frames; without handing out, 32.1, "
+    "17.6 and 8.8. At full size "
     "in bf16, counted without a GPU ([dry runs](../measured/dry-run.md)), 81 frames of 1280x720 take 8242 MB on one rank and "
     "2022 on four; without, 8640 and 2119.",
 ]
@@ -181,7 +183,8 @@ MEMORY = [
     "*Peak*: bytes of tensors alive at the same time at the most, on each rank, without weights; the first rank also gathers "
     "the pixels. *Share*: the largest against one rank's. *Sent*: by the rank that sends most.",
     "",
-    "A convolution of a clip's rows copies them together with a row of each neighbour, which one rank alone need not: each of two "
+    "A convolution of a clip's rows copies them together with a row of each neighbour, which one rank "
+    "alone need not: each of two "
     "ranks has up to 0.61 of one rank's peak (LTX-Video, HunyuanVideo), which more ranks divide. Of four, LTX-Video's first has "
     "most while it gathers the pixels of eight frames.",
     "",
