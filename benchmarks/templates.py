@@ -84,8 +84,13 @@ def by_class(models: Iterable[str], said: Mapping[str, str]) -> tuple[str, str] 
     if len(others) == len(kinds):
         return OTHER, "; ".join(f"{kind}: {OTHERS[kind]}" for kind in others)
     if len(others) + len(whole) == len(kinds):
-        return WHOLE, "; ".join(f"{kind}: {said[kind]}" for kind in whole)
+        return WHOLE, "; ".join(f"{kind}: {brief(said[kind])}" for kind in whole)
     return None
+
+
+def brief(said: str) -> str:
+    """The first clause of what the page of models says."""
+    return re.split("[,;]", said, maxsplit=1)[0]
 
 
 def by_nodes(graph: Mapping[str, Node], settled: tuple[str, str] | None) -> tuple[str, str] | None:
@@ -191,20 +196,19 @@ Load Diffusion Model, and of Load Checkpoint for the MODEL.
 """
 
 BODY = """The command executes ComfyUI's own nodes, from the loader to the sampler, with files that have a real header and no
-weights. ComfyUI's own detection says what each file is. The MODEL's own code, as in ComfyUI, says what goes to the workers'
-loop, what goes one model call at a time and what is refused. **Assumed and not run:** the class of a file, which is taken from
-its name (the files were not read; `benchmarks/template_models.py`); the output of text encoders, VAEs, vision models,
-ControlNets and LoRAs, replaced by zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward
-itself, which `tests/models` compares with ComfyUI's for every class. Loaders of other models in a template (UNets, depth,
-segmentation) stay as they are.
+weights. ComfyUI's own detection identifies each file. The MODEL's own code decides what goes to the workers' loop, what goes one
+model call at a time and what is refused. **Assumed and not run:** the class of a file, taken from its name (the files were not
+read; `benchmarks/template_models.py`); the output of text encoders, VAEs, vision models, ControlNets and LoRAs, replaced by
+zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward, which `tests/models` compares with
+ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as they are.
 
-A template of models that run whole (UNets, sound, 3D; [models](models.md)) counts by its class and by the names of its nodes.
-It is not executed, and its files' tensors are not looked at. One that only has models for detection, segmentation or upscaling
-counts in the last row of outcomes. One more template has a Load Diffusion Model that is bypassed; it is not counted.
+A template of models that run whole (UNets, sound, 3D; [models](models.md) has the full reasons) counts by its class and the
+names of its nodes, without being executed. One that only has models for detection, segmentation or upscaling counts in the last
+row of outcomes. One more template, whose Load Diffusion Model is bypassed, is not counted.
 
-Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in the
-second column alone). A LoRA whose file has a reference_downscale_factor above 1, which the census does not read, has guides with
-gaps between their tokens, and is refused: with two such files two templates fewer run.
+Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in
+the second column alone). The census does not read the LoRA's reference_downscale_factor. Above 1 it leaves gaps between the
+guides' tokens and is refused, so with two such files two templates fewer run.
 """
 
 

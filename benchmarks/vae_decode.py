@@ -161,20 +161,21 @@ INTRODUCTION = [
     "2.1's with a third, the others' with a quarter, MiniMax-H3's with two small blocks. All but CogVideoX's are ComfyUI's own "
     "code.",
     "",
-    "CogVideoX's is not ComfyUI's code: `original`, the default, is diffusers' result. ComfyUI's own module, which gives "
-    "the other, over rows of the same clip had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a "
-    "fifth and two fifths more than ours (its norms enlarge the latent before they convolve it).",
+    "CogVideoX's `original`, the default, is diffusers' result; ComfyUI's own module gives the other. Over rows of the same clip "
+    "that module had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a fifth and two fifths more than ours "
+    "(its norms enlarge the latent before they convolve it).",
     "",
-    "ComfyUI's decoders of clips hand out frames as they make them. So a rank holds about eight of them "
-    "however long the clip is, and the host has the first ones while the next are decoded. Wan 2.1 "
-    "(Qwen-Image's too) makes two at a time, Wan 2.2 four, HunyuanVideo and 1.5 eight, LTX-Video as many as "
-    "its own limit of bytes allows: a small clip is made at once. CogVideoX's come batch by batch. "
-    "MiniMax-H3's tiles are joined whole, so its frames come at the end. Before they were handed out, 81 "
-    "frames of 96x64 by the Wan 2.1 below had a peak of 32.1 MiB on one rank, 17.6 on two and 8.8 on four; "
-    "now 27.1, 15.3 and 8.0, as 9 frames have. At full size in bf16, counted without a GPU "
-    "([dry runs](../measured/dry-run.md)), 81 frames of 1280x720 took 8640 MB on one rank and 2119 on four, and now "
-    "8242 and 2022.",
+    "ComfyUI's decoders of clips hand out frames as they make them, so a rank holds about eight of them "
+    "however long the clip is, "
+    "and the host has the first ones while the next are decoded. Wan 2.1 (Qwen-Image's too) makes two at a time, Wan 2.2 four, "
+    "HunyuanVideo and 1.5 eight, LTX-Video as many as its own limit of bytes allows (a small clip at once), CogVideoX a batch. "
+    "MiniMax-H3's tiles are joined whole, so its frames come at the end. The peak of 81 frames of 96x64 by the Wan 2.1 below is "
+    "27.1 MiB on one rank, 15.3 on two and 8.0 on four, as that of 9 frames; without handing out, 32.1, "
+    "17.6 and 8.8. At full size "
+    "in bf16, counted without a GPU ([dry runs](../measured/dry-run.md)), 81 frames of 1280x720 take 8242 MB on one rank and "
+    "2022 on four; without, 8640 and 2119.",
 ]
+
 
 MEMORY = [
     "## Memory and bytes",
@@ -182,13 +183,14 @@ MEMORY = [
     "*Peak*: bytes of tensors alive at the same time at the most, on each rank, without weights; the first rank also gathers "
     "the pixels. *Share*: the largest against one rank's. *Sent*: by the rank that sends most.",
     "",
-    "A convolution of a clip's rows copies them together with a row of each neighbour, and one rank alone need not: so each of "
-    "two ranks has up to 0.61 of what one has (LTX-Video, HunyuanVideo), which more ranks divide. Of four, LTX-Video's first "
-    "one has most while it gathers the pixels of eight frames.",
+    "A convolution of a clip's rows copies them together with a row of each neighbour, which one rank "
+    "alone need not: each of two "
+    "ranks has up to 0.61 of one rank's peak (LTX-Video, HunyuanVideo), which more ranks divide. Of four, LTX-Video's first has "
+    "most while it gathers the pixels of eight frames.",
     "",
-    "MiniMax-H3's decoder works in tiles of its own, which overlap and see nothing of each other: a rank computes whole tiles, "
-    "and the first one joins all of them. So memory is not divided by the ranks: each holds the whole latent and a tile's "
-    "work, and the first one the whole clip too and a tile of each other rank at a time, which is more than one rank alone has.",
+    "MiniMax-H3's decoder works in overlapping, independent tiles: a rank computes whole tiles, and the first one joins them. So "
+    "ranks do not divide the memory: each holds the whole latent and a tile's work, the first also the whole clip and a tile of "
+    "each other rank at a time, more than one rank alone has.",
     "",
     "| autoencoder | ranks | peak MiB of each rank | share | sent MiB |",
     "|---|---:|---|---:|---:|",

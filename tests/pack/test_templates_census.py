@@ -96,6 +96,7 @@ def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> Non
     )
     assert by_class(["QwenImage", "LotusD"], said) is None
     assert by_class(["SDXL", "SAM31"], said) == (WHOLE, "SDXL: whole")
+    assert by_class(["ACEStep15"], said) == (WHOLE, "ACEStep15: whole: on one GPU")
     assert by_class(["SAM31"], said) == (OTHER, "SAM31: segmentation")
 
 
