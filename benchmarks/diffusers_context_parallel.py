@@ -276,8 +276,8 @@ def table(mode: str, measured: Measured) -> tuple[str, ...]:
         "| --- | ---: | ---: | ---: | ---: |",
         *rows,
         "",
-        f"Half of the pairs of forwards of a round have a ratio of {low:.3f} to {high:.3f}. Aim: ratios of the medians below "
-        f"{AIM}, in seconds and in CPU seconds; {verdict} ({ratios[0]:.3f} and {ratios[1]:.3f}). "
+        f"In the middle half of the rounds the ratio is {low:.3f} to {high:.3f}. Aim: ratios of the medians below "
+        f"{AIM}, in seconds and CPU seconds; {verdict} ({ratios[0]:.3f} and {ratios[1]:.3f}). "
         f"The outputs differ by {measured.error:.1e} (relative L2).",
         "",
     )
@@ -293,10 +293,10 @@ def page(settings: Settings, measured: Sequence[Measured]) -> str:
             f"Written by `{COMMAND}`: {RANKS} ranks on CPUs (gloo, one thread each), random FLUX in fp32 with "
             f"{settings.heads} heads, {settings.double_blocks} double and {settings.single_blocks} single blocks, "
             f"{settings.side**2} image and {settings.text} text tokens. One step is one forward; "
-            f"{settings.rounds} of each, eager and compiled, taking turns. diffusers' blocks are compiled by its "
-            "`compile_repeated_blocks`, for this size; ours as TorchCompileModel asks for it, for all sizes. The machine "
-            f"has {os.cpu_count()} cores; its load was {began:.1f} at the beginning and {ended:.1f} at the end, of which "
-            f"{RANKS} is this. With more than its cores running, only the CPU seconds say something.",
+            f"{settings.rounds} of each, eager and compiled, taking turns. diffusers' `compile_repeated_blocks` compiles for "
+            "this size, TorchCompileModel for all sizes. The machine "
+            f"has {os.cpu_count()} cores; its load was {began:.1f} at the beginning and {ended:.1f} at the end, including "
+            f"{RANKS} from this benchmark. With a load above the cores, only the CPU seconds are meaningful.",
             "",
             *(line for mode, each in zip(MODES, measured, strict=True) for line in table(mode, each)),
         )

@@ -49,10 +49,9 @@ HEADS, DOUBLE_BLOCKS, SINGLE_BLOCKS = 4, 2, 4
 BLOCKS = DOUBLE_BLOCKS + SINGLE_BLOCKS
 TEXT = 128
 NOTE = (
-    "Ulysses and Ring send both ways at once, and there gloo itself is slow: measured once, apart from this benchmark, "
-    "on the same link of 100 Mbit/s, all_to_all_single and isend with irecv of 1.75 to 14 MB moved about 50 Mbit/s "
-    "each way, a plain TCP connection 83 to 92. With a transport that filled both ways, Ulysses' and Ring's bytes "
-    "would take about half the time; PipeFusion's go one way."
+    "gloo is slow when it sends both ways at once, as Ulysses and Ring do: in a separate measurement on the same link, "
+    "all_to_all_single and isend with irecv of 1.75 to 14 MB moved about 50 Mbit/s each way, a plain TCP connection 83 to "
+    "92. A transport that filled both ways would take about half the time for Ulysses and Ring; PipeFusion's bytes go one way."
 )
 
 PROBE = """
@@ -285,10 +284,10 @@ def page(job: Job, rounds: int, megabits: int, rate: float, series: Mapping[str,
         "# PipeFusion on a slow network",
         "",
         f"Written by `{COMMAND}` (as root): two ranks on CPUs (gloo, one thread each), each in a network namespace "
-        f"of its own, joined by a link held to {megabits} Mbit/s each way ({rate:.0f} Mbit/s measured over TCP). Random "
+        f"of its own, joined by a link limited to {megabits} Mbit/s each way ({rate:.0f} Mbit/s measured over TCP). Random "
         f"FLUX in fp32, {HEADS} heads, {DOUBLE_BLOCKS} double and {SINGLE_BLOCKS} single blocks, {job.side**2} image and "
-        f"{TEXT} text tokens, {job.steps} steps of euler, the first of them PipeFusion's warm-up. Medians of {rounds} denoises, "
-        "the plans taking turns. *Free link*: the same without the limit.",
+        f"{TEXT} text tokens, {job.steps} steps of euler, the first being PipeFusion's warm-up. Medians of {rounds} denoises, "
+        "the plans taking turns. *Free link*: without the limit.",
         "",
         "| plan | s a step | of the first | after the first step | waiting, s | free link | bytes sent a step, ranks 0 and 1 |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
