@@ -1,4 +1,4 @@
-"""Tensors that have the shape of the whole and of which each rank holds a part along one dimension.
+"""Tensors with the shape of the whole; each rank holds a part along one dimension.
 
 Code that knows nothing of ranks runs on them unchanged: what needs no other rank's values stays local, and any other operation
 gathers the whole first, so that what is unknown is slow and not wrong.

@@ -48,7 +48,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs in torch's order; raises as torch.cuda.init does.
 
     torch numbers those that CUDA_VISIBLE_DEVICES leaves, in an order of CUDA's; the driver numbers all. So they are matched by
-    their UUIDs. Parts of a GPU (MIG) have UUIDs of their own, of which the driver tells nothing here.
+    their UUIDs. Parts of a GPU (MIG) have UUIDs of their own, which the driver does not report here.
     """
     torch.cuda.init()
     reports = ask_driver()

@@ -56,7 +56,7 @@ class SequenceSplit:
     def of(
         cls, runs: Sequence[int], heads: int, ring: int, ulysses: int, shares: tuple[int, ...], kv_heads: int = 0
     ) -> SequenceSplit:
-        """Of runs of so many tokens, such as text and image, each of which all ranks share."""
+        """Of runs of so many tokens, such as text and image; all ranks share each run."""
         parts = zip(*(cut_by(run, shares) for run in runs), strict=True)
         return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses, shares, kv_heads)
 
@@ -92,7 +92,7 @@ class SequenceSplit:
         return list(map(length, self.kv_runs()))
 
     def head_chunks(self, most: int) -> list[list[HeadRuns]]:
-        """The heads of all Ulysses ranks in at most so many chunks, each of which has some of every rank's.
+        """The heads of all Ulysses ranks in at most so many chunks, each with some of every rank's.
 
         Chunks are cut between heads of keys and values, so that what shares one stays together. There are as many as the rank
         with the fewest allows, the same on all ranks.

@@ -158,7 +158,7 @@ def is_plain(option: Any) -> bool:
 
 
 def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
-    """What nodes have put among them that is plain, and positions, under the names by which they go with a prompt."""
+    """What nodes have put among them that is plain, and positions, under their names in a prompt."""
     values: dict[str, Value] = {}
     for name, value in transformer_options.items():
         if is_plain(value) and name not in OWN_OPTIONS:
@@ -170,7 +170,7 @@ def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def sigmas_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
-    """Those of the call and of all steps, under the names by which they go with a call."""
+    """Those of the call and of all steps, under their names in a call."""
     values: dict[str, Value] = {}
     for name in SIGMAS:
         flatten(f"{OPTIONS}.{name}", transformer_options[name].float().tolist(), {}, values)

@@ -32,7 +32,7 @@ def _named_in(module: ModuleType) -> frozenset[str]:
 
 
 def _keys(tree: ast.AST) -> Iterator[str]:
-    """The words by which something is looked up in anything called options."""
+    """The words that the code looks up in anything called options."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=where, attr=method), args=[ast.Constant(value=str(key)), *_]):

@@ -157,7 +157,7 @@ class DiffusionProxy(nn.Module):
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
     def _check_control(self, control: Control, x: Tensor, inputs: Mapping[str, Tensor]) -> None:
-        """Raise Refused where a ControlNet's output does not fit the model, of which UNets alone take one whole."""
+        """Raise Refused where a ControlNet's output does not fit the model; only UNets take one whole."""
         if not isinstance(self.skeleton, UNetModel):
             raise Refused(
                 f"A ControlNet cannot be used with a parallel {self.remote.shape.name} MODEL yet: remove it, or use Load "

@@ -32,7 +32,7 @@ MemoryUse = Callable[[Sequence[int], torch.dtype], float]
 """Bytes that work on a latent or on pixels of a shape needs."""
 
 BYTES_OF_A_BLENDED_VALUE = 6
-"""A decoded value in fp32 and its share of the fp32 weight by which its pixel's three are blended, rounded up."""
+"""A decoded value in fp32 and its share of the fp32 weight that blends its pixel's three, rounded up."""
 
 
 def load_vae(backend: Backend, path: str, plan: ParallelPlan, schedule: str) -> ParallelVAE:

@@ -263,7 +263,7 @@ def around_the_ring(
 
 
 class PatchAttention:
-    """One patch's tokens, of which `split` is, attend to the newest keys that the stage holds; theirs go there first."""
+    """One patch's tokens, cut as `split` says, attend to the newest keys that the stage holds; theirs go there first."""
 
     def __init__(self, mesh: Mesh, split: SequenceSplit, patch: int, attend: Attend, payload: Payload = EXACT) -> None:
         self._ring = mesh.ring

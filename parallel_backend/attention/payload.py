@@ -12,7 +12,7 @@ LARGEST = 448.0
 """Of e4m3's values."""
 
 SMALLEST_SCALE = 2.0**-100
-"""Of a token of which all is zero."""
+"""Of a token that is all zero."""
 
 SCALE_BYTES = 4
 MANTISSA, EXPONENT = 0x7FFFFF, 0x7F800000
@@ -44,7 +44,7 @@ class Exact:
 class Fp8:
     """Bytes: those of e4m3's values and behind them their scale in fp32, as not every transport knows the type.
 
-    The scale is the least power of two by which all fit. So what has been packed once is packed again without a change,
+    The scale is the least power of two that makes all fit. So what has been packed once is packed again without a change,
     whatever type it was unpacked to, and the values' precision is the format's own: 2^-4 at most.
     """
 

@@ -70,7 +70,7 @@ class Run:
     """What became of one queued graph.
 
     `rejected` means that ComfyUI's validation refused it: `error` then sums up what `node_errors` says.
-    A graph of which only some outputs are valid runs, with `node_errors` for the others.
+    A graph with only some valid outputs runs, with `node_errors` for the others.
     """
 
     prompt_id: str

@@ -1,4 +1,4 @@
-"""One side of a benchmark: a job, done twice in a ComfyUI of its own, of which nothing is left before the next side begins."""
+"""One side of a benchmark: a job, done twice in a ComfyUI of its own, which is gone before the next side begins."""
 
 from __future__ import annotations
 

@@ -35,5 +35,5 @@ class Timeline:
 
 
 def halved(bins: list[float]) -> list[float]:
-    """As many bins of twice the width, of which the second half is empty."""
+    """As many bins of twice the width; the second half is empty."""
     return [bins[at] + bins[at + 1] for at in range(0, len(bins), 2)] + [0.0] * (len(bins) // 2)

@@ -207,7 +207,7 @@ class _Change:
 
         Args:
             output: this rank's part of the output that is looked at; none where others have it.
-            outputs: this rank's part of all that was computed with it, by which changes are measured.
+            outputs: this rank's part of all that was computed with it, used to measure changes.
         """
         dtype = outputs[0].dtype if outputs else x.dtype
         sampled = [self._sampled(part) for part in output]

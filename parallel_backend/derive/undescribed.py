@@ -19,7 +19,7 @@ class Unproved(Undescribed):
 
 
 def not_derived(kind: str, reason: str) -> Refused:
-    """For a class of which no declaration is proved."""
+    """For a class without a proved declaration."""
     return Refused(
         f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/develop/adding-a-model.md), "
         "or run it whole."

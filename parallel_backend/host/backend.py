@@ -272,7 +272,7 @@ class Backend:
         return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
 
     def release(self, model: ModelSpec, leaves: Callable[[str], bool] = lambda device: True) -> None:
-        """Take a model off the devices of which `leaves` says so; it stays in host memory where there is room.
+        """Take a model off the devices that `leaves` selects; it stays in host memory where there is room.
 
         Never fails: what has ended holds nothing.
         """

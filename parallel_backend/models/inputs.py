@@ -34,7 +34,7 @@ class Inputs:
         values: what the conditioning holds besides tensors.
         processed: whether ComfyUI's model class has made of the timestep what it makes of it.
         behind: the patch's forward that comes behind this one, if it is known to come.
-        sigmas: those of the call, of which one is enough, and of all steps; 1-D in fp32.
+        sigmas: those of the call (one is enough) and of all steps; 1-D in fp32.
         sides: of each prompt in the batch, 0 for the positive one; empty where nobody knows.
     """
 

@@ -11,7 +11,7 @@ PRESETS = (AUTOMATIC, SMALLEST, SLOW_LINKS)
 
 
 def with_preset(preset: str, fields: ParallelPlan) -> ParallelPlan:
-    """The plan for a preset and the fields beside it, of which 0 means "choose for me" and any other value counts.
+    """The plan for a preset and the fields beside it, where 0 means "choose for me" and any other value counts.
 
     `automatic` chooses exact plans only, `smallest memory` besides streams the weights from host memory, `slow links` also
     chooses PipeFusion, which changes the picture.

@@ -39,7 +39,7 @@ def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Worklo
 
 
 def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
-    """The candidates, of which there is at least one. Raises Refused as `resolve` does."""
+    """The candidates, at least one. Raises Refused as `resolve` does."""
     _check_fields(plan, gpus, limits, workload)
     found = candidates(plan, gpus, limits, workload)
     if not found:

@@ -1,4 +1,4 @@
-"""RowTensor: a picture that has the shape of the whole and of which each rank holds a run of rows.
+"""RowTensor: a picture with the shape of the whole; each rank holds a run of rows.
 
 An autoencoder's own code runs on it unchanged. Element-wise operations, views, reductions along other dimensions,
 convolutions, group normalisation, padding and enlarging stay local, with rows of the neighbours where an operation sees them

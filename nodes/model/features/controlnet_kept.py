@@ -22,7 +22,7 @@ class KeptControl:
         self._again = False
 
     def get_control(self, *args: Any) -> Any:
-        """What the ControlNet gives for a call: lists of tensors, of which each caller gets copies."""
+        """What the ControlNet gives for a call: lists of tensors, copied for each caller."""
         if self._again:
             return self._outputs.popleft()
         with self._costs.made():

@@ -100,7 +100,7 @@ class AdapterReader:
 
 
 def _refuse_unknown(found: Iterable[str]) -> None:
-    """Raise Refused for kinds of adapter of which this ComfyUI makes something else than the workers."""
+    """Raise Refused for kinds of adapter that this ComfyUI applies differently than the workers."""
     for kind in sorted(found):
         attempt = functools.partial(fault, kind, AdapterReader({"w": SIZE}, {}).translate)
         if what := verdicts().fault("adapter", attempt, things_of(kind)):

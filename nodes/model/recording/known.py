@@ -1,4 +1,4 @@
-"""Which sampler functions are ComfyUI's own, and what of them is another pack's."""
+"""Which sampler functions are ComfyUI's own, and which parts of them are another pack's."""
 
 from __future__ import annotations
 

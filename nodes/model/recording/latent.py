@@ -143,7 +143,7 @@ def plain_number(value: Any) -> float | int | bool | None:
 
 
 def tape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
-    """That of the recorded latents among some arguments, of which there is one."""
+    """That of the recorded latents among some arguments; there is at least one."""
     for each in (*args, *kwargs.values()):
         for one in each if isinstance(each, list | tuple) else (each,):
             if isinstance(one, Recorded | Deviation):

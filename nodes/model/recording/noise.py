@@ -61,7 +61,7 @@ def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
-    """What stands in for one of ComfyUI's, of whichever time another pack had its module loaded anew."""
+    """What stands in for one of ComfyUI's, even if another pack has reloaded its module."""
     if not isinstance(value, FunctionType | type) or value.__qualname__ not in STANDING_IN:
         return None
     functions = [value] if isinstance(value, FunctionType) else filter(isfunction, vars(value).values())

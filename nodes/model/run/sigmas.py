@@ -1,4 +1,4 @@
-"""Numbers of a sampling run of which no picture comes: refused before anything starts."""
+"""Numbers of a sampling run that give no picture: refused before anything starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refuse_guidance(conditioning: Mapping[str, Tensor]) -> None:
 
 
 def refuse_sigmas(sigmas: Tensor, model_sampling: Any) -> None:
-    """Look at the numbers of which ComfyUI's own samplers make NaN or infinity, whatever the model says.
+    """Look for numbers that ComfyUI's own samplers turn into NaN or infinity, whatever the model says.
 
     Args:
         sigmas: 1-D, at least one.

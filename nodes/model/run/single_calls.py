@@ -1,4 +1,4 @@
-"""ComfyUI's own loop, of which each model call is a request to the workers."""
+"""ComfyUI's own loop: each model call is a request to the workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps:
     """One model call at a time, and say why; returns what `loop` does.
 
     Raises:
-        Refused: the result has numbers of which no picture comes.
+        Refused: the result has numbers that give no picture.
     """
     log.info(
         "Parallel: slower path: one forward per model call on %s (choose %s for the fast one), because the workers' "

@@ -86,7 +86,7 @@ def compare(
     steps = min(of, STEPS + (plan.warmup_steps if plan.patches > 1 else 0))
 
     def timed(plan: ResolvedPlan, working: int) -> float:
-        """Seconds a step, of which the first run only loads the model and the kernels."""
+        """Seconds a step; the first run only loads the model and the kernels."""
         taken = 0.0
         for count in (1, steps):
             tensors = {**denoise.tensors, "sigmas": denoise.tensors["sigmas"][: count + 1]}

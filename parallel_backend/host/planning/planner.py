@@ -24,7 +24,7 @@ from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by,
 GIGABYTE = 1e9
 
 SLACK = 0.5e9
-"""Bytes by which what is free may change, as kernels are loaded, before a plan is chosen anew."""
+"""Free bytes may change by this much, as kernels are loaded, before a plan is chosen anew."""
 
 log = logging.getLogger(__name__)
 

@@ -104,7 +104,7 @@ def _joined(calls: Sequence[tuple[float, Times]]) -> Times:
 
 
 def _spread(waiting: dict[str, list[float]], kind: str, begin: float, end: float, value: float, width: float) -> None:
-    """Share a value among the bins from a moment to another, by what of it is in each."""
+    """Spread a value over the bins between two moments, in proportion to the overlap with each."""
     if not value or end <= begin:
         return
     bins = waiting.setdefault(kind, [])

@@ -206,7 +206,7 @@ class WorkerGroup:
         return sum(held.nbytes for report in reports for held in report.held if held.model == model)
 
     def models(self) -> set[ModelSpec]:
-        """The models of which workers hold weights on their devices."""
+        """The models whose weights workers hold on their devices."""
         return {held.model for report in self._latest.values() for held in report.held}
 
     def status(self) -> GroupStatus:

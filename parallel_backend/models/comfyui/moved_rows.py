@@ -59,7 +59,7 @@ class _Rows:
         self._starts = torch.tensor([0, *(len(each) for each in self._numbers)]).cumsum(0)
 
     def entry(self, made: Tensor, shape: torch.Size) -> Entry | None:
-        """A made tensor as runs of rows, of which the true one has a shape; None if it is anything else."""
+        """A made tensor as runs of rows, given the true one's shape; None if it is anything else."""
         if made.dtype != torch.int64 or made.shape[:1] != shape[:1] or made.ndim != len(shape) or not made.numel():
             return None
         firsts = made.flatten(1)[:, 0].contiguous() if made.ndim > 1 else made

@@ -1,4 +1,4 @@
-"""The rows of a model call's batch: which belong together, and what of a call goes with some of them."""
+"""The rows of a model call's batch: which belong together, and which parts of a call go with some of them."""
 
 from __future__ import annotations
 

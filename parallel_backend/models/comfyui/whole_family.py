@@ -70,7 +70,7 @@ class WholeConfig:
 
 
 class WholeFamily:
-    """Reads files as ComfyUI does and builds ComfyUI's own model, of which nothing is known but its class."""
+    """Reads files as ComfyUI does and builds ComfyUI's own model, knowing only its class."""
 
     takes: frozenset[str] | None = None
     asks = frozenset({"process_timestep"})

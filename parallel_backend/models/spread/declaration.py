@@ -23,7 +23,7 @@ class Beside:
 class Pictured:
     """A stream with the picture's tokens in it, in one run; what is before and behind it belongs to the first patch.
 
-    `start(length, picture)` is where the run begins in a stream of `length` tokens of which `picture` are the picture's;
+    `start(length, picture)` is where the run begins in a stream of `length` tokens, `picture` of them the picture's;
     of that length are taken the tokens that lie `behind`, told by what the model is given besides latent and timestep.
     `grid` says that the tokens have several dimensions (frames, height, width) in place of one; a block that is given
     some of them has these along the first. `dim` is the tokens' dimension; 0 where a model has no batch. With `parts`
@@ -100,7 +100,7 @@ class ByPart:
 class TextMask:
     """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream.
 
-    It may go over the tokens of the streams `before` and `behind` it too, of which it hides none.
+    It may also cover the tokens of the streams `before` and `behind` it, and hides none of those.
     """
 
     stream: str

@@ -39,7 +39,7 @@ class LengthLess:
     multiple: int
 
     def __call__(self, length: int, picture: int) -> int:
-        """Of a stream of `length` tokens of which `picture` are the picture's."""
+        """Of a stream of `length` tokens, `picture` of them the picture's."""
         return length - -(-picture // self.multiple) * self.multiple
 
 

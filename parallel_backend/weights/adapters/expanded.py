@@ -16,7 +16,7 @@ from .lora import Adapter, Values, apply
 
 @dataclass(frozen=True)
 class AdapterRows:
-    """Adapters of a file's tensor of `size`, of which a weight has `rows`.
+    """Adapters of a file's tensor of `size`, for a weight that has `rows` of it.
 
     `column_norms` as in `apply`.
     """

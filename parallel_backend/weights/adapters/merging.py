@@ -260,7 +260,7 @@ def _rows(run: Run, first: int, last: int, row_shape: Sequence[int], device: tor
 
 
 def _put_rows(rows: Tensor, run: Run, first: int) -> None:
-    """Write what the run has of these rows, of which the parameter's `first` is the first."""
+    """Write what the run has of these rows, which begin at the parameter's row `first`."""
     flat = rows.reshape(-1)
     offset = first * (flat.numel() // rows.shape[0])
     begin, end = max(run.start, offset), min(run.stop, offset + flat.numel())

@@ -1,4 +1,4 @@
-"""A cheap content digest of a model file, by which other machines find their copy of it."""
+"""A cheap content digest of a model file, which other machines use to find their copy of it."""
 
 from __future__ import annotations
 

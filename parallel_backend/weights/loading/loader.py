@@ -106,7 +106,7 @@ def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, 
 
 
 def _scale(entry: Entry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:
-    """The factors of rows, of which the file has one for all or one for each."""
+    """The factors of rows; the file has one for all or one for each."""
     assert entry.dtype is not None
     if entry.nbytes != entry.dtype.itemsize:
         return wanted(entry, first, into, None, files)

@@ -24,7 +24,7 @@ PORTABLE = 1
 def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Tensor:
     """Bytes (uint8) that all sharers see, which are processes of this machine and of one user. A collective.
 
-    It is memory of the kernel's (memfd): none of /dev/shm, of which containers have little, and it goes with its last user.
+    It is the kernel's memory (memfd), not /dev/shm, which is small in containers; it is freed with its last user.
     Where `device` is a GPU it is pinned for it.
     """
     if not nbytes:

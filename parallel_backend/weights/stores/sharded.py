@@ -1,4 +1,4 @@
-"""Weights of which each rank holds a part of every block, gathered for the time of use."""
+"""Weights in parts: each rank holds a part of every block, gathered while the block is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in host memory, one copy a machine, of which the device has a window."""
+"""Weights in host memory, one copy a machine; the device has a window of them."""
 
 from __future__ import annotations
 

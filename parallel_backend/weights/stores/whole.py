@@ -1,4 +1,4 @@
-"""Weights of which a rank has all on its device, and a machine one copy when they are off it."""
+"""Weights that a rank has whole on its device; off it, a machine keeps one copy."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SHORTAGE = re.compile(
 
 
 LOCKED = re.compile(r"ibv_\w+ failed", re.IGNORECASE)
-"""What NCCL says where InfiniBand may not lock memory, of which there is enough."""
+"""What NCCL says where InfiniBand may not lock memory, although there is enough."""
 
 
 class OutOfMemory(torch.OutOfMemoryError):

@@ -65,7 +65,7 @@ class Engine:
         rank.status.enter("idle")
 
     def _compute(self, message: MeasureBlocks | Sample | Forward, frame: Frame) -> None:
-        """With all tensors on the device, but for residuals, of which no rank needs all, and the program, which is read here."""
+        """With all tensors on the device, except residuals, which no rank needs whole, and the program, which is read here."""
         rank = self._rank
         residuals = {name: tensor for name, tensor in frame.tensors.items() if name.startswith(RESIDUAL)}
         tensors = {

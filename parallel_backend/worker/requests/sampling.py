@@ -158,7 +158,7 @@ def _answers(mesh: Mesh) -> bool:
 
 
 def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
-    """All data ranks' latents, joined along the batch, of which each holds its run of `rows`. A collective over the data axis."""
+    """All data ranks' latents, joined along the batch; each rank holds its run of `rows`. A collective over the data axis."""
     sizes = [length(run) for run in rows]
     joined = mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes)
     return joined.view(sum(sizes), *latent.shape[1:])

@@ -1,4 +1,4 @@
-"""Random numbers and weights of which every part matters."""
+"""Random numbers and weights in which every part matters."""
 
 from __future__ import annotations
 
